@@ -1,0 +1,1 @@
+"""augury: speculative decoding for GGUF language models, bit-identical to plain decoding."""

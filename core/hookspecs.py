@@ -1,0 +1,84 @@
+"""Every hook that augury calls.
+
+A plugin is a module (or object) named by an entry point of the group `augury`, with functions marked by `hookimpl`. Hooks
+compose the system when it starts; the classes they return do the work. The module's top level should import nothing heavy:
+kernels and devices belong into the constructors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
+    from augury.types import ModelInfo, Round, Summary
+
+hookspec = pluggy.HookspecMarker("augury")
+hookimpl = pluggy.HookimplMarker("augury")
+
+
+# What can be plugged in. Called once, when the registry is built.
+
+
+@hookspec
+def augury_backends() -> Iterable[type[Backend]]:  # type: ignore[empty-body]
+    """Offer backends. Called once, when the registry is built. Result: all are collected; a name may occur once."""
+
+
+@hookspec
+def augury_drafters() -> Iterable[type[Drafter]]:  # type: ignore[empty-body]
+    """Offer drafters, for `--spec-type`. Called once, when the registry is built. Result: all are collected."""
+
+
+@hookspec
+def augury_memory_managers() -> Iterable[type[MemoryManager]]:  # type: ignore[empty-body]
+    """Offer memory managers. Called once, when the registry is built. Result: all are collected."""
+
+
+@hookspec
+def augury_architectures() -> Iterable[type[Architecture]]:  # type: ignore[empty-body]
+    """Offer architectures. Called once, when the registry is built. Result: all are collected."""
+
+
+@hookspec
+def augury_sources() -> Iterable[type[Source]]:  # type: ignore[empty-body]
+    """Offer sources of model files. Called once, when the registry is built. Result: all are collected, asked in order."""
+
+
+# Start-up choices
+
+
+@hookspec(firstresult=True)
+def augury_choose(kind: str, names: Sequence[str], model: ModelInfo | None) -> str | None:
+    """Choose a plugin of `kind` ("backend", "memory") among `names`. Called once per load, where the user said `auto`.
+
+    Result: the first that is not None; where all are None, the built-in preference.
+    """
+
+
+# Observers. Called at most once a round or request, and only if someone listens.
+
+
+@hookspec
+def augury_round_done(round: Round) -> None:  # noqa: A002 - the field's word, and what observers see
+    """Watch a round. Called after every forward pass, on the engine's thread. Result: ignored."""
+
+
+@hookspec
+def augury_request_done(summary: Summary) -> None:
+    """Watch a request. Called when it has finished, on the engine's thread. Result: ignored."""
+
+
+# The command line
+
+
+@hookspec
+def augury_commands(subparsers: Any) -> None:
+    """Add commands to `augury`. Called when the command line starts, with argparse's subparsers action. Result: ignored.
+
+    A command sets `run` by `set_defaults`: a function of the parsed arguments that returns the exit code.
+    """

@@ -1,0 +1,281 @@
+"""What a plugin implements: `Backend` and `Model`, `Drafter`, `MemoryManager`, `Architecture`, `Source`.
+
+Hooks (`augury.hookspecs`) hand the classes over once; from then on these methods are called directly. Every class states its
+`name`, the plugin API it was written for, and, where it has options, its options class (`augury.options`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from augury.options import NoOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+    from augury.blocks import Plan
+    from augury.gguf import ModelFile
+    from augury.tokenizer import Tokenizer
+    from augury.types import Allocation, Ask, Batch, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
+
+__all__ = [
+    "API_VERSION",
+    "Architecture",
+    "Backend",
+    "Drafter",
+    "Logits",
+    "MemoryManager",
+    "Model",
+    "Plugin",
+    "Progress",
+    "Session",
+    "Source",
+]
+
+API_VERSION = 1
+"""The plugin API of this release; a plugin written for another one is refused with a message."""
+
+
+class Plugin:
+    """What all plugin classes have in common."""
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    api_version: ClassVar[int] = API_VERSION
+    options_class: ClassVar[type[Any]] = NoOptions
+
+
+# Models
+
+
+class Logits(ABC):
+    """The logits of one pass: r rows over the vocabulary, in the order of `Batch.rows`, valid until the model's next pass.
+
+    A handle, so that a backend need not move a vocabulary per token to Python.
+    """
+
+    @abstractmethod
+    def argmax(self) -> np.ndarray:
+        """The most probable token of each row, (r,) int32; of equals the lowest id."""
+
+    @abstractmethod
+    def top_k(self, row: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k most probable tokens of a row.
+
+        Returns:
+            ids (k,) int32 and logits (k,) float32, best first, equals by rising id; fewer where the vocabulary is smaller.
+        """
+
+    @abstractmethod
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """The logits (m,) float32 of the tokens `ids` (m,) in a row."""
+
+    @abstractmethod
+    def log_normalizer(self, row: int) -> float:
+        """log(sum(exp(logits))) of a row, accumulated in float64."""
+
+    @abstractmethod
+    def rows(self) -> np.ndarray:
+        """All rows, (r, V) float32; a view that the next pass overwrites."""
+
+
+class Model(ABC):
+    """A loaded model with the memory of its slots. One thread at a time may call it."""
+
+    info: ModelInfo
+    state_spec: StateSpec
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Logits:
+        """Compute one pass over any number of tokens of any number of slots, and store their states.
+
+        A token's logits do not depend, to the bit, on what else is in the pass, nor on how earlier tokens were split into
+        passes (row-invariance).
+
+        Raises:
+            CapacityError: A position does not fit into a slot.
+        """
+
+    @abstractmethod
+    def memory_table(self) -> Sequence[Allocation]:
+        """What the model holds, line by line; the lines sum to what it allocated."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back threads and memory; further calls are errors. May be called twice."""
+
+
+class Backend(Plugin, ABC):
+    """Computes plans on some device."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Why this backend cannot run on this machine, or None where it can."""
+        return None
+
+    @abstractmethod
+    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
+        """Load the plan's weights from `file`, which may be closed afterwards.
+
+        Raises:
+            UnsupportedError: The plan or an option is beyond this backend.
+            ModelFileError: A tensor of the plan is missing or has another shape.
+            CapacityError: There is not enough memory.
+        """
+
+
+class Progress:
+    """Told how far a long task has come; this one keeps silent."""
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        """`done` of `total` units of `task` are through; `total` may be 0 where it is not known."""
+
+
+class Architecture(Plugin, ABC):
+    """Writes the plan of one model family. `name` is what the file's `general.architecture` says."""
+
+    @classmethod
+    @abstractmethod
+    def plan(cls, file: ModelFile) -> Plan:
+        """Read the file's metadata and tensor table.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or inconsistent.
+            UnsupportedError: A valid variant that is not implemented.
+        """
+
+
+# Drafting
+
+
+class Session(ABC):
+    """What the engine offers the drafter of one slot."""
+
+    slot: int
+    n_slots: int
+    model: ModelInfo
+    tokenizer: Tokenizer | None
+
+    @abstractmethod
+    def load(self, reference: str, options: ModelOptions) -> Model:
+        """Load a second model, with slots of its own, onto the target's backend; the same reference and options load once."""
+
+    @abstractmethod
+    def load_tokenizer(self, reference: str) -> Tokenizer | None:
+        """The tokenizer of a second model's file, without loading its weights."""
+
+    @abstractmethod
+    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What all slots share under `key`, made by the first that asks; `close()` of it, if any, is called with the engine."""
+
+
+class Drafter(Plugin, ABC):
+    """Guesses what comes next. One instance serves one slot and sees its requests one after another.
+
+    `history` is a read-only (h,) int32 view of prompt and output so far. Its last token was just sampled and is not yet in the
+    target's memory. A drafter never writes into it and may keep no reference beyond the request.
+    """
+
+    def __init__(self, options: Any, session: Session) -> None:
+        self.options = options
+        self.session = session
+
+    @abstractmethod
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
+
+    def begin(self, history: np.ndarray, n_reused: int) -> None:
+        """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request."""
+
+    def accept(self, history: np.ndarray, verdict: Verdict) -> None:
+        """A round is over; `history` ends with the token that the target chose. Called after rounds without a draft, too."""
+
+    def end(self) -> None:
+        """The request is over, finished or cancelled."""
+
+    def close(self) -> None:
+        """The slot is over; give back what is held."""
+
+    @classmethod
+    def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
+        """Draft for several slots at once, in the order of `asks`; a drafter with a model does it in one pass."""
+        return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
+
+
+# Memory
+
+
+class MemoryManager(Plugin, ABC):
+    """Decides what the slots of a model keep; the backend owns the bytes.
+
+    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds.
+    """
+
+    def __init__(self, options: Any, spec: StateSpec) -> None:
+        self.options = options
+        self.spec = spec
+
+    @abstractmethod
+    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+        """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
+
+        At least one token of the prompt is never counted as reused, for its logits are needed.
+        """
+
+    @abstractmethod
+    def room(self, slot: int) -> int:
+        """How many more tokens the slot can take behind what it keeps."""
+
+    @abstractmethod
+    def prepare(self, slot: int, n_new: int) -> Step:
+        """Make room for `n_new` tokens, before the pass.
+
+        Raises:
+            CapacityError: They do not fit.
+        """
+
+    @abstractmethod
+    def commit(self, slot: int, step: Step, tokens: np.ndarray) -> None:
+        """After verification: keep `tokens` (m,), the first m of the pass behind `step`, and undo the rest."""
+
+    @abstractmethod
+    def end(self, slot: int) -> None:
+        """Free the slot; what it holds may be reused by a later request."""
+
+    @property
+    @abstractmethod
+    def n_bytes(self) -> int:
+        """What the slots' states take."""
+
+
+# Models' files
+
+
+class Source(Plugin, ABC):
+    """Where model files come from."""
+
+    @classmethod
+    @abstractmethod
+    def handles(cls, reference: str) -> bool:
+        """Whether `reference`, as a user typed it, is this source's to resolve."""
+
+    @classmethod
+    def names(cls) -> Mapping[str, str]:
+        """Short names that it knows, each with a line of description."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
+        """The file (of a split model the first) that `reference` means, downloaded into `folder` unless it is there.
+
+        Raises:
+            ModelFileError: There is no such model, or it could not be fetched whole.
+        """

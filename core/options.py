@@ -1,0 +1,228 @@
+"""One frozen attrs class per plugin → config string, command-line flags and per-request JSON.
+
+A plugin declares its options once::
+
+    @frozen
+    class NgramOptions:
+        n: int = option(12, help="length of the n-gram looked up", ge=1, aliases=("spec-ngram-size-n",))
+
+and from that come `--spec-type "ngram-simple:n=8"`, the flag `--spec-ngram-simple-n` and, for fields that say `per_request`,
+`{"speculative": {"ngram-simple": {"n": 8}}}`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import field, frozen
+
+from augury.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["NoOptions", "Option", "Spec", "build", "nearest", "option", "options_of", "parse_specs"]
+
+_KEY = "augury_option"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@frozen
+class NoOptions:
+    """For plugins without options."""
+
+
+@frozen
+class Option:
+    """One field of an options class, as the three doors need it."""
+
+    name: str
+    kind: type  # int, float, bool or str
+    is_optional: bool  # None is allowed
+    default: Any
+    help: str
+    ge: float | None
+    le: float | None
+    choices: tuple[str, ...]
+    aliases: tuple[str, ...]  # flags that mean the same, without the dashes
+    is_per_request: bool
+
+    def convert(self, value: Any, where: str) -> Any:
+        """`value`, a string or a JSON value, as the field's type, checked.
+
+        Raises:
+            OptionError: It has another type, or is out of range.
+        """
+        if value is None and self.is_optional:
+            return None
+        try:
+            converted = self._typed(value)
+        except (TypeError, ValueError):
+            message = f"{where}: {self.name} is {value!r}, expected {_EXPECTED[self.kind]}"
+            raise OptionError(message) from None
+        if self.choices and converted not in self.choices:
+            message = f"{where}: {self.name} is {value!r}, expected one of {', '.join(self.choices)}"
+            raise OptionError(message)
+        # written so that NaN, which compares with nothing, is out of range
+        if (self.ge is not None and not converted >= self.ge) or (self.le is not None and not converted <= self.le):
+            message = f"{where}: {self.name} is {value!r}, expected {self.range}"
+            raise OptionError(message)
+        return converted
+
+    @property
+    def range(self) -> str:
+        """The allowed range in words, empty where there is none."""
+        if self.ge is not None and self.le is not None:
+            return f"{self.ge:g} to {self.le:g}"
+        if self.ge is not None:
+            return f"at least {self.ge:g}"
+        return f"at most {self.le:g}" if self.le is not None else ""
+
+    def _typed(self, value: Any) -> Any:
+        if self.kind is bool:
+            if isinstance(value, str):
+                if value.lower() not in _TRUE + _FALSE:
+                    raise ValueError(value)
+                return value.lower() in _TRUE
+            if not isinstance(value, bool):
+                raise TypeError(value)
+            return value
+        if isinstance(value, bool) or (self.kind is str and not isinstance(value, str)):
+            raise TypeError(value)
+        converted = self.kind(value)
+        if self.kind is int and isinstance(value, float) and converted != value:
+            raise ValueError(value)
+        return converted
+
+
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def option(
+    default: Any,
+    *,
+    help: str,  # noqa: A002 - as argparse calls it
+    ge: float | None = None,
+    le: float | None = None,
+    choices: Iterable[str] = (),
+    aliases: Iterable[str] = (),
+    per_request: bool = False,
+) -> Any:
+    """A field of an options class.
+
+    Args:
+        default: The value where the user says nothing.
+        help: One line for `--help` and docs.
+        ge: Smallest allowed value.
+        le: Largest allowed value.
+        choices: Allowed texts.
+        aliases: Flags that mean the same, without the dashes, such as "spec-ngram-size-n".
+        per_request: Whether a request may set it.
+    """
+    facts = {"help": help, "ge": ge, "le": le, "choices": tuple(choices), "aliases": tuple(aliases)}
+    return field(default=default, metadata={_KEY: facts | {"is_per_request": per_request}})
+
+
+def options_of(options_class: type[Any]) -> dict[str, Option]:
+    """The options that a class declares, by field name.
+
+    >>> list(options_of(NoOptions))
+    []
+    """
+    hints = typing.get_type_hints(options_class)
+    found = {}
+    for attribute in attrs.fields(options_class):
+        if (facts := attribute.metadata.get(_KEY)) is not None:
+            kind, is_optional = _kind_of(hints[attribute.name])
+            found[attribute.name] = Option(
+                name=attribute.name, kind=kind, is_optional=is_optional, default=attribute.default, **facts
+            )
+    return found
+
+
+def _kind_of(hint: Any) -> tuple[type, bool]:
+    if isinstance(hint, types.UnionType):
+        (kind,) = (member for member in typing.get_args(hint) if member is not types.NoneType)
+        return kind, True
+    return hint, False
+
+
+def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """An instance with `values` over the defaults.
+
+    Args:
+        options_class: What a plugin declared.
+        values: Texts or JSON values by field name; dashes count as underscores.
+        where: What the messages begin with, such as "--spec-type ngram-simple".
+
+    Raises:
+        OptionError: A key is unknown, or a value has the wrong type or is out of range.
+    """
+    known = options_of(options_class)
+    converted = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            message = f"{where}: there is no option {key!r}{nearest(name, known)}"
+            raise OptionError(message)
+        converted[name] = known[name].convert(value, where)
+    return options_class(**converted)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown `name`: the nearest known one, or all of them."""
+    names = list(known)
+    if close := difflib.get_close_matches(name, names, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(sorted(names)) or 'none'}"
+
+
+@frozen
+class Spec:
+    """One plugin of a configuration string: its name and its options as texts."""
+
+    name: str
+    values: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + (":" + ",".join(f"{key}={value}" for key, value in self.values) if self.values else "")
+
+
+def parse_specs(text: str) -> tuple[Spec, ...]:
+    """Parse `name:k=v,k2=v2;other`; plain names may also be separated by commas.
+
+    >>> [str(spec) for spec in parse_specs("ngram-simple:n=3,m=8;draft-model")]
+    ['ngram-simple:n=3,m=8', 'draft-model']
+    >>> [spec.name for spec in parse_specs("ngram-simple,draft-model")]
+    ['ngram-simple', 'draft-model']
+
+    Raises:
+        OptionError: The text is not of that form.
+    """
+    specs: list[Spec] = []
+    for part in text.split(";"):
+        head, colon, rest = (piece.strip() for piece in part.partition(":"))
+        if colon:
+            specs.append(Spec(_name(head, text), tuple(_pair(item, text) for item in rest.split(",") if item.strip())))
+        else:
+            specs.extend(Spec(_name(name.strip(), text)) for name in head.split(","))
+    return tuple(specs)
+
+
+def _name(name: str, text: str) -> str:
+    if not name or not all(char.isalnum() or char in "-_." for char in name):
+        message = f"{text!r}: {name!r} is not a plugin name; expected name:key=value,key=value"
+        raise OptionError(message)
+    return name
+
+
+def _pair(item: str, text: str) -> tuple[str, str]:
+    key, equals, value = (piece.strip() for piece in item.partition("="))
+    if not equals or not key:
+        message = f"{text!r}: {item.strip()!r} is not key=value"
+        raise OptionError(message)
+    return key, value

@@ -1,0 +1,264 @@
+"""Frozen records that travel between the parts. Shape letters: n tokens in, k draft length, V vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import Factory, field, frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.interfaces import Drafter
+
+__all__ = [
+    "Allocation",
+    "Ask",
+    "Batch",
+    "Draft",
+    "DrafterStats",
+    "ModelInfo",
+    "ModelOptions",
+    "Opened",
+    "Result",
+    "Round",
+    "StateSpec",
+    "Step",
+    "Summary",
+    "Timings",
+    "Token",
+    "Verdict",
+]
+
+
+def tokens_array(tokens: Any) -> np.ndarray:
+    """A read-only (n,) int32 array of `tokens`, which may be any sequence of ints."""
+    array = np.array(tokens, dtype=np.int32).reshape(-1)
+    array.flags.writeable = False
+    return array
+
+
+@frozen(eq=False)
+class Batch:
+    """One forward pass: n tokens of any number of sequences, each sequence's in rising order of position.
+
+    The pass stores every token's state at (slot, position) before anything attends to it, and a token attends to its slot's
+    positions up to its own: what was stored at or behind `positions` by an earlier pass is overwritten, which is all that
+    undoing a rejected draft takes.
+    """
+
+    tokens: np.ndarray  # (n,) int32
+    slots: np.ndarray  # (n,) int32
+    positions: np.ndarray  # (n,) int32, logical: 0 is the sequence's first token
+    rows: np.ndarray  # (r,) int32, rising indices into the n tokens whose logits are wanted; may be empty
+
+
+@frozen
+class ModelInfo:
+    """What others may know of a loaded model."""
+
+    name: str  # of the file, without folder and suffix
+    architecture: str
+    n_vocab: int
+    n_embd: int
+    n_layers: int
+    n_ctx_train: int
+    n_bytes: int  # of the file
+
+
+@frozen
+class ModelOptions:
+    """How a model is loaded; `backend_options` is an instance of the backend's own options class."""
+
+    n_slots: int = 1
+    n_ctx: int = 4096  # positions of one slot
+    threads: int | None = None  # None: as many as there are physical cores
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+
+
+@frozen
+class StateSpec:
+    """What a model keeps of its sequences, for the memory manager."""
+
+    n_slots: int
+    n_ctx: int  # positions that one slot can hold
+    n_bytes_per_position: int  # of one slot, over all layers
+
+
+@frozen
+class Allocation:
+    """A line of the memory table: what it is for ("weights", "KV cache", "scratch") and how large."""
+
+    purpose: str
+    n_bytes: int
+
+
+# Memory
+
+
+@frozen
+class Opened:
+    """A slot given to a request, and how many of its first tokens the slot already holds."""
+
+    slot: int
+    n_reused: int
+
+
+@frozen
+class Step:
+    """Leave to add tokens to a slot: the position that the pass starts at, and tokens to replay before the new ones.
+
+    `replay` is empty for a KV cache; a manager that restores snapshots names the accepted tokens behind the snapshot here, and
+    the loop puts them in front of the pass, starting at `mark`.
+    """
+
+    mark: int
+    replay: tuple[int, ...] = ()
+
+
+# Drafting and verification
+
+_NO_TOKENS = tokens_array(())
+
+
+@frozen(eq=False)
+class Draft:
+    """k proposed tokens that would follow the history; k = 0 declines."""
+
+    tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@frozen(eq=False)
+class Ask:
+    """One slot's wish for a draft, where several slots are drafted for together."""
+
+    drafter: Drafter
+    history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
+    limit: int  # at most so many tokens; what exceeds it is cut off
+
+
+@frozen
+class Verdict:
+    """What became of a draft.
+
+    Attributes:
+        n_offered: Tokens of the draft that were verified, after trimming to limits; 0 after an empty draft.
+        n_accepted: How many of them the target agreed with and emitted.
+        n_emitted: Tokens that the round added to the history: accepted ones and the target's own.
+        is_used: Whether this drafter's proposal was verified; false where there was none.
+    """
+
+    n_offered: int
+    n_accepted: int
+    n_emitted: int
+    is_used: bool
+
+
+# Requests and results
+
+
+@frozen
+class Token:
+    """One emitted token, as a stream yields it.
+
+    `text` is what became printable with it (characters are never split, so it may be empty or hold more than one token's
+    text). `drafter` is the name of the drafter that proposed the token, or None where the target chose it alone.
+    """
+
+    token: int
+    text: str
+    drafter: str | None = None
+    logprob: float | None = None  # natural logarithm, under the model's own distribution; None unless asked for
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # the n most probable tokens, best first
+
+
+@frozen
+class Timings:
+    """Seconds of one request; a request's share of a pass that it shared with others is the whole pass."""
+
+    load_s: float = 0.0
+    prompt_s: float = 0.0  # from its first pass to its first token, a draft model's prompt included
+    predict_s: float = 0.0  # from its first token to its last
+    n_prompt: int = 0  # tokens processed in prompt_s, reused ones not counted
+    n_predicted: int = 0  # tokens emitted in predict_s: all but the first
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens per second; 0 where nothing had to be processed."""
+        return self.n_prompt / self.prompt_s if self.prompt_s > 0 else 0.0
+
+    @property
+    def predicted_per_second(self) -> float:
+        """Generated tokens per second, the first token not counted; 0 where there was only one."""
+        return self.n_predicted / self.predict_s if self.predict_s > 0 else 0.0
+
+
+@frozen
+class DrafterStats:
+    """What one drafter did in one request."""
+
+    calls: int = 0  # of draft
+    drafts: int = 0  # calls that proposed something
+    drafted: int = 0  # tokens verified
+    accepted: int = 0
+    begin_s: float = 0.0
+    draft_s: float = 0.0
+    accept_s: float = 0.0
+
+
+@frozen
+class Summary:
+    """A finished request in figures. `n_emitted == n_rounds + n_accepted` holds exactly.
+
+    The prompt's last pass counts as a round; a token behind a stop counts as not accepted.
+    """
+
+    n_prompt: int = 0
+    n_reused: int = 0  # prompt tokens that the slot still held
+    n_emitted: int = 0
+    n_rounds: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # [i]: drafts whose token i was accepted
+    drafters: Mapping[str, DrafterStats] = Factory(dict)
+    timings: Timings = Timings()
+    effective: Mapping[str, Any] = Factory(dict)  # the speculative options in force
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of the verified draft tokens; 0 where none were drafted."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens emitted per round."""
+        return self.n_emitted / self.n_rounds if self.n_rounds else 0.0
+
+
+@frozen(eq=False)
+class Result:
+    """What a request came to."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str  # "stop" (end token or stop string), "length" (max_tokens or context full) or "cancelled"
+    stats: Summary
+    pieces: tuple[Token, ...] = ()
+
+
+@frozen
+class Round:
+    """One pass of the loop, for observers."""
+
+    n_sequences: int  # that took part, prompts in progress included
+    n_tokens: int  # in the pass
+    n_drafted: int
+    n_accepted: int
+    n_emitted: int
+    draft_s: float
+    forward_s: float
