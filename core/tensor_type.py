@@ -1,0 +1,100 @@
+"""The weight types that augury can read, and how many bytes each takes."""
+
+from __future__ import annotations
+
+import enum
+
+
+class TensorType(enum.IntEnum):
+    """How a tensor's weights are stored; the number is ggml's type id, as files hold it.
+
+    Weights come in blocks along the last axis: `block_size` weights take `block_bytes` bytes.
+
+    >>> TensorType.Q4_K.block_size, TensorType.Q4_K.block_bytes
+    (256, 144)
+
+    Source: enum ggml_type and the block structs of ggml-common.h.
+    """
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    BF16 = 30
+
+    @property
+    def block_size(self) -> int:
+        """Weights per block; 1 for the float types."""
+        return _BLOCKS[self][0]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes per block."""
+        return _BLOCKS[self][1]
+
+
+_BLOCKS = {
+    TensorType.F32: (1, 4),
+    TensorType.F16: (1, 2),
+    TensorType.BF16: (1, 2),
+    TensorType.Q4_0: (32, 2 + 16),
+    TensorType.Q4_1: (32, 2 + 2 + 16),
+    TensorType.Q5_0: (32, 2 + 4 + 16),
+    TensorType.Q5_1: (32, 2 + 2 + 4 + 16),
+    TensorType.Q8_0: (32, 2 + 32),
+    TensorType.Q2_K: (256, 16 + 64 + 2 + 2),
+    TensorType.Q3_K: (256, 32 + 64 + 12 + 2),
+    TensorType.Q4_K: (256, 2 + 2 + 12 + 128),
+    TensorType.Q5_K: (256, 2 + 2 + 12 + 32 + 128),
+    TensorType.Q6_K: (256, 128 + 64 + 16 + 2),
+}
+
+# With the types that ggml defines and augury does not read: an error that names one is worth more than a number.
+_NAMES = {kind.value: kind.name for kind in TensorType} | {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
+}
+
+
+def type_name(type_id: int) -> str:
+    """Return what ggml calls a type id, whether augury reads it or not.
+
+    >>> type_name(20), type_name(999)
+    ('IQ4_NL', 'type 999')
+    """
+    return _NAMES.get(type_id, f"type {type_id}")
