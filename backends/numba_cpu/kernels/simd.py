@@ -1,0 +1,246 @@
+"""SIMD vectors of 512 bits for numba kernels: types, and operations that become single LLVM instructions.
+
+LLVM's vectoriser does not find the byte products that quantised weights live from, so kernels spell their vectors out. A
+vector is a value like any other: it stays in a register across plain Python loops. LLVM splits it where the host's registers
+are narrower. Addresses are int64; loads and stores accept any alignment unless said otherwise.
+
+Floating-point operations are IEEE single operations, contracted only where `fma` or `fnma` says so: what a kernel computes
+does not depend on the host's width or on how LLVM schedules it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import llvmlite.ir as ir
+from numba.core import types
+from numba.extending import intrinsic, models, register_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+U8X64, I16X32, I32X16, F32X16 = ir.VectorType(I8, 64), ir.VectorType(I16, 32), ir.VectorType(I32, 16), ir.VectorType(F32, 16)
+
+
+class Vector(types.Type):  # type: ignore[misc]
+    """The numba type of an LLVM vector."""
+
+    def __init__(self, name: str, llvm: ir.VectorType) -> None:
+        super().__init__(name=name)
+        self.llvm = llvm
+
+
+class _BytesVector(Vector):
+    pass
+
+
+class _ShortsVector(Vector):
+    pass
+
+
+class _IntsVector(Vector):
+    pass
+
+
+class _FloatsVector(Vector):
+    pass
+
+
+def _vector(cls: type[Vector], name: str, llvm: ir.VectorType) -> Vector:
+    """Register the data model of a vector class (one per class, as numba looks models up by class) and return its one type."""
+
+    def init(self: Any, manager: Any, front_end: Any) -> None:
+        models.PrimitiveModel.__init__(self, manager, front_end, llvm)
+
+    register_model(cls)(type(f"{cls.__name__}Model", (models.PrimitiveModel,), {"__init__": init}))
+    return cls(name, llvm)
+
+
+u8x64 = _vector(_BytesVector, "u8x64", U8X64)
+i16x32 = _vector(_ShortsVector, "i16x32", I16X32)
+i32x16 = _vector(_IntsVector, "i32x16", I32X16)
+f32x16 = _vector(_FloatsVector, "f32x16", F32X16)
+f32, i8, i16, i32, i64, void = types.float32, types.int8, types.int16, types.int32, types.int64, types.void
+
+
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
+    """Call an LLVM intrinsic or C function by name, declaring it at first use."""
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [arg.type for arg in args]), name)
+    return builder.call(function, args)
+
+
+def pointer(builder: ir.IRBuilder, address: ir.Value, to: ir.Type) -> ir.Value:
+    """Turn an int64 address into a pointer."""
+    return builder.inttoptr(address, to.as_pointer())
+
+
+def load(builder: ir.IRBuilder, address: ir.Value, llvm: ir.Type) -> ir.Value:
+    """Load a value of an LLVM type from an unaligned address."""
+    return builder.load(pointer(builder, address, llvm), align=1)
+
+
+def store(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+    """Store a value at an unaligned address."""
+    builder.store(value, pointer(builder, address, value.type), align=1)
+
+
+def splat(builder: ir.IRBuilder, scalar: ir.Value, llvm: ir.VectorType) -> ir.Value:
+    """Repeat a scalar in every lane."""
+    undefined = ir.Constant(llvm, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, llvm.count), None))
+
+
+def constant(llvm: ir.VectorType, value: float) -> ir.Constant:
+    """Make a vector of one constant."""
+    return ir.Constant(llvm, [value] * llvm.count)
+
+
+def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
+    """Make a function that numba kernels can call.
+
+    Args:
+        name: what errors call it.
+        result: numba type of the result, or `void`.
+        params: numba types of the arguments, at most six; arguments are cast to them.
+        emit: called with the IR builder and the arguments as LLVM values; returns the result's LLVM value.
+    """
+
+    def typed() -> Any:
+        def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            value = emit(builder, *args)
+            return context.get_dummy_value() if result is void else value
+
+        return result(*params), generate
+
+    by_arity: list[Any] = [
+        lambda _: typed(),
+        lambda _, a: typed(),
+        lambda _, a, b: typed(),
+        lambda _, a, b, c: typed(),
+        lambda _, a, b, c, d: typed(),
+        lambda _, a, b, c, d, e: typed(),
+        lambda _, a, b, c, d, e, f: typed(),
+    ]
+    function = by_arity[len(params)]
+    function.__name__ = function.__qualname__ = name
+    return intrinsic(function)
+
+
+# Loads. The name says what lies in memory; the result is a vector of float32 or int32 lanes.
+load_f32 = operation("load_f32", f32x16, (i64,), lambda b, a: load(b, a, F32X16))
+load_i32 = operation("load_i32", i32x16, (i64,), lambda b, a: load(b, a, I32X16))
+load_u8x64 = operation("load_u8x64", u8x64, (i64,), lambda b, a: load(b, a, U8X64))
+load_f16 = operation("load_f16", f32x16, (i64,), lambda b, a: b.fpext(load(b, a, ir.VectorType(F16, 16)), F32X16))
+load_i8 = operation("load_i8", i32x16, (i64,), lambda b, a: b.sext(load(b, a, ir.VectorType(I8, 16)), I32X16))
+load_u8 = operation("load_u8", i32x16, (i64,), lambda b, a: b.zext(load(b, a, ir.VectorType(I8, 16)), I32X16))
+
+
+def emit_load_bf16(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Load 16 bfloat16 as float32: they are the upper halves of float32."""
+    wide = b.zext(load(b, address, ir.VectorType(I16, 16)), I32X16)
+    return b.bitcast(b.shl(wide, constant(I32X16, 16)), F32X16)
+
+
+load_bf16 = operation("load_bf16", f32x16, (i64,), emit_load_bf16)
+# The scalar at an address in every lane.
+repeat_f32 = operation("repeat_f32", f32x16, (i64,), lambda b, a: splat(b, load(b, a, F32), F32X16))
+repeat_i32 = operation("repeat_i32", i32x16, (i64,), lambda b, a: splat(b, load(b, a, I32), I32X16))
+repeat_f16 = operation("repeat_f16", f32x16, (i64,), lambda b, a: splat(b, b.fpext(load(b, a, F16), F32), F32X16))
+
+# Stores: address, vector. store_f16 rounds to nearest even, store_i8 keeps the low byte of each lane.
+store_f32 = operation("store_f32", void, (i64, f32x16), store)
+store_i32 = operation("store_i32", void, (i64, i32x16), store)
+store_u8x64 = operation("store_u8x64", void, (i64, u8x64), store)
+store_f16 = operation("store_f16", void, (i64, f32x16), lambda b, a, v: store(b, a, b.fptrunc(v, ir.VectorType(F16, 16))))
+store_i8 = operation("store_i8", void, (i64, i32x16), lambda b, a, v: store(b, a, b.trunc(v, ir.VectorType(I8, 16))))
+
+# Scalars in memory.
+get_f32 = operation("get_f32", f32, (i64,), lambda b, a: load(b, a, F32))
+get_f16 = operation("get_f16", f32, (i64,), lambda b, a: b.fpext(load(b, a, F16), F32))
+get_i32 = operation("get_i32", i32, (i64,), lambda b, a: load(b, a, I32))
+get_u32 = operation("get_u32", types.uint32, (i64,), lambda b, a: load(b, a, I32))
+get_i64 = operation("get_i64", i64, (i64,), lambda b, a: load(b, a, I64))
+get_u16 = operation("get_u16", types.uint16, (i64,), lambda b, a: load(b, a, I16))
+get_u8 = operation("get_u8", types.uint8, (i64,), lambda b, a: load(b, a, I8))
+put_f32 = operation("put_f32", void, (i64, f32), store)
+put_f16 = operation("put_f16", void, (i64, f32), lambda b, a, v: store(b, a, b.fptrunc(v, F16)))
+put_i32 = operation("put_i32", void, (i64, i32), store)
+put_u32 = operation("put_u32", void, (i64, types.uint32), store)
+put_i64 = operation("put_i64", void, (i64, i64), store)
+put_u16 = operation("put_u16", void, (i64, types.uint16), store)
+put_u8 = operation("put_u8", void, (i64, types.uint8), store)
+
+# Float lanes.
+zero_f32 = operation("zero_f32", f32x16, (), lambda b: ir.Constant(F32X16, None))
+splat_f32 = operation("splat_f32", f32x16, (f32,), lambda b, x: splat(b, x, F32X16))
+add = operation("add", f32x16, (f32x16, f32x16), lambda b, x, y: b.fadd(x, y))
+sub = operation("sub", f32x16, (f32x16, f32x16), lambda b, x, y: b.fsub(x, y))
+mul = operation("mul", f32x16, (f32x16, f32x16), lambda b, x, y: b.fmul(x, y))
+div = operation("div", f32x16, (f32x16, f32x16), lambda b, x, y: b.fdiv(x, y))
+fma = operation("fma", f32x16, (f32x16,) * 3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", F32X16, x, y, z))  # x*y + z
+fnma = operation(  # z - x*y
+    "fnma", f32x16, (f32x16,) * 3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", F32X16, b.fneg(x), y, z)
+)
+maximum = operation("maximum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
+minimum = operation("minimum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
+absolute = operation("absolute", f32x16, (f32x16,), lambda b, x: call(b, "llvm.fabs.v16f32", F32X16, x))
+round_even = operation("round_even", f32x16, (f32x16,), lambda b, x: call(b, "llvm.rint.v16f32", F32X16, x))
+exp2_of_integer = operation(  # 2**x for integral x in -126..127
+    "exp2_of_integer",
+    f32x16,
+    (f32x16,),
+    lambda b, x: b.bitcast(b.shl(b.add(b.fptosi(x, I32X16), constant(I32X16, 127)), constant(I32X16, 23)), F32X16),
+)
+
+
+def _tree(b: ir.IRBuilder, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Reduce 16 lanes by halves: lane i with lane i+8, then i+4, ...; the order never changes."""
+    width = 16
+    while width > 1:
+        width //= 2
+        mask = ir.VectorType(I32, width)
+        low = b.shuffle_vector(vector, vector, ir.Constant(mask, list(range(width))))
+        high = b.shuffle_vector(vector, vector, ir.Constant(mask, list(range(width, 2 * width))))
+        vector = combine(low, high)
+    return b.extract_element(vector, ir.Constant(I32, 0))
+
+
+sum_lanes = operation("sum_lanes", f32, (f32x16,), lambda b, x: _tree(b, x, b.fadd))
+max_lanes = operation(
+    "max_lanes", f32, (f32x16,), lambda b, x: _tree(b, x, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
+)
+
+# Integer lanes.
+zero_i32 = operation("zero_i32", i32x16, (), lambda b: ir.Constant(I32X16, None))
+splat_i32 = operation("splat_i32", i32x16, (i32,), lambda b, x: splat(b, x, I32X16))
+add_i32 = operation("add_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.add(x, y))
+sub_i32 = operation("sub_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.sub(x, y))
+mul_i32 = operation("mul_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.mul(x, y))
+sum_lanes_i32 = operation("sum_lanes_i32", i32, (i32x16,), lambda b, x: _tree(b, x, b.add))
+to_f32 = operation("to_f32", f32x16, (i32x16,), lambda b, x: b.sitofp(x, F32X16))
+to_i32 = operation(  # nearest, ties to even; the value must fit
+    "to_i32", i32x16, (f32x16,), lambda b, x: b.fptosi(call(b, "llvm.rint.v16f32", F32X16, x), I32X16)
+)
+
+# Memory order and threads.
+atomic_add = operation(  # returns the value before
+    "atomic_add", i64, (i64, i64), lambda b, a, v: b.atomic_rmw("add", pointer(b, a, I64), v, "acq_rel")
+)
+atomic_load = operation("atomic_load", i64, (i64,), lambda b, a: b.load_atomic(pointer(b, a, I64), "acquire", 8))
+atomic_store = operation(
+    "atomic_store", void, (i64, i64), lambda b, a, v: b.store_atomic(v, pointer(b, a, I64), "release", 8)
+)
+
+
+def emit_prefetch(b: ir.IRBuilder, address: ir.Value, locality: int) -> None:
+    """Ask for a cache line; locality 3 is the nearest cache, 0 a streaming hint."""
+    hint = [ir.Constant(I32, number) for number in (0, locality, 1)]
+    call(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8), *hint)
+
+
+prefetch = operation("prefetch", void, (i64,), lambda b, a: emit_prefetch(b, a, 3))
