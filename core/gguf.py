@@ -80,11 +80,11 @@ class ModelFile:
     back.
 
     Attributes:
-        path: the file that was asked for.
-        paths: all files of the model, in order.
-        n_bytes: their size together.
-        metadata: key → value, as the first part states them.
-        tensors: name → tensor, of all parts, in the order of the files.
+        path: The file that was asked for.
+        paths: All files of the model, in order.
+        n_bytes: Their size together.
+        metadata: Key → value, as the first part states them.
+        tensors: Name → tensor, of all parts, in the order of the files.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class ModelFile:
         """Read the header of a model file and map its tensors; any part of a split model stands for the whole.
 
         Raises:
-            ModelFileError: a file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not fit together.
-            UnsupportedError: a tensor has a type that augury does not read.
+            ModelFileError: A file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
+            UnsupportedError: A tensor has a type that augury does not read.
         """
         path = Path(path)
         asked = cls._open_one(path)
@@ -157,14 +157,14 @@ class ModelFile:
         """Look up a metadata value of a known kind.
 
         Args:
-            key: the metadata key.
-            kind: int, float, bool, str, list[int], list[float], list[bool], list[str], or np.ndarray for an array of
-                numbers as the file stores it. Integers are also taken where floats are asked for; nothing else is
-                converted.
-            default: what to return if the key is missing; without it the key is required.
+            key: The metadata key.
+            kind: `int`, `float`, `bool`, `str`, `list[int]`, `list[float]`, `list[bool]`, `list[str]`, or `np.ndarray`
+                for an array of numbers as the file stores it. Integers are also taken where floats are asked for;
+                nothing else is converted.
+            default: What to return if the key is missing; without it the key is required.
 
         Raises:
-            ModelFileError: the key is missing and required, or holds something else.
+            ModelFileError: The key is missing and required, or holds something else.
         """
         value = self.metadata.get(key, REQUIRED)
         if value is REQUIRED:
@@ -181,7 +181,7 @@ class ModelFile:
         """Look up a tensor that must be there, and have this shape if one is given.
 
         Raises:
-            ModelFileError: it is missing or has another shape.
+            ModelFileError: It is missing or has another shape.
         """
         tensor = self.tensors.get(name)
         if tensor is None:
@@ -247,7 +247,7 @@ def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
         msg = f"{path}: the file name says part {match['number']} of {count}, expected 00001 to {count:05}"
         raise ModelFileError(msg)
     if missing := [part.name for part in paths if not part.exists()]:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""  # noqa: PLR2004 -- enough to see the pattern
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         msg = f"{path}: {len(missing)} of {count} parts are missing beside it: {', '.join(missing[:3])}{more}"
         raise ModelFileError(msg)
     return paths

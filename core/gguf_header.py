@@ -94,15 +94,15 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
     """Read the header of a mapped GGUF file.
 
     Raises:
-        ModelFileError: the file is not GGUF, is damaged, or states something impossible.
-        UnsupportedError: a tensor has a type that augury does not read.
+        ModelFileError: The file is not GGUF, is damaged, or states something impossible.
+        UnsupportedError: A tensor has a type that augury does not read.
     """
     return _Reader(path, data).header()
 
 
 def quoted(name: str) -> str:
     """Quote a name for a message: on one line and of bounded length, whatever a damaged file holds."""
-    return repr(name if len(name) <= 80 else name[:77] + "...")  # noqa: PLR2004 -- about a line
+    return repr(name if len(name) <= 80 else name[:77] + "...")
 
 
 class _Reader:
@@ -174,13 +174,13 @@ class _Reader:
 
     def version(self) -> int:
         version = self.u32("the version")
-        if version in (2, 3):
-            return version
-        if version & 0xFFFF == 0 and version:
-            self.fail("the file is big-endian; expected little-endian (convert the model again for this machine)")
-        if version == 1:
-            self.fail("GGUF version 1 is no longer used; expected 2 or 3 (convert the model again)")
-        self.fail(f"GGUF version {version} is unknown; expected 2 or 3")
+        if version not in (2, 3):
+            if version and version & 0xFFFF == 0:
+                self.fail("the file is big-endian, expected little-endian; convert the model again for this machine")
+            if version == 1:
+                self.fail("GGUF version 1 is no longer used, expected 2 or 3; convert the model again")
+            self.fail(f"GGUF version {version} is unknown, expected 2 or 3")
+        return version
 
     def metadata(self, n_kv: int) -> dict[str, object]:
         metadata: dict[str, object] = {}
