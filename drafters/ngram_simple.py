@@ -1,0 +1,87 @@
+"""`ngram-simple`: what followed the last time the text read as it does now.
+
+The last n tokens are looked up in the text before them. Where they occurred, the up to m tokens behind their latest
+occurrence are the draft::
+
+    history  … the cat sat on a mat . Then the cat sat      n = 3, m = 4
+                 └─key─┘ └── draft ─┘        └─key─┘
+
+Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
+n + m + 2; an occurrence neither starts with the first token nor touches the key itself; what is copied ends before the token
+that was just sampled, and less than n tokens of it are not worth a draft. (`min_hits`, which llama.cpp accepts for this
+drafter, has no effect there.) llama.cpp scans the text in every round; here an index grows with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+from augury.options import option
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from augury.interfaces import Session
+
+__all__ = ["NgramSimple", "NgramSimpleOptions"]
+
+
+@frozen
+class NgramSimpleOptions:
+    """Options of `ngram-simple`."""
+
+    n: int = option(
+        12,
+        help="length of the n-gram that is looked up",
+        ge=1,
+        le=1024,
+        aliases=("spec-ngram-simple-size-n", "spec-ngram-size-n"),
+    )
+    m: int = option(
+        48,
+        help="length of a draft at most; below n nothing is drafted",
+        ge=1,
+        le=1024,
+        aliases=("spec-ngram-simple-size-m", "spec-ngram-size-m"),
+    )
+
+
+class NgramSimple(Drafter):
+    """Looks up the last n tokens in an index of the request's own text."""
+
+    name = "ngram-simple"
+    options_class = NgramSimpleOptions
+
+    def __init__(self, options: NgramSimpleOptions, session: Session) -> None:
+        super().__init__(options, session)
+        from augury.drafters.ngram_index import NgramIndex
+
+        self._index = NgramIndex(options.n)
+
+    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
+        """Index the prompt. What the slot held before may have gone on differently, so the index starts anew."""
+        self._index.clear()
+        self._index.extend(history[:-1])
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Propose what followed the latest earlier occurrence of the last n tokens."""
+        n, m = self.options.n, self.options.m
+        n_before = len(history) - 1  # tokens before the one just sampled
+        if n_before <= n + m + 1 or m < n:
+            return Draft()
+        self._index.extend(history[:-1])
+        start = self._index.find(history[:-1], history[-n:])
+        if start is None or n_before - (start + n) < n:
+            return Draft()
+        return Draft(history[start + n : min(start + n + min(m, limit), n_before)])
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `ngram-simple`."""
+    return [NgramSimple]
