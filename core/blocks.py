@@ -29,12 +29,17 @@ class Activation(Enum):
 
 @frozen
 class Linear:
-    """y = W x + b, with W of shape (n_out, n_in) as the file stores it."""
+    """y = scale * (W x) + bias_scale * b, with W of shape (n_out, n_in) as the file stores it.
+
+    Files may carry a scale per weight (`blk.0.attn_q.scale`); whether it covers the bias differs between blocks.
+    """
 
     weight: str
     n_in: int
     n_out: int
     bias: str | None = None
+    scale: float = 1.0
+    bias_scale: float = 1.0
 
 
 @frozen
