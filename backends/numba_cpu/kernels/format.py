@@ -1,0 +1,101 @@
+"""How the weight types are laid out once packed for the kernels.
+
+A matrix is cut into panels of 32 rows (two groups of 16: one vector of 16 lanes each; missing rows are zero) and each panel
+into blocks of 32 columns. One or eight blocks make a unit, which is what carries scales; units follow each other, so that a
+panel is one stream of bytes, as many as the rows take in the model file.
+
+unit = scales, then per block the planes. A *logical vector* v of a block is 64 bytes: 16 rows x columns 4v..4v+3, one
+unsigned byte each, the operand of a byte dot product. The low plane holds `low` bits of each, 8/low logical vectors to a
+stored vector, the first in the lowest bits; the high plane holds the next `high` bits likewise. Stored vectors alternate
+between the two groups. A weight is `scale * (byte - offset) + minimum`.
+
+Scales by `coding`, each array of 32 rows (f16 or bytes):
+
+* `f16`: d, and m where there is a minimum
+* `six`: d, dmin, then per pair of blocks three bytes, little-endian: 6 bits scale, 6 bits minimum, the same of the odd block
+* `six_signed`: d, then likewise two scales of 6 bits, 32 too large, for the two halves of each block
+* `byte`: d, then per block two signed bytes, the scales of its halves
+* `nibble`: d, dmin, then per block two bytes, scale and (high) minimum of its halves
+
+Float weights have no scales: a unit is 32 columns x 32 rows of the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+PANEL_ROWS = 32
+BLOCK = 32  # columns; also what one scale of the activations covers
+VECTOR = 64  # bytes
+
+
+@frozen
+class Format:
+    """A weight type, as the kernels see it."""
+
+    kind: str
+    source_bytes: int = field(metadata={"unit": "bytes of one row of a unit in the model file"})
+    unit_blocks: int = 1
+    low: int = 0
+    high: int = 0
+    offset: int = 0
+    coding: str = "f16"
+    float_bytes: int = field(default=0, metadata={"unit": "bytes of a weight that is a number of its own; 0 if quantised"})
+
+    @property
+    def has_minimum(self) -> bool:
+        """Whether a minimum is added to the scaled weight."""
+        return self.kind in {"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"}
+
+    @property
+    def halves(self) -> int:
+        """How many scales a block of 32 columns has."""
+        return 2 if self.coding in {"six_signed", "byte", "nibble"} else 1
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a unit before its planes."""
+        if self.float_bytes:
+            return 0
+        own = {"f16": 0, "six": 12, "six_signed": 12, "byte": 16, "nibble": 16}[self.coding]
+        return PANEL_ROWS * (own + (4 if self.has_minimum else 2))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the planes of one block."""
+        return PANEL_ROWS * BLOCK * self.float_bytes or 2 * VECTOR * (self.low + self.high)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of a unit of 32 rows."""
+        return self.scale_bytes + self.unit_blocks * self.block_bytes
+
+    @property
+    def activation(self) -> str:
+        """The activations that these weights are multiplied with."""
+        return "f32" if self.float_bytes else "q8_32"
+
+
+FORMATS = {
+    fmt.kind: fmt
+    for fmt in (
+        Format("f32", 128, float_bytes=4),
+        Format("f16", 64, float_bytes=2),
+        Format("bf16", 64, float_bytes=2),
+        Format("q8_0", 34, low=8, offset=128),
+        Format("q4_0", 18, low=4, offset=8),
+        Format("q4_1", 20, low=4),
+        Format("q5_0", 22, low=4, high=1, offset=16),
+        Format("q5_1", 24, low=4, high=1),
+        Format("q2_k", 84, 8, low=2, coding="nibble"),
+        Format("q3_k", 110, 8, low=2, high=1, offset=4, coding="six_signed"),
+        Format("q4_k", 144, 8, low=4, coding="six"),
+        Format("q5_k", 176, 8, low=4, high=1, coding="six"),
+        Format("q6_k", 210, 8, low=4, high=2, offset=32, coding="byte"),
+    )
+}
+
+# Activations, laid out [block][token]: a matrix kernel reads one block of all its tokens in a row.
+# q8_32: 32 signed bytes | i32 -sum of the first half | i32 -sum of the second half | i32 -sum | f32 scale | f32 scale*sum.
+ACTIVATION_BYTES = {"q8_32": 52, "f32": 4 * BLOCK}
+NEGATIVE_SUMS, NEGATIVE_SUM, SCALE, SCALED_SUM = 32, 40, 44, 48

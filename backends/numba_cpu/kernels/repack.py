@@ -1,0 +1,216 @@
+"""Rows of a model file → packed panels; emitted as LLVM IR from the description in `format.py`.
+
+A block of 32 columns of one row is read as eight words of four unsigned bytes each (logical vectors, one row of them), which
+are then distributed over the planes. Source: block structs and dequantisation of ggml-quants.c, as in gguf's quants.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import llvmlite.ir as ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, load, store
+from augury.backends.numba_cpu.kernels.unpack import LOGICAL, at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from augury.backends.numba_cpu.kernels.format import Format
+
+# Kind → where a block of the file holds: d (and m or dmin after it), the low bits, the high bits, the scales.
+_PLACES = {
+    "q8_0": (0, 2, 0, 0),
+    "q4_0": (0, 2, 0, 0),
+    "q4_1": (0, 4, 0, 0),
+    "q5_0": (0, 6, 2, 0),
+    "q5_1": (0, 8, 4, 0),
+    "q2_k": (80, 16, 0, 0),
+    "q3_k": (108, 32, 0, 96),
+    "q4_k": (0, 16, 0, 4),
+    "q5_k": (0, 48, 16, 4),
+    "q6_k": (208, 0, 128, 192),
+}
+
+
+def _int(value: int) -> ir.Constant:
+    return ir.Constant(I32, value)
+
+
+def _in_each_byte(value: int) -> ir.Constant:
+    return _int(value * 0x01010101)
+
+
+def _plane_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int, place: int, split: tuple[int, int]) -> ir.Value:
+    """Read word u of block j (0..7) of a K type from a plane.
+
+    The plane is split in runs of `split[0]` bytes that hold, of `split[1]` bits per weight, as many blocks as fit: each byte
+    holds one weight of every block of its run (and, where a run is 64 bytes, of two blocks beside each other).
+    """
+    run, width = split
+    beside = run // BLOCK
+    blocks = 8 // width * beside
+    inside = b.urem(j, _int(blocks))
+    offset = b.add(b.mul(b.udiv(j, _int(blocks)), _int(run)), b.mul(b.urem(inside, _int(beside)), _int(BLOCK)))
+    word = load(b, at(b, b.add(source, b.zext(offset, I64)), place + 4 * u), I32)
+    shift = b.mul(b.udiv(inside, _int(beside)), _int(width))
+    return b.and_(b.lshr(word, shift), _in_each_byte((1 << width) - 1))
+
+
+def _source_word(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, u: int) -> ir.Value:
+    """Read four weights of a row, columns 4u..4u+3 of block j, as unsigned bytes."""
+    _, low, high, _ = _PLACES[fmt.kind]
+    if fmt.unit_blocks > 1:
+        runs = {2: (32, 2), 3: (32, 2), 4: (32, 4), 5: (32, 4), 6: (64, 4)}[int(fmt.kind[1])]
+        word = _plane_word(b, source, j, u, low, runs)
+        if fmt.high:
+            above = _plane_word(b, source, j, u, high, (32, fmt.high))
+            word = b.or_(word, b.shl(above, _int(fmt.low)))
+        return word
+    if fmt.kind == "q8_0":
+        return b.xor(load(b, at(b, source, low + 4 * u), I32), _in_each_byte(0x80))
+    word = load(b, at(b, source, low + 4 * (u % 4)), I32)
+    word = b.and_(b.lshr(word, _int(4)) if u >= LOGICAL // 2 else word, _in_each_byte(15))
+    if fmt.high:
+        bits = b.and_(b.lshr(load(b, at(b, source, high), I32), _int(4 * u)), _int(15))
+        spread = b.and_(b.mul(bits, _int(0x00204081)), _in_each_byte(1))  # bit c to byte c
+        word = b.or_(word, b.shl(spread, _int(4)))
+    return word
+
+
+def _emit_planes(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, to: ir.Value) -> None:
+    """Distribute one block of one row over the planes; `to` is where the row's word of the first stored vector belongs."""
+    words = [_source_word(b, fmt, source, j, u) for u in range(LOGICAL)]
+    stored = 0
+    for width, down in ((fmt.low, 0), (fmt.high, fmt.low)):
+        for first in range(0, LOGICAL if width else 0, 8 // (width or 8)):
+            packed = _int(0)
+            for i, word in enumerate(words[first : first + 8 // width]):
+                bits = b.and_(b.lshr(word, _int(down)), _in_each_byte((1 << width) - 1))
+                packed = b.or_(packed, b.shl(bits, _int(width * i)))
+            store(b, at(b, to, stored * 2 * VECTOR), packed)
+            stored += 1
+
+
+def _emit_scales(b: ir.IRBuilder, fmt: Format, source: ir.Value, row: ir.Value, to: ir.Value) -> None:
+    """Copy or recode the scales of one row of a unit; `to` is the unit."""
+    d, _, _, scales = _PLACES[fmt.kind]
+    halfword = b.add(to, b.mul(row, ir.Constant(I64, 2)))
+    for i in range(2 if fmt.has_minimum else 1):
+        store(b, at(b, halfword, 2 * PANEL_ROWS * i), load(b, at(b, source, d + 2 * i), I16))
+    if fmt.coding == "f16":
+        return
+    first = at(b, b.add(to, row), 2 * PANEL_ROWS * (2 if fmt.has_minimum else 1))
+
+    def byte(i: int) -> ir.Value:
+        return b.zext(load(b, at(b, source, scales + i), I8), I32)
+
+    if fmt.coding in {"byte", "nibble"}:
+        for i in range(16):
+            store(b, at(b, first, PANEL_ROWS * i), load(b, at(b, source, scales + i), I8))
+        return
+    fields = _six_k45(b, byte) if fmt.coding == "six" else _six_k3(b, byte)
+    for pair in range(4):
+        word = _int(0)
+        for i, field in enumerate(fields[4 * pair : 4 * pair + 4]):
+            word = b.or_(word, b.shl(field, _int(6 * i)))
+        for plane in range(3):
+            place = at(b, first, PANEL_ROWS * (3 * pair + plane))
+            store(b, place, b.trunc(b.lshr(word, _int(8 * plane)), I8))
+
+
+def _six_k45(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
+    """Decode scale and minimum of blocks 0..7, of Q4_K and Q5_K, in turns."""
+    fields = []
+    for j in range(8):
+        for i in (0, 4):
+            if j < 4:  # noqa: PLR2004 - the first four are whole, the others lent them their upper bits
+                fields.append(b.and_(byte(j + i), _int(63)))
+            else:
+                low = b.and_(b.lshr(byte(j + 4), _int(i)), _int(15))
+                fields.append(b.or_(low, b.shl(b.lshr(byte(j - 4 + i), _int(6)), _int(4))))
+    return fields
+
+
+def _six_k3(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
+    """Decode the 16 scales of Q3_K."""
+    fields = []
+    for i in range(16):
+        low = b.and_(b.lshr(byte(i % 8), _int(i // 8 * 4)), _int(15))
+        high = b.and_(b.lshr(byte(8 + i % 4), _int(i // 4 * 2)), _int(3))
+        fields.append(b.or_(low, b.shl(high, _int(4))))
+    return fields
+
+
+def _repack_planes(_: Any, kind: Any, source: Any, j: Any, to: Any) -> Any:
+    fmt = FORMATS[kind.literal_value]
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        _emit_planes(b, fmt, args[1], b.trunc(args[2], I32), args[3])
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 3), generate
+
+
+def _repack_scales(_: Any, kind: Any, source: Any, row: Any, to: Any) -> Any:
+    fmt = FORMATS[kind.literal_value]
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        _emit_scales(b, fmt, *args[1:])
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 3), generate
+
+
+_planes = intrinsic(prefer_literal=True)(_repack_planes)
+_scales = intrinsic(prefer_literal=True)(_repack_scales)
+
+
+def quantised_repack(fmt: Format) -> Any:
+    """Make the kernel that packs panels of a quantised matrix: (source, to, n_rows, n_cols, p0, p1).
+
+    source is the address of (n_rows, n_cols) weights as in a model file, to that of the packed matrix, whose panels p0..p1
+    are written; rows that the last panel lacks are left as they are.
+    """
+    kind, unit_blocks, unit_bytes, source_bytes = fmt.kind, fmt.unit_blocks, fmt.unit_bytes, fmt.source_bytes
+    scale_bytes, block_bytes = fmt.scale_bytes, fmt.block_bytes
+
+    def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int) -> None:
+        n_units = n_cols // BLOCK // unit_blocks
+        for p in range(p0, p1):
+            for u in range(n_units):
+                unit = to + (p * n_units + u) * unit_bytes
+                for row in range(min(PANEL_ROWS, n_rows - p * PANEL_ROWS)):
+                    here = source + ((p * PANEL_ROWS + row) * n_units + u) * source_bytes
+                    _scales(kind, here, row, unit)
+                    place = unit + scale_bytes + row // 16 * VECTOR + row % 16 * 4
+                    for j in range(unit_blocks):
+                        _planes(kind, here, j, place + j * block_bytes)
+
+    repack.__name__ = repack.__qualname__ = f"repack_{fmt.kind}"
+    return kernel(repack)
+
+
+def float_repack(fmt: Format) -> Any:
+    """Make the kernel that packs panels of float weights; arguments as in `quantised_repack`, any n_cols."""
+    size = fmt.float_bytes
+
+    def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int) -> None:
+        padded = (n_cols + BLOCK - 1) // BLOCK * BLOCK
+        for p in range(p0, p1):
+            for row in range(min(PANEL_ROWS, n_rows - p * PANEL_ROWS)):
+                here = source + (p * PANEL_ROWS + row) * n_cols * size
+                place = to + (p * padded * PANEL_ROWS + row) * size
+                for k in range(n_cols):
+                    if size == 4:  # noqa: PLR2004 - float32
+                        simd.put_u32(place + k * PANEL_ROWS * size, simd.get_u32(here + k * size))
+                    else:
+                        simd.put_u16(place + k * PANEL_ROWS * size, simd.get_u16(here + k * size))
+
+    repack.__name__ = repack.__qualname__ = f"repack_{fmt.kind}"
+    return kernel(repack)

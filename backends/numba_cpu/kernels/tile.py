@@ -1,0 +1,181 @@
+"""Tiles: 32 rows x a few tokens x some blocks of 32 columns, all sums in registers; emitted as LLVM IR.
+
+One order of float operations holds for every tile: per token and row, blocks in ascending order; in a block its halves in
+order; of each first `sum += to_f32(dot) * (scale * activation scale)`, fused, then `sum += minimum * scaled sum`, fused. So a
+sum never depends on how many tokens share a tile, or on which tile a token falls into.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import llvmlite.ir as ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from augury.backends.numba_cpu.kernels.dot import emit_dot
+from augury.backends.numba_cpu.kernels.format import (
+    ACTIVATION_BYTES,
+    BLOCK,
+    FORMATS,
+    NEGATIVE_SUM,
+    NEGATIVE_SUMS,
+    PANEL_ROWS,
+    SCALE,
+    SCALED_SUM,
+    VECTOR,
+)
+from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I32X16, I64, U8X64, call, emit_prefetch, load, splat, store
+from augury.backends.numba_cpu.kernels.unpack import (
+    GROUPS,
+    LOGICAL,
+    SCRATCH_BLOCK,
+    PackedBlock,
+    ScratchBlock,
+    at,
+    emit_floats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from augury.backends.numba_cpu.kernels.format import Format
+    from augury.backends.numba_cpu.kernels.unpack import Block
+
+_TOKEN = ACTIVATION_BYTES["q8_32"]
+
+
+class _Sums:
+    """The float sums of a tile, in stack slots that LLVM turns into registers."""
+
+    def __init__(self, b: ir.IRBuilder, n_tokens: int, address: ir.Value) -> None:
+        """Load the sums so far from (token, 32 rows) float32."""
+        self.n_tokens = n_tokens
+        self._address = address
+        self._slots: dict[tuple[int, int], ir.Value] = {}
+        for t in range(n_tokens):
+            for g in GROUPS:
+                slot = cgutils.alloca_once(b, F32X16)
+                b.store(load(b, at(b, address, (2 * t + g) * VECTOR), F32X16), slot)
+                self._slots[t, g] = slot
+
+    def fma(self, b: ir.IRBuilder, t: int, g: int, x: ir.Value, y: ir.Value) -> None:
+        """Add x * y to the sum of token t and group g."""
+        slot = self._slots[t, g]
+        b.store(call(b, "llvm.fma.v16f32", F32X16, x, y, b.load(slot)), slot)
+
+    def save(self, b: ir.IRBuilder) -> None:
+        """Store the sums where they came from."""
+        for (t, g), slot in self._slots.items():
+            store(b, at(b, self._address, (2 * t + g) * VECTOR), b.load(slot))
+
+
+def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType) -> ir.Value:
+    """Load one scalar into every lane."""
+    return splat(b, load(b, at(b, address, offset), llvm.element), llvm)
+
+
+def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Callable[..., ir.Value], block: Block, x: ir.Value, sums: _Sums) -> None:
+    """Multiply one block of weights with the same block of the tokens at x."""
+    for half in range(fmt.halves):
+        dots = [[_first_dot(b, fmt, x, t, half)] * len(GROUPS) for t in range(sums.n_tokens)]
+        for v in range(half * LOGICAL // fmt.halves, (half + 1) * LOGICAL // fmt.halves):
+            weights = block.weights(b, v)
+            for t in range(sums.n_tokens):
+                columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, I32X16), U8X64)
+                dots[t] = [dot(b, dots[t][g], weights[g], columns) for g in GROUPS]
+        scales = block.scales(b, half)
+        for t in range(sums.n_tokens):
+            scale = _repeat(b, x, t * _TOKEN + SCALE, F32X16)
+            for g in GROUPS:
+                sums.fma(b, t, g, b.sitofp(dots[t][g], F32X16), b.fmul(scales[g][0], scale))
+            if fmt.has_minimum:
+                scaled_sum = _scaled_sum(b, fmt, x, t, half)
+                for g in GROUPS:
+                    sums.fma(b, t, g, scales[g][1], scaled_sum)
+
+
+def _first_dot(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
+    """Return what a dot product starts at: it takes the offset of the weights away, exactly and at no cost."""
+    if not fmt.offset:
+        return ir.Constant(I32X16, None)
+    place = NEGATIVE_SUM if fmt.halves == 1 else NEGATIVE_SUMS + 4 * half
+    negative = load(b, at(b, x, t * _TOKEN + place), I32)
+    return splat(b, b.shl(negative, ir.Constant(I32, fmt.offset.bit_length() - 1)), I32X16)
+
+
+def _scaled_sum(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
+    """Return the sum of a token's activations over the columns that share a minimum."""
+    if fmt.halves == 1:
+        return _repeat(b, x, t * _TOKEN + SCALED_SUM, F32X16)
+    negative = b.sitofp(load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32), F32)
+    return splat(b, b.fmul(b.fneg(negative), load(b, at(b, x, t * _TOKEN + SCALE), F32)), F32X16)
+
+
+def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Value, sums: _Sums) -> None:
+    """Multiply one block of float weights, column by column."""
+    step = 4  # columns that are written out
+    with cgutils.for_range(b, ir.Constant(I64, BLOCK // step)) as loop:
+        w = b.add(weights, b.mul(loop.index, ir.Constant(I64, step * PANEL_ROWS * fmt.float_bytes)))
+        column = b.add(x, b.mul(loop.index, ir.Constant(I64, step * 4)))
+        for k in range(step):
+            values = emit_floats(b, fmt, at(b, w, k * PANEL_ROWS * fmt.float_bytes))
+            for t in range(sums.n_tokens):
+                repeated = _repeat(b, column, t * ACTIVATION_BYTES["f32"] + 4 * k, F32X16)
+                for g in GROUPS:
+                    sums.fma(b, t, g, values[g], repeated)
+
+
+def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value) -> None:
+    """Prefetch the next cache lines of the stream that `slot` follows."""
+    with cgutils.for_range(b, lines):
+        address = b.load(slot)
+        emit_prefetch(b, address, 3)
+        b.store(at(b, address, VECTOR), slot)
+
+
+def _tile(_: Any, kind: Any, target: Any, place: Any, n_tokens: Any, w: Any, x: Any, y: Any, n: Any, step: Any, ahead: Any, lines: Any) -> Any:
+    fmt, where, count = FORMATS[kind.literal_value], place.literal_value, n_tokens.literal_value
+    dot = emit_dot(target.literal_value)
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        w, x, y, n_blocks, step, ahead, lines = args[4:]
+        sums = _Sums(b, count, y)
+        stream = cgutils.alloca_once_value(b, ahead)
+        with cgutils.for_range(b, n_blocks) as loop:
+            _emit_prefetches(b, stream, lines)
+            here = b.add(x, b.mul(loop.index, step))
+            unit = w if fmt.unit_blocks > 1 else b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
+            if fmt.float_bytes:
+                _emit_float_block(b, fmt, unit, here, sums)
+            elif where == "scratch":
+                scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
+                _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
+            else:
+                _emit_block(b, fmt, dot, PackedBlock(b, fmt, unit, loop.index), here, sums)
+        sums.save(b)
+        return context.get_dummy_value()
+
+    return types.void(kind, target, place, n_tokens, *[types.int64] * 7), generate
+
+
+def _unpack(_: Any, kind: Any, w: Any, n: Any, scratch: Any) -> Any:
+    fmt = FORMATS[kind.literal_value]
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        w, n_blocks, scratch = args[1:]
+        with cgutils.for_range(b, n_blocks) as loop:
+            unit = w if fmt.unit_blocks > 1 else b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
+            address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
+            ScratchBlock(fmt, address).fill(b, PackedBlock(b, fmt, unit, loop.index))
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 3), generate
+
+
+# tile(kind, target, "packed" or "scratch", n_tokens, weights, activations, sums, n_blocks, step, ahead, lines): add n_blocks
+# blocks of n_tokens (a constant) to sums, (n_tokens, 32) float32; `step` bytes lie between blocks of the activations, and
+# `lines` cache lines are prefetched per block, from `ahead` on.
+tile = intrinsic(prefer_literal=True)(_tile)
+# unpack(kind, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
+unpack = intrinsic(prefer_literal=True)(_unpack)
