@@ -1,0 +1,99 @@
+"""What the special tokens of a vocabulary are for, told by key where the file says so, otherwise by text.
+
+Keys and texts are those of llama.cpp (src/llama-vocab.cpp), since files are converted with it in mind.
+"""
+
+# ruff: noqa: RUF001 -- DeepSeek's vertical line is not the ASCII one
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+__all__ = ["TokenType", "assign_roles"]
+
+
+class TokenType(IntEnum):
+    """What a token is, as `tokenizer.ggml.token_type` says it (the GGUF specification's numbers)."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@frozen
+class _Role:
+    """A token for filling in the middle: the keys that name it, the texts that betray it, whether it ends a generation."""
+
+    keys: tuple[str, ...]  # the last one present counts
+    texts: str  # separated by spaces
+    ends: bool
+
+
+_ROLES = (
+    _Role(
+        ("fim_pre_token_id", "prefix_token_id"),
+        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
+        ends=False,
+    ),
+    _Role(
+        ("fim_suf_token_id", "suffix_token_id"),
+        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
+        ends=False,
+    ),
+    _Role(
+        ("fim_mid_token_id", "middle_token_id"),
+        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
+        ends=False,
+    ),
+    _Role(("fim_pad_token_id",), "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]", ends=True),
+    _Role(("fim_rep_token_id",), "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>", ends=True),
+    _Role(("fim_sep_token_id",), "<|file_sep|>", ends=True),
+)
+_ENDS = (  # separated by spaces
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
+    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
+)
+# Formats in which <|end|> closes one message of an answer that goes on.
+_END_GOES_ON = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, int]) -> frozenset[int]:
+    """Find the tokens that end a generation, and put right the types of tokens whose text says more than their type.
+
+    Args:
+        ids: token text → id.
+        types: (V,) int32, TokenType; mutated.
+        named: the metadata keys `tokenizer.ggml.*_token_id`, without that prefix, → id.
+
+    Returns:
+        The tokens after which nothing more is generated.
+    """
+    ends = {named[key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if key in named}
+    for role in _ROLES:
+        token = next((named[key] for key in reversed(role.keys) if key in named), None)
+        if token is None and (found := [ids[text] for text in role.texts.split() if text in ids]):
+            token = min(found)
+            types[token] = TokenType.CONTROL
+        if token is not None and role.ends:
+            ends.add(token)
+    looks = {text: ids[text] for text in _ENDS.split() if text in ids}
+    types[list(looks.values())] = TokenType.CONTROL
+    ends.update(looks.values())
+    types[[ids[text] for text in _SHOWN if text in ids]] = TokenType.USER_DEFINED
+    if "<|end|>" in looks and any(others <= looks.keys() for others in _END_GOES_ON):
+        ends.discard(looks["<|end|>"])
+        types[looks["<|end|>"]] = TokenType.USER_DEFINED
+    return frozenset(ends)
