@@ -113,7 +113,7 @@ class ModelFile:
         path = Path(path)
         asked = cls._open_one(path)
         count = asked.get("split.count", int, 1)
-        if count == 1:
+        if count <= 1:
             return asked
         paths = _part_paths(path, count)
         parts = [asked if part == path else cls._open_one(part) for part in paths]
