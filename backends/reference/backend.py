@@ -1,0 +1,43 @@
+"""The backend's class: loads a plan's weights and makes the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.backends.reference.model import ReferenceModel
+from augury.backends.reference.weights import Weights
+from augury.errors import CapacityError
+from augury.interfaces import Backend
+from augury.types import ModelInfo
+
+if TYPE_CHECKING:
+    from augury.blocks import Plan
+    from augury.gguf import ModelFile
+    from augury.interfaces import Model, Progress
+    from augury.types import ModelOptions
+
+
+class Reference(Backend):
+    """Plain numpy: the meaning of every block in a form to read, and the oracle for other backends.
+
+    Slow: some tokens per second with 135 million weights, which take four bytes each whatever the file's type. BLAS chooses
+    its own number of threads; `ModelOptions.threads` has no effect, and no thread count changes a result.
+    """
+
+    name = "reference"
+
+    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
+        """Load the plan's weights from `file`, which may be closed afterwards."""
+        info = ModelInfo(
+            name=file.path.stem,
+            architecture=plan.architecture,
+            n_vocab=plan.n_vocab,
+            n_embd=plan.embedding.n_embd,
+            n_layers=len(plan.attentions),
+            n_ctx_train=plan.n_ctx_train,
+            n_bytes=file.n_bytes,
+        )
+        try:
+            return ReferenceModel(info, plan, Weights.load(file, plan, progress), options)
+        except MemoryError as error:
+            raise CapacityError(f"no memory for the weights of {file.path.name} as float32; use backend numba-cpu") from error

@@ -1,0 +1,54 @@
+"""Keys and values that the slots keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import CapacityError, UnsupportedError
+
+if TYPE_CHECKING:
+    from augury.blocks import Attention
+    from augury.types import ModelOptions
+
+_TYPES = {"f16": np.float16, "f32": np.float32}
+
+
+class LayerCache:
+    """Keys (S, G, T, D) and values (S, G, T, D_v) of one attention layer, for S slots of T positions each.
+
+    What is stored is rounded to the cache's types, and read back rounded by every token, the one that stored it included.
+    """
+
+    def __init__(self, layer: Attention, options: ModelOptions) -> None:
+        shape = (options.n_slots, layer.n_kv_heads, options.n_ctx)
+        try:
+            self.keys = np.zeros((*shape, layer.head_dim), _type(options.cache_type_k))
+            self.values = np.zeros((*shape, layer.value_dim), _type(options.cache_type_v))
+        except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
+            raise CapacityError(
+                f"no memory for a KV cache of {options.n_slots} slots with {options.n_ctx} positions; ask for a smaller context",
+            ) from error
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of both arrays."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def store(self, slot: int, position: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """Keep the keys (G, D) and values (G, D_v) of one token."""
+        self.keys[slot, :, position] = keys
+        self.values[slot, :, position] = values
+
+    def seen(self, slot: int, position: int, window: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """Keys (G, t, D) and values (G, t, D_v), float64, of the t positions that a token at `position` sees."""
+        first = 0 if window is None else max(0, position + 1 - window)
+        span = slice(first, position + 1)
+        return self.keys[slot, :, span].astype(np.float64), self.values[slot, :, span].astype(np.float64)
+
+
+def _type(name: str) -> type[np.floating]:
+    if name not in _TYPES:
+        raise UnsupportedError(f"cache type {name!r} is not supported by this backend; expected one of {', '.join(_TYPES)}")
+    return _TYPES[name]

@@ -1,0 +1,115 @@
+"""A plan's weights as float32 arrays, and products with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.blocks import Attention, FeedForward, Linear, Norm, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from augury.blocks import Block, Plan
+    from augury.gguf import ModelFile, Tensor
+    from augury.interfaces import Progress
+
+_N_ROWS = 1024  # rows of a matrix made float64 at a time, so that they stay in the CPU's cache for all tokens of a pass
+
+
+class Weights:
+    """The tensors of a plan by name, dequantised to float32, which holds every weight type's values exactly as defined."""
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self._arrays = arrays
+
+    @classmethod
+    def load(cls, file: ModelFile, plan: Plan, progress: Progress) -> Weights:
+        """Dequantise what `plan` names, each tensor once.
+
+        Raises:
+            ModelFileError: A tensor is missing or has another shape.
+        """
+        shapes = dict(_shapes(plan))
+        tensors = [file.tensor(name, shape) for name, shape in shapes.items()]
+        arrays, done, total = {}, 0, sum(tensor.n_bytes for tensor in tensors)
+        for tensor in tensors:
+            progress("load weights", done, total)
+            arrays[tensor.name] = _dequantised(tensor)
+            done += tensor.n_bytes
+        progress("load weights", done, total)
+        return cls(arrays)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def rows(self, name: str, indices: np.ndarray) -> np.ndarray:
+        """Some rows (n, E) float64 of the matrix `name`."""
+        return self._arrays[name][indices].astype(np.float64)
+
+    def vector(self, name: str) -> np.ndarray:
+        """The tensor `name` (n,) float64."""
+        return self._arrays[name].astype(np.float64)
+
+    def product(self, layer: Linear, x: np.ndarray) -> np.ndarray:
+        """scale * (W x) + bias_scale * b for every token.
+
+        Args:
+            layer: Names W (n_out, n_in) and b (n_out,).
+            x: (n, n_in) float64.
+
+        Returns:
+            (n, n_out) float64.
+
+        Numerics: One matrix-vector product per token and `_N_ROWS` rows: a matrix-matrix product would add in an order that
+        depends on how many tokens there are.
+        """
+        matrix = self._arrays[layer.weight]
+        y = np.empty((len(x), layer.n_out))
+        for start in range(0, layer.n_out, _N_ROWS):
+            part = matrix[start : start + _N_ROWS].astype(np.float64)
+            for token, vector in enumerate(x):
+                y[token, start : start + _N_ROWS] = part @ vector
+        y *= layer.scale
+        if layer.bias is not None:
+            y += layer.bias_scale * self.vector(layer.bias)
+        return y
+
+
+def _dequantised(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor, float32 in its shape.
+
+    Source: the `gguf` package's definition of each weight type.
+    """
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    rows = tensor.data.reshape(tensor.shape[:-1] + (-1,))
+    if tensor.type.name == "F32":
+        return np.array(rows.view(np.float32))
+    return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)
+
+
+def _shapes(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all tensors that a plan uses."""
+    yield plan.embedding.weight, (plan.embedding.n_vocab, plan.embedding.n_embd)
+    for block in plan.blocks[1:]:
+        for part in _parts(block):
+            if isinstance(part, Norm):
+                yield part.weight, (part.size,)
+            else:
+                yield part.weight, (part.n_out, part.n_in)
+                if part.bias is not None:
+                    yield part.bias, (part.n_out,)
+
+
+def _parts(block: Block) -> Iterator[Norm | Linear]:
+    """The norms and products of a block."""
+    assert isinstance(block, Attention | FeedForward | Output)
+    for name in block.__attrs_attrs__:  # type: ignore[attr-defined]
+        part = getattr(block, name.name)
+        if isinstance(part, Norm | Linear):
+            yield part

@@ -1,0 +1,45 @@
+"""Llama 1 to 3, and models built like it: Mistral, SmolLM2 and others that say `llama`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.blocks import Plan
+from augury.errors import ModelFileError
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+
+if TYPE_CHECKING:
+    from augury.blocks import Block
+    from augury.gguf import ModelFile
+
+_FACTORS = "rope_freqs.weight"  # llama 3.1 and later: divisors of the rope's frequencies
+
+
+class Llama(Architecture):
+    """Pre-norm attention with interleaved rope, gated feed-forward."""
+
+    name = "llama"
+
+    @classmethod
+    def plan(cls, file: ModelFile) -> Plan:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file)
+        factors = None
+        if _FACTORS in file.tensors:
+            factors = decoder.values(_FACTORS, decoder.n_rot // 2)
+            if not factors.all():
+                raise ModelFileError(f"{file.path}: tensor {_FACTORS!r} holds a 0, expected divisors")
+        rope = decoder.rope(is_interleaved=True, factors=factors)  # converters permute q and k into this order
+        window = decoder.keys.count("attention.sliding_window", 0, least=0) or None  # the first Mistral
+        blocks: list[Block] = [decoder.embedding()]
+        for layer in range(decoder.n_layers):
+            blocks += [decoder.attention(layer, rope, window=window), decoder.feed_forward(layer)]
+        return Plan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `llama`."""
+    return (Llama,)

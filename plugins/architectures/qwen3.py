@@ -1,0 +1,36 @@
+"""Qwen3, its dense models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.blocks import Plan
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+
+if TYPE_CHECKING:
+    from augury.blocks import Block
+    from augury.gguf import ModelFile
+
+
+class Qwen3(Architecture):
+    """Pre-norm attention with normed query and key heads, gated feed-forward."""
+
+    name = "qwen3"
+
+    @classmethod
+    def plan(cls, file: ModelFile) -> Plan:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file)
+        rope = decoder.rope()
+        blocks: list[Block] = [decoder.embedding()]
+        for layer in range(decoder.n_layers):
+            blocks += [decoder.attention(layer, rope, has_head_norms=True), decoder.feed_forward(layer)]
+        return Plan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `qwen3`."""
+    return (Qwen3,)
