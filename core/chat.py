@@ -1,0 +1,135 @@
+"""Chat templates: a conversation → the text that a model was trained to go on from.
+
+Templates are Jinja2 programs that come with a model file, so they run as strangers' code, in a sandbox with limits.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from augury.errors import ModelFileError, OptionError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from augury.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate"]
+
+_KEY = "tokenizer.chat_template"
+_ADVICE = "give a prompt instead of messages, or use another conversion of the model"
+
+
+class ChatTemplate:
+    """A model's chat template.
+
+    Args:
+        source: the Jinja2 template.
+        tokenizer: of the same model; its texts of bos and eos are known to the template as `bos_token` and `eos_token`.
+        now: tells the time to templates that write the date.
+
+    >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    >>> template.render([{"role": "user", "content": "Hi"}])
+    '<user>Hi'
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer | None = None,
+        *,
+        now: Callable[[], dt.datetime] = lambda: dt.datetime.now().astimezone(),
+    ) -> None:
+        self.source = source
+        self._tokenizer = tokenizer
+        self._now = now
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object], tokenizer: Tokenizer | None) -> ChatTemplate | None:
+        """The chat template of a model file, or None if it has none.
+
+        Raises:
+            ModelFileError: what should be the template is not text.
+        """
+        source = metadata.get(_KEY)
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise ModelFileError(f"{_KEY} is of type {type(source).__name__}, expected a string")
+        return cls(source, tokenizer)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """Write a conversation as the model expects it.
+
+        Args:
+            messages: mappings with `role` ("system", "user", "assistant" or what else the model knows) and `content`, text.
+            add_generation_prompt: end with what begins the model's answer.
+
+        Raises:
+            OptionError: the messages are malformed, or the template refuses them.
+            ModelFileError: the template is broken, or does what it may not.
+        """
+        from jinja2 import TemplateSyntaxError
+
+        from augury import sandbox
+
+        names = {
+            "messages": _checked(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self._special_text("bos"),
+            "eos_token": self._special_text("eos"),
+        }
+        try:
+            return sandbox.Sandbox(self._now).write(self.source, names)
+        except sandbox.Refusal as error:
+            raise OptionError(f"the model's chat template refuses these messages: {error}") from error
+        except TemplateSyntaxError as error:
+            raise ModelFileError(f"{_KEY} is broken at line {error.lineno}: {error.message}; {_ADVICE}") from error
+        except Exception as error:  # a template may make any operation fail
+            raise ModelFileError(f"{_KEY} fails: {type(error).__name__}: {error}; {_ADVICE}") from error
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Write a conversation and encode it: control tokens are read as such, and there is one bos where the model wants one.
+
+        Raises:
+            OptionError: as `render`.
+            ModelFileError: as `render`.
+            UnsupportedError: the model has no tokenizer.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise UnsupportedError("this model has no tokenizer, so a conversation cannot be encoded; give token ids instead")
+        text = self.render(messages, add_generation_prompt=add_generation_prompt)
+        ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+            ids.insert(0, tokenizer.bos)
+        return ids
+
+    def _special_text(self, name: Literal["bos", "eos"]) -> str:
+        """The text of a special token, or nothing."""
+        if self._tokenizer is None:
+            return ""
+        token = self._tokenizer.bos if name == "bos" else self._tokenizer.eos
+        return "" if token is None else self._tokenizer.text(token)
+
+
+def _checked(messages: object) -> list[dict[str, Any]]:
+    """Check a conversation, and copy it so that a template cannot change the caller's."""
+    expected = 'expected a list of {"role": ..., "content": ...}'
+    if not isinstance(messages, list | tuple):
+        raise OptionError(f"messages is {type(messages).__name__}, {expected}")
+    if not messages:
+        raise OptionError(f"messages is empty, {expected} with at least one message")
+    checked = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise OptionError(f"messages[{index}] is {type(message).__name__}, {expected}")
+        for key in ("role", "content"):
+            if key not in message:
+                raise OptionError(f"messages[{index}] has no {key!r}, {expected}")
+            if not isinstance(message[key], str):
+                raise OptionError(f"messages[{index}][{key!r}] is {type(message[key]).__name__}, expected text")
+        checked.append(dict(message))
+    return checked
