@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+from oracles import weights
+
+from augury.backends.numba_cpu.kernels import matmul as kernels
+from augury.backends.numba_cpu.kernels.dot import available_targets, choose_target
+from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack
+from augury.errors import OptionError
+from augury.tensor_type import TensorType
+
+ROWS, COLS = 70, 768  # three panels, the last one partly filled; three units of the K types
+every_kind = pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+
+
+def quantised(matrix: PackedMatrix, x: np.ndarray, ranges: int = 1) -> np.ndarray:
+    n, k = x.shape
+    out = aligned(kernels.activation_bytes(matrix.activation, n, k))
+    n_items = kernels.n_blocks(k) * n
+    edges = np.linspace(0, n_items, ranges + 1).astype(int)
+    quantize = kernels.matmul_kernels([matrix.kind])[matrix.kind].quantize
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
+        quantize(x.ctypes.data, out.ctypes.data, n, k, start, end)
+    return out
+
+
+def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = ()) -> np.ndarray:
+    """Multiply panel range by panel range, cut at `panels`; (n, n_rows) float32."""
+    operand, scratch = quantised(matrix, x), aligned(kernels.SCRATCH_BYTES)
+    ldy = 32 * matrix.n_panels
+    y = np.full((len(x), ldy), np.nan, np.float32)
+    run = kernels.matmul_kernels([matrix.kind])[matrix.kind].matmul
+    edges = (0, *panels, matrix.n_panels)
+    for p0, p1 in zip(edges[:-1], edges[1:], strict=True):
+        scratch[:] = 0xFF  # NaNs: nothing may be taken from an earlier call
+        run(matrix.address, operand.ctypes.data, y.ctypes.data, len(x), matrix.n_cols, p0, p1, ldy, scratch.ctypes.data)
+    assert not np.any(y[:, matrix.n_rows :])
+    return y[:, : matrix.n_rows]
+
+
+def activations(seed: int, n: int, k: int = COLS) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, k), dtype=np.float32)
+
+
+def random_matrix(kind: TensorType, seed: int, n_cols: int = COLS) -> tuple[PackedMatrix, np.ndarray]:
+    source = weights.random_weights(np.random.default_rng(seed), kind, ROWS, n_cols)
+    return pack(kind, (ROWS, n_cols), source), weights.dequantised(kind, source, ROWS).astype(np.float64)
+
+
+def assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, tolerance: float) -> None:
+    """Errors stay below `tolerance` times the largest product that vectors of these lengths can have."""
+    scale = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)
+    assert np.all(np.abs(y - x @ w.T) <= tolerance * scale + 1e-30)
+
+
+@every_kind
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_a_product_is_that_of_the_rounded_activations_in_float64(kind, n):
+    matrix, w = random_matrix(kind, 1)
+    x = activations(2, n)
+    operand = x.astype(np.float64) if kind in weights.FLOATS else weights.rounded(x)
+    assert_close(multiply(matrix, x), operand, w, 1e-6)
+
+
+@every_kind
+def test_a_product_is_near_that_of_the_activations_themselves(kind):
+    matrix, w = random_matrix(kind, 3)
+    x = activations(4, 16)
+    expected = x @ w.T
+    distance = np.linalg.norm(multiply(matrix, x) - expected) / np.linalg.norm(expected)
+    assert distance < (2e-6 if kind in weights.FLOATS else 0.008)
+
+
+@every_kind
+def test_bits_of_a_token_depend_on_nothing_but_the_token(kind):
+    matrix, _ = random_matrix(kind, 5)
+    x = activations(6, 130)
+    expected = np.concatenate([multiply(matrix, row[None]) for row in x])
+    for n in (*range(2, 21), 24, 25, 33, 64, 67, 130):
+        assert np.array_equal(multiply(matrix, x[130 - n :]), expected[130 - n :]), n
+        order = np.random.default_rng(n).permutation(130)[:n]
+        assert np.array_equal(multiply(matrix, x[order], panels=(1 + n % 2,)), expected[order]), n
+
+
+@every_kind
+def test_bits_do_not_depend_on_the_rows_beside(kind):
+    source = weights.random_weights(np.random.default_rng(7), kind, 64, COLS)
+    x = activations(8, 5)
+    whole = multiply(pack(kind, (64, COLS), source), x)
+    half = multiply(pack(kind, (32, COLS), source[source.size // 2 :]), x)
+    assert np.array_equal(whole[:, 32:], half)
+
+
+@pytest.mark.parametrize("target", [target for target in available_targets() if target != choose_target()])
+@pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
+def test_every_target_gives_the_same_bits(kind, target, monkeypatch):
+    source = weights.random_blocks(np.random.default_rng(9), kind, ROWS, 256)
+    matrix = pack(kind, (ROWS, 256), source)
+    x = activations(10, 31, 256)
+    expected = [multiply(matrix, x[:n]) for n in (1, 7, 31)]
+    monkeypatch.setenv("AUGURY_CPU_TARGET", target)
+    for n, y in zip((1, 7, 31), expected, strict=True):
+        assert np.array_equal(multiply(matrix, x[:n]), y)
+
+
+@pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
+def test_extreme_blocks_and_activations_are_multiplied_right(kind):
+    blocks = weights.random_blocks(np.random.default_rng(11), kind, ROWS, 768).reshape(-1, kind.block_bytes)
+    scales = [place + i for place in weights.HALVES[kind] for i in (0, 1)]
+    rest = np.setdiff1d(np.arange(kind.block_bytes), scales)
+    blocks[::3, rest[:, None]] = 0xFF
+    blocks[1::5, rest[:, None]] = 0
+    blocks[2::11, scales] = [0xFF, 0x7B] * (len(scales) // 2)  # 65504
+    matrix = pack(kind, (ROWS, 768), blocks.reshape(-1))
+    w = weights.dequantised(kind, blocks.reshape(-1), ROWS).astype(np.float64)
+    x = activations(12, 10, 768)
+    x[0] = 0
+    x[1] = -0.0
+    x[2] = 1
+    x[3] = -1
+    x[4] *= 1e25
+    x[5] *= 1e-28
+    x[6] *= 1e-41
+    x[7, 1:] = 0
+    x[8, ::2] = -1e4
+    x[9, 32:64] *= 1e6
+    y = multiply(matrix, x)
+    assert np.all(np.isfinite(y))
+    assert_close(y, weights.rounded(x), w, 2e-6)
+
+
+@pytest.mark.parametrize("kind", weights.FLOATS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n_cols", [1, 37, 129])
+def test_float_weights_multiply_with_any_number_of_columns(kind, n_cols):
+    matrix, w = random_matrix(kind, 13, n_cols)
+    x = activations(14, 7, n_cols)
+    assert_close(multiply(matrix, x), x.astype(np.float64), w, 1e-6)
+
+
+def test_activations_round_to_the_nearest_of_255_steps_per_32_columns():
+    matrix, _ = random_matrix(TensorType.Q8_0, 15)
+    x = activations(16, 9)
+    x[3, :32] = 1e-38
+    x[4] = 0
+    records = quantised(matrix, x).reshape(COLS // 32, 9, 52)
+    steps = records[..., :32].view(np.int8).astype(np.int32)
+    scale = np.ascontiguousarray(records[..., 44:48]).view(np.float32)
+    assert np.array_equal((steps.astype(np.float64) * scale).transpose(1, 0, 2).reshape(9, COLS), weights.rounded(x))
+    sums = np.ascontiguousarray(records[..., 32:44]).view(np.int32)
+    expected = [steps[..., :16].sum(axis=2), steps[..., 16:].sum(axis=2), steps.sum(axis=2)]
+    assert np.array_equal(sums, -np.stack(expected, axis=2))
+    scaled = np.ascontiguousarray(records[..., 48:52]).view(np.float32)[..., 0]
+    assert np.array_equal(scaled, scale[..., 0] * steps.sum(axis=2).astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", [TensorType.Q8_0, TensorType.F32], ids=lambda kind: kind.name)
+def test_threads_may_share_the_rounding_of_activations(kind):
+    matrix, _ = random_matrix(kind, 17)
+    x = activations(18, 5)
+    assert np.array_equal(quantised(matrix, x), quantised(matrix, x, ranges=7))
+
+
+def test_a_target_that_the_cpu_lacks_is_refused_with_those_that_it_has(monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_TARGET", "abacus")
+    with pytest.raises(OptionError, match="generic"):
+        choose_target()

@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import weights
+
+from augury.backends.numba_cpu.kernels.format import FORMATS
+from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES, matmul_kernels
+from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack, pack_tensor
+from augury.errors import ModelFileError
+from augury.gguf import Tensor
+from augury.tensor_type import TensorType
+
+
+def embed(matrix: PackedMatrix, row: int) -> np.ndarray:
+    out, scratch = np.empty(matrix.n_cols, np.float32), aligned(SCRATCH_BYTES)
+    kernel = matmul_kernels([matrix.kind])[matrix.kind].embed
+    kernel(matrix.address, row, matrix.n_cols, out.ctypes.data, scratch.ctypes.data)
+    return out
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint32)
+
+
+@pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+def test_a_packed_row_dequantises_to_the_bits_of_ggml(kind):
+    source = weights.random_weights(np.random.default_rng(1), kind, 70, 768)
+    matrix = pack(kind, (70, 768), source)
+    expected = weights.dequantised(kind, source, 70)
+    assert np.array_equal(bits(np.stack([embed(matrix, row) for row in range(70)])), bits(expected))
+
+
+@pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
+@given(seed=st.integers(0, 2**32), n_rows=st.integers(1, 66), n_units=st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_any_blocks_survive_packing(kind, seed, n_rows, n_units):
+    n_cols = n_units * kind.block_size
+    source = weights.random_blocks(np.random.default_rng(seed), kind, n_rows, n_cols)
+    matrix = pack(kind, (n_rows, n_cols), source)
+    expected = weights.dequantised(kind, source, n_rows)
+    assert np.array_equal(bits(np.stack([embed(matrix, row) for row in range(n_rows)])), bits(expected))
+
+
+@pytest.mark.parametrize("kind", weights.FLOATS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n_cols", [1, 31, 33, 100])
+def test_float_weights_have_any_number_of_columns(kind, n_cols):
+    source = weights.random_weights(np.random.default_rng(2), kind, 33, n_cols)
+    matrix = pack(kind, (33, n_cols), source)
+    expected = weights.dequantised(kind, source, 33)
+    assert np.array_equal(bits(np.stack([embed(matrix, row) for row in range(33)])), bits(expected))
+
+
+@pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+def test_whole_panels_take_as_many_bytes_as_the_file(kind):
+    source = weights.random_weights(np.random.default_rng(3), kind, 64, 512)
+    assert pack(kind, (64, 512), source).data.size == source.size
+
+
+@pytest.mark.parametrize("kind", [TensorType.Q4_K, TensorType.Q8_0, TensorType.BF16], ids=lambda kind: kind.name)
+def test_threads_pack_the_same_bytes(kind):
+    n_rows = 32 * 40 + 5
+    source = weights.random_weights(np.random.default_rng(4), kind, n_rows, 256)
+    alone, together = pack(kind, (n_rows, 256), source), pack(kind, (n_rows, 256), source, threads=2)
+    assert np.array_equal(alone.data, together.data)
+
+
+def test_leading_axes_of_a_tensor_count_as_rows():
+    source = weights.random_weights(np.random.default_rng(5), TensorType.Q4_0, 6, 64)
+    matrix = pack_tensor(Tensor("experts", (2, 3, 64), TensorType.Q4_0, source))
+    assert (matrix.n_rows, matrix.n_cols, matrix.n_panels, matrix.activation) == (6, 64, 1, "q8_32")
+
+
+@pytest.mark.parametrize("n_bytes", [1, 4096, (4 << 20) + 1])
+def test_memory_is_aligned_to_lines_or_huge_pages(n_bytes):
+    memory = aligned(n_bytes)
+    assert memory.size == n_bytes
+    assert memory.ctypes.data % (1 << 21 if n_bytes > 4 << 20 else 64) == 0
+
+
+def test_every_type_of_a_model_file_has_a_format_of_its_size():
+    assert FORMATS.keys() == {kind.name.lower() for kind in TensorType}
+    for kind in TensorType:
+        fmt = FORMATS[kind.name.lower()]
+        assert fmt.source_bytes * kind.block_size == kind.block_bytes * fmt.unit_blocks * 32
+
+
+@pytest.mark.parametrize(("n_cols", "n_bytes"), [(100, 144), (256, 143), (256, 288)])
+def test_a_matrix_of_the_wrong_size_is_refused(n_cols, n_bytes):
+    with pytest.raises(ModelFileError, match="Q4_K matrix"):
+        pack(TensorType.Q4_K, (1, n_cols), np.zeros(n_bytes, np.uint8))

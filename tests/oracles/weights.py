@@ -1,0 +1,57 @@
+"""Weight matrices of every type and what they mean, from the gguf package and plain numpy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+
+from augury.tensor_type import TensorType
+
+# Where a block of a type holds numbers in half precision.
+HALVES = {
+    TensorType.Q8_0: (0,),
+    TensorType.Q4_0: (0,),
+    TensorType.Q4_1: (0, 2),
+    TensorType.Q5_0: (0,),
+    TensorType.Q5_1: (0, 2),
+    TensorType.Q2_K: (80, 82),
+    TensorType.Q3_K: (108,),
+    TensorType.Q4_K: (0, 2),
+    TensorType.Q5_K: (0, 2),
+    TensorType.Q6_K: (208,),
+}
+FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+QUANTISED = tuple(HALVES)
+
+
+def random_weights(rng: np.random.Generator, kind: TensorType, n_rows: int, n_cols: int) -> np.ndarray:
+    """Make the bytes of a matrix: what gguf quantises from normal numbers, or random blocks for types that it only reads."""
+    if kind in HALVES and kind.name.endswith("K"):
+        return random_blocks(rng, kind, n_rows, n_cols)
+    numbers = rng.standard_normal((n_rows, n_cols), dtype=np.float32)
+    return quants.quantize(numbers, GGMLQuantizationType[kind.name]).view(np.uint8).reshape(-1)
+
+
+def random_blocks(rng: np.random.Generator, kind: TensorType, n_rows: int, n_cols: int) -> np.ndarray:
+    """Make blocks of random bits, with scales of all magnitudes below two: negative, zero and denormal ones too."""
+    blocks = rng.integers(0, 256, (n_rows * n_cols // kind.block_size, kind.block_bytes), dtype=np.uint8)
+    for place in HALVES[kind]:
+        blocks[:, place + 1] &= 0xBF
+        blocks[::7, place : place + 2] = 0
+        blocks[1::7, place + 1] &= 0x83  # denormal
+    return blocks.reshape(-1)
+
+
+def dequantised(kind: TensorType, source: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return (n_rows, n_cols) float32, as ggml dequantises."""
+    return quants.dequantize(source.reshape(n_rows, -1), GGMLQuantizationType[kind.name]).reshape(n_rows, -1)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """Round activations (n, k) float32 to 1/127 of the largest magnitude of each 32; float64."""
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    counts = largest >= np.float32(1e-35)
+    inverse = np.float32(127) / np.where(counts, largest, np.float32(1))
+    scale = np.where(counts, largest / np.float32(127), np.float32(0))
+    return (np.rint(blocks * inverse * counts).astype(np.float64) * scale).reshape(x.shape)
