@@ -1,0 +1,136 @@
+"""Models of the Hugging Face Hub: `hf:owner/repo:quant`, or `hf:owner/repo` where there is one choice or a Q4_K_M."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from augury.errors import ModelFileError
+from augury.hookspecs import hookimpl
+from augury.interfaces import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from augury.interfaces import Progress
+
+__all__ = ["HuggingFaceSource", "choose"]
+
+_PREFIX = "hf:"
+_REFERENCE = re.compile(r"hf:(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<quant>[\w.-]+))?")
+_PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
+_QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)\w*)$", re.IGNORECASE)
+_DEFAULT_QUANT = "Q4_K_M"
+
+
+class HuggingFaceSource(Source):
+    """Downloads through huggingface_hub, which resumes, retries, and knows the user's token and mirror."""
+
+    name = "huggingface"
+
+    @classmethod
+    def handles(cls, reference: str) -> bool:
+        """Whether `reference` begins with `hf:`."""
+        return reference.startswith(_PREFIX)
+
+    @classmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
+        """The file, or the first of a split model's, below `folder`; a named quant that is there already needs no network.
+
+        Raises:
+            ModelFileError: The reference is malformed, nothing or too much fits it, or the download failed.
+        """
+        match = _REFERENCE.fullmatch(reference)
+        if match is None:
+            raise ModelFileError(
+                f"{reference!r} names no model of the Hub, expected hf:OWNER/REPOSITORY or hf:OWNER/REPOSITORY:QUANT"
+            )
+        repo, quant = match["repo"], match["quant"]
+        home = folder / "huggingface" / repo
+        if quant and (local := _local(home, quant)):
+            return local
+
+        import httpx
+        import huggingface_hub
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            hub = huggingface_hub.HfApi()
+            names = choose(hub.list_repo_files(repo), reference, quant)
+            for name in names:
+                hub.hf_hub_download(repo, name, local_dir=home, tqdm_class=_bar(f"download {name}", progress))
+        except (OSError, httpx.HTTPError, HFValidationError) as error:
+            said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            raise ModelFileError(f"{reference}: cannot be downloaded: {said[0]}; check the name and the connection") from error
+        return home / names[0]
+
+
+def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]:
+    """Choose among the files of a repository those of one model, in the order of its parts.
+
+    Raises:
+        ModelFileError: No model fits, or more than one.
+
+    >>> choose(["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf"], "hf:o/m:q8_0", "q8_0")
+    ['m-Q8_0.gguf']
+    """
+    models: dict[str, list[str]] = {}
+    for name in sorted(files):
+        stem = name.removesuffix(".gguf")
+        if stem != name and "mmproj" not in name.rsplit("/", 1)[-1]:  # what turns images into tokens is no language model
+            models.setdefault(_PART.sub("", stem), []).append(name)
+    if not models:
+        raise ModelFileError(f"{reference}: the repository has no .gguf files; look for one whose name ends in -GGUF")
+    found = [stem for stem in models if quant is None or _fits(stem, quant)]
+    if quant is None and len(found) > 1:
+        found = [stem for stem in found if _fits(stem, _DEFAULT_QUANT)] or found
+    if len(found) != 1:
+        offered = "; ".join(_quant_of(stem) for stem in models)
+        problem = "nothing fits" if not found else f"{len(found)} models fit ({', '.join(found)})"
+        raise ModelFileError(f"{reference}: {problem}, expected one; add :QUANT, of which there are: {offered}")
+    parts = models[found[0]]
+    if (split := _PART.search(parts[0].removesuffix(".gguf"))) and len(parts) != int(split["count"]):
+        raise ModelFileError(f"{reference}: the repository has {len(parts)} of the {int(split['count'])} parts of {found[0]}")
+    return parts
+
+
+def _fits(stem: str, quant: str) -> bool:
+    """Whether a file's name, without its end, says that it is of this quant; capitals do not matter."""
+    return re.search(rf"(?:^|[-._/]){re.escape(quant)}$", stem, re.IGNORECASE) is not None
+
+
+def _quant_of(stem: str) -> str:
+    return match[1] if (match := _QUANT.search(stem)) else stem
+
+
+def _local(home: Path, quant: str) -> Path | None:
+    """The first file of a model that was downloaded whole before, if there is exactly one of this quant."""
+    files = [path.relative_to(home).as_posix() for path in home.rglob("*.gguf")]
+    try:
+        return home / choose(files, str(home), quant)[0]
+    except ModelFileError:
+        return None
+
+
+def _bar(task: str, progress: Progress) -> type[Any]:
+    """What huggingface_hub reports to: a progress bar without a screen."""
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg, misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **(options | {"file": io.StringIO(), "disable": False}))
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            progress(task, int(self.n), int(self.total or 0))
+            return shown
+
+    return Bar
+
+
+@hookimpl
+def augury_sources() -> list[type[Source]]:
+    """Offer `huggingface`."""
+    return [HuggingFaceSource]

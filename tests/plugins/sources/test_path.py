@@ -1,0 +1,28 @@
+"""The source of files that are here already."""
+
+import pytest
+
+from augury.errors import ModelFileError
+from augury.interfaces import Progress
+from augury.plugins.sources.path import PathSource
+
+
+def test_an_existing_file_stands_for_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").write_bytes(b"x")
+    for reference in ("model", "./model", str(tmp_path / "model")):
+        assert PathSource.handles(reference)
+        assert PathSource.fetch(reference, tmp_path / "cache", Progress()).samefile(tmp_path / "model")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("reference", ["smollm2", "hf:o/r:Q4_0", "pypi:a==1", "hf:o/r.gguf", "a/b"])
+def test_names_of_other_sources_are_left_to_them(reference):
+    assert not PathSource.handles(reference)
+
+
+@pytest.mark.parametrize("reference", ["./absent", "/absent/model", "absent.gguf", "~nobody-of-this-name/m.gguf"])
+def test_a_path_to_nothing_is_an_error_that_names_it(reference, tmp_path):
+    assert PathSource.handles(reference)
+    with pytest.raises(ModelFileError, match=reference):
+        PathSource.fetch(reference, tmp_path, Progress())

