@@ -161,6 +161,7 @@ class Session(ABC):
     slot: int
     n_slots: int
     model: ModelInfo
+    options: ModelOptions  # how the target was loaded
     tokenizer: Tokenizer | None
 
     @abstractmethod

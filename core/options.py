@@ -13,8 +13,6 @@ and from that come `--spec-type "ngram-simple:n=8"`, the flag `--spec-ngram-simp
 from __future__ import annotations
 
 import difflib
-import types
-import typing
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["NoOptions", "Option", "Spec", "build", "nearest", "option", "options_of", "parse_specs"]
 
 _KEY = "augury_option"
+_KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -133,11 +132,10 @@ def options_of(options_class: type[Any]) -> dict[str, Option]:
     >>> list(options_of(NoOptions))
     []
     """
-    hints = typing.get_type_hints(options_class)
     found = {}
     for attribute in attrs.fields(options_class):
         if (facts := attribute.metadata.get(_KEY)) is not None:
-            kind, is_optional = _kind_of(hints[attribute.name])
+            kind, is_optional = _kind_of(attribute.type)
             found[attribute.name] = Option(
                 name=attribute.name, kind=kind, is_optional=is_optional, default=attribute.default, **facts
             )
@@ -145,10 +143,12 @@ def options_of(options_class: type[Any]) -> dict[str, Option]:
 
 
 def _kind_of(hint: Any) -> tuple[type, bool]:
-    if isinstance(hint, types.UnionType):
-        (kind,) = (member for member in typing.get_args(hint) if member is not types.NoneType)
-        return kind, True
-    return hint, False
+    """A field's type and whether None is allowed, from its annotation, which may be text and need not be importable."""
+    text = hint.__name__ if isinstance(hint, type) else str(hint)
+    names = [name.strip() for name in text.split("|")]
+    if names[0] not in _KINDS or names[1:] not in ([], ["None"]):
+        raise TypeError(f"an option is annotated with {text!r}, expected int, float, bool or str, or one of them | None")
+    return _KINDS[names[0]], len(names) == 2
 
 
 def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> Any:

@@ -1,0 +1,293 @@
+"""`Engine`: a loaded model that answers requests, with speculation or without.
+
+The engine's own thread runs the loop; every public method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, overload
+
+import attrs
+import numpy as np
+
+from augury.chat import ChatTemplate
+from augury.errors import OptionError, UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import Loader
+from augury.loop import Loop
+from augury.options import build
+from augury.registry import Registry
+from augury.request import checked_tokens, make_request
+from augury.running import Running
+from augury.sequence import Sequence
+from augury.session import EngineSession
+from augury.speculation import Speculation, choose_drafter
+from augury.types import ModelOptions
+from augury.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Sequence as Items
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from augury.interfaces import Backend, Drafter, MemoryManager, Model
+    from augury.tokenizer import Tokenizer
+    from augury.types import Allocation, ModelInfo, Result, Token
+
+    Prompt = str | Items[int] | np.ndarray
+    Message = Mapping[str, Any]
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """A target model with its drafters, slots and memory. Made by `Engine.load`; close it, or use it in a `with` statement.
+
+    Attributes:
+        info: Facts about the model.
+        tokenizer: Of the model, or None where its file has none: then prompts are token ids and texts are empty.
+        config: The effective configuration, whether it was asked for or chosen.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        memory: MemoryManager,
+        drafters: Items[Drafter],
+        loader: Loader,
+        *,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        speculation: Speculation,
+        config: Mapping[str, Any],
+        observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
+    ) -> None:
+        """Put loaded parts together; users call `load`."""
+        self.info: ModelInfo = model.info
+        self.tokenizer = tokenizer
+        self.config = config
+        self._template = template
+        self._speculation = speculation
+        self._n_ctx = model.state_spec.n_ctx
+        self._drafters = drafters
+        self._loader = loader
+        self._worker = Worker(Loop(model, memory, drafters, *observers))
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = "smollm2",
+        *,
+        backend: str = "auto",
+        memory: str = "auto",
+        spec_type: str | Iterable[str] = "none",
+        draft_model: str | Path | None = None,
+        spec_options: Mapping[str, Mapping[str, Any]] | None = None,
+        draft_max: int = 16,
+        draft_min: int = 0,
+        threads: int | None = None,
+        n_ctx: int = 4096,
+        slots: int = 1,
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        progress: Progress | None = None,
+        registry: Registry | None = None,
+    ) -> Self:
+        """Load a model.
+
+        Args:
+            model: A path, a short name, `hf:owner/repo:quant` or `pypi:distribution==version`.
+            backend: A backend's name, or `auto`.
+            memory: A memory manager's name, or `auto`.
+            spec_type: `none`, or a drafter with options: `name:key=value,key=value`.
+            draft_model: A second, small model; given without `spec_type` it asks for the drafter `draft-model`.
+            spec_options: Options by drafter name, beside those in `spec_type`.
+            draft_max: Tokens per draft at most.
+            draft_min: Shorter drafts are thrown away.
+            threads: None for as many as there are physical cores.
+            n_ctx: Tokens that one sequence may use, prompt and output together.
+            slots: Sequences that run at once; requests beyond them queue.
+            cache_type_k: Type of the keys in the KV cache: `f16` or `f32`.
+            cache_type_v: Type of the values.
+            progress: Told how far downloading, compiling and loading have come.
+            registry: Plugins to choose from; None discovers those installed.
+
+        Raises:
+            AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
+        """
+        _check_counts(n_ctx=n_ctx, slots=slots, threads=threads)
+        registry = registry or Registry.discover()
+        drafter_class, drafter_options = choose_drafter(registry, spec_type, draft_model, spec_options)
+        speculation = Speculation(drafter_class.name, drafter_options, draft_max, draft_min)
+        backend_class = _backend_class(registry, backend)
+        loader = Loader(
+            registry, backend_class(build(backend_class.options_class, {}, backend_class.name)), progress or Progress()
+        )
+        options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
+        try:
+            metadata = loader.open(model).metadata
+            tokenizer = loader.load_tokenizer(model)
+            template = ChatTemplate.from_metadata(metadata, tokenizer)
+            target = loader.load(model, options)
+            memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
+            manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)
+            drafters: list[Drafter] = []
+            if drafter_class.name != "none":
+                sessions = (EngineSession(slot, target.info, options, tokenizer, loader) for slot in range(slots))
+                drafters = [drafter_class(drafter_options, session) for session in sessions]
+            loader.close_files()
+            chosen = {"model": str(model), "backend": backend_class.name, "memory": memory_class.name}
+            return cls(
+                target,
+                manager,
+                drafters,
+                loader,
+                tokenizer=tokenizer,
+                template=template,
+                speculation=speculation,
+                config=chosen | attrs.asdict(options) | {"speculative": speculation.effective()},
+                observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
+            )
+        except BaseException:
+            loader.close()
+            raise
+
+    # Requests
+
+    def submit(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Running:
+        """Start a request and return at once; beyond the slots it waits for its turn.
+
+        Args:
+            prompt: A text or token ids.
+            messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
+            **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
+                repeat_last_n, seed, logit_bias (see `augury.sampling.SamplingParams`); max_tokens (None: until an end token
+                or a full context), stop (a text or several), ignore_eos, logprobs (None, or how many alternatives),
+                cache_prompt (reuse what a slot still holds), speculative ({"n_max", "n_min", "p_min", "type", NAME: {...}}).
+
+        Raises:
+            OptionError: An argument is unknown or out of range.
+            CapacityError: The prompt does not fit into the context.
+        """
+        request = make_request(self._tokens(prompt, messages), self._speculation, params)
+        if request.stop and self.tokenizer is None:
+            raise UnsupportedError("stop needs texts, but this model has no tokenizer; use max_tokens")
+        running = Running()
+        self._worker.submit(Sequence(request, running, self.tokenizer, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx))
+        return running
+
+    @overload
+    def generate(self, prompt: list[str] | list[Items[int]], **params: Any) -> list[Result]: ...
+
+    @overload
+    def generate(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Result: ...
+
+    def generate(self, prompt: Any = None, *, messages: Items[Message] | None = None, **params: Any) -> Result | list[Result]:
+        """Answer one prompt, or several at once: a list of texts or of token lists gives a list of results in its order.
+
+        Arguments and errors are those of `submit`.
+        """
+        if messages is None and _is_several(prompt):
+            runnings: list[Running] = []
+            try:
+                runnings.extend(self.submit(each, **params) for each in prompt)
+                return [running.result() for running in runnings]
+            except BaseException:
+                for running in runnings:
+                    running.cancel()
+                raise
+        return self.submit(prompt, messages=messages, **params).result()
+
+    def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Iterator[Token]:
+        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
+        return iter(self.submit(prompt, messages=messages, **params))
+
+    async def astream(
+        self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any
+    ) -> AsyncIterator[Token]:
+        """The same for asyncio: the event loop is never blocked."""
+        running = self.submit(prompt, messages=messages, **params)
+        pieces = iter(running)
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                yield piece
+        finally:
+            running.cancel()
+
+    def evaluate(self, token_ids: Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
+        """The logits behind every token of a text, without generating.
+
+        Args:
+            token_ids: T tokens.
+            rows: Positions whose logits are wanted, in any order; None for all.
+
+        Returns:
+            (T, V) float32, or (len(rows), V).
+
+        Raises:
+            OptionError: A token or row is out of range, or there are none.
+            CapacityError: The tokens do not fit into the context.
+        """
+        tokens = checked_tokens(token_ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
+        wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows, np.int64).reshape(-1)
+        if ((wanted < 0) | (wanted >= len(tokens))).any():
+            raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {len(tokens) - 1}, the positions of the tokens given")
+        rising, back = np.unique(wanted, return_inverse=True)
+        future: Future[np.ndarray] = Future()
+        self._worker.evaluate(tokens, rising, future)
+        logits = future.result()
+        return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
+
+    def memory_table(self) -> list[Allocation]:
+        """What the models hold, the target's first: weights, KV cache, scratch."""
+        return [line for model in self._loader.models for line in model.memory_table()]
+
+    def close(self) -> None:
+        """Cancel what runs and give back threads and memory. May be called twice."""
+        self._worker.close()
+        for drafter in self._drafters:
+            drafter.close()
+        self._drafters = []
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _tokens(self, prompt: Prompt | None, messages: Items[Message] | None) -> np.ndarray:
+        if (prompt is None) == (messages is None):
+            raise OptionError("give either a prompt or messages")
+        ids: Any = prompt
+        if messages is not None or isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UnsupportedError("this model has no tokenizer; give token ids instead of text")
+            if messages is None:
+                ids = self.tokenizer.encode(ids, add_special=True, parse_special=True)
+            elif self._template is None:
+                raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+            else:
+                ids = self.tokenizer.encode(self._template.render(messages), add_special=False, parse_special=True)
+        return checked_tokens(ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
+
+
+def _backend_class(registry: Registry, name: str) -> type[Backend]:
+    backend: type[Backend] = registry.choose("backend", None) if name == "auto" else registry.find("backend", name)
+    if (reason := backend.unavailable_reason()) is not None:
+        raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
+    return backend
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise OptionError(f"{name} is {value!r}, expected a whole number of at least 1")
+
+
+def _is_several(prompt: Any) -> bool:
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)

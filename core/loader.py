@@ -1,0 +1,81 @@
+"""Loads models and tokenizers for one engine: the target first, second models for its drafters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.errors import ModelFileError
+from augury.gguf import ModelFile
+from augury.models import resolve
+from augury.options import nearest
+from augury.session import Shared
+from augury.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from augury.blocks import Plan
+    from augury.interfaces import Backend, Model, Progress
+    from augury.registry import Registry
+    from augury.tokenizer import Tokenizer
+    from augury.types import ModelOptions
+
+__all__ = ["Loader", "plan_of"]
+
+
+def plan_of(file: ModelFile, registry: Registry) -> Plan:
+    """The plan of a model file.
+
+    Raises:
+        ModelFileError: No plugin knows its architecture, or the file does not fit it.
+    """
+    architecture = registry.architectures.get(file.architecture)
+    if architecture is None:
+        hint = nearest(file.architecture, registry.architectures)
+        raise ModelFileError(f"{file.path}: architecture {file.architecture!r} is not supported{hint}")
+    return architecture.plan(file)
+
+
+class Loader:
+    """Loads each model once, and remembers what is to be closed."""
+
+    def __init__(self, registry: Registry, backend: Backend, progress: Progress) -> None:
+        self.shared = Shared()
+        self.models: list[Model] = []
+        self._registry = registry
+        self._backend = backend
+        self._progress = progress
+        self._files: dict[str, ModelFile] = {}
+
+    def open(self, reference: str | Path) -> ModelFile:
+        """The file that `reference` means, open until `close_files`: reading a large header twice would be felt."""
+        if str(reference) not in self._files:
+            self._files[str(reference)] = ModelFile.open(resolve(reference, self._registry, self._progress))
+        return self._files[str(reference)]
+
+    def load(self, reference: str | Path, options: ModelOptions) -> Model:
+        """The model that `reference` means, with slots of its own; the same reference and options load once."""
+
+        def make() -> Model:
+            file = self.open(reference)
+            self.models.append(self._backend.load(file, plan_of(file, self._registry), options, self._progress))
+            return self.models[-1]
+
+        return self.shared.get(("model", str(reference), options), make)  # type: ignore[no-any-return]
+
+    def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
+        """The tokenizer of a model's file, or None where the file has none."""
+        key = ("tokenizer", str(reference))
+        return self.shared.get(key, lambda: load_tokenizer(self.open(reference).metadata))  # type: ignore[no-any-return]
+
+    def close_files(self) -> None:
+        """Close the files that are open; what was loaded from them stays."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def close(self) -> None:
+        """Close all models and what drafters share."""
+        self.close_files()
+        self.shared.close()
+        self.models.clear()

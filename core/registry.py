@@ -1,0 +1,212 @@
+"""Finds plugins, checks them and hands out their classes.
+
+Plugins are modules named by entry points of the group `augury`; first-party ones enter the same way as strangers'. One broken
+package is a warning and a line in `augury plugins`, never a crash; two plugins of one name are an error that names both.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+from attrs import frozen
+
+from augury import hookspecs, log
+from augury.errors import PluginError
+from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, MemoryManager, Plugin, Source
+from augury.options import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from augury.types import ModelInfo
+
+__all__ = ["BrokenPlugin", "PluginRecord", "Registry"]
+
+GROUP = "augury"
+ALLOW_LIST = "AUGURY_PLUGINS"  # comma-separated distributions that may be loaded beside augury's own
+
+_KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes must be)
+    "backend": ("augury_backends", Backend),
+    "drafter": ("augury_drafters", Drafter),
+    "memory": ("augury_memory_managers", MemoryManager),
+    "architecture": ("augury_architectures", Architecture),
+    "source": ("augury_sources", Source),
+}
+_PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous",)}
+
+
+@frozen
+class PluginRecord:
+    """A class that can be used, and where it came from."""
+
+    kind: str
+    name: str
+    plugin: type[Plugin]
+    distribution: str
+    version: str
+
+
+@frozen
+class BrokenPlugin:
+    """An entry point that could not be used, and why."""
+
+    name: str
+    distribution: str
+    version: str
+    reason: str
+
+
+class Registry:
+    """All plugins of one process. Build it with `discover`, or empty for tests and `register` into it."""
+
+    def __init__(self) -> None:
+        self.hooks = pluggy.PluginManager("augury")
+        self.hooks.add_hookspecs(hookspecs)
+        self.records: list[PluginRecord] = []
+        self.broken: list[BrokenPlugin] = []
+
+    @classmethod
+    def discover(cls) -> Registry:
+        """Load every entry point of the group that the environment's allow-list admits.
+
+        Raises:
+            PluginError: Two plugins have the same name, or a hook's name is misspelt.
+        """
+        registry = cls()
+        allowed = os.environ.get(ALLOW_LIST)
+        names = None if allowed is None else {"augury", *(name.strip() for name in allowed.split(",") if name.strip())}
+        for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+            distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "")
+            if names is not None and distribution not in names:
+                continue
+            try:
+                module = entry.load()
+            except Exception as error:  # noqa: BLE001 - whatever a stranger's module does at import
+                registry._give_up(entry.name, distribution, version, f"{type(error).__name__}: {error}")
+                continue
+            registry.register(module, name=entry.name, distribution=distribution, version=version)
+        return registry
+
+    def register(self, plugin: Any, *, name: str, distribution: str = "this process", version: str = "") -> None:
+        """Take a module or object with hook implementations, and the classes that it offers.
+
+        Raises:
+            PluginError: A name is taken already, or a hook's name is misspelt.
+        """
+        self.hooks.register(plugin, name=f"{distribution}:{name}")
+        try:
+            self.hooks.check_pending()
+        except pluggy.PluginValidationError as error:
+            self.hooks.unregister(plugin)
+            known = [spec for spec in dir(hookspecs) if spec.startswith("augury_")]
+            wrong = next(word for word in str(error).replace("'", " ").split() if word.startswith("augury_"))
+            raise PluginError(
+                f"{distribution}: plugin {name!r} implements no known hook {wrong!r}{nearest(wrong, known)}"
+            ) from None
+        try:
+            found = [record for kind in _KINDS for record in self._offered(plugin, kind, distribution, version)]
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's hook does
+            self.hooks.unregister(plugin)
+            self._give_up(name, distribution, version, f"{type(error).__name__}: {error}")
+            return
+        for record in found:
+            self._add(record)
+
+    def _offered(self, plugin: Any, kind: str, distribution: str, version: str) -> Iterable[PluginRecord]:
+        hook, base = _KINDS[kind]
+        for cls in getattr(plugin, hook)() if hasattr(plugin, hook) else ():
+            if not (isinstance(cls, type) and issubclass(cls, base)):
+                raise PluginError(f"{hook} offers {cls!r}, expected subclasses of augury.interfaces.{base.__name__}")
+            if cls.api_version != API_VERSION:
+                raise PluginError(f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}")
+            yield PluginRecord(kind, cls.name, cls, distribution, version)
+
+    def _add(self, record: PluginRecord) -> None:
+        names = {record.name, *record.plugin.aliases}
+        for other in self.records:
+            if other.kind == record.kind and names & {other.name, *other.plugin.aliases}:
+                raise PluginError(
+                    f"two {record.kind} plugins are called {record.name!r}: one of {_where(other)}, one of {_where(record)}; "
+                    f"uninstall one, or name those to load in {ALLOW_LIST}"
+                )
+        self.records.append(record)
+
+    def _give_up(self, name: str, distribution: str, version: str, reason: str) -> None:
+        self.broken.append(BrokenPlugin(name, distribution, version, reason))
+        log.warn("augury.registry", "plugin cannot be used", plugin=name, distribution=distribution, reason=reason)
+
+    # Looking up
+
+    def _of_kind(self, kind: str) -> dict[str, Any]:
+        return {record.name: record.plugin for record in self.records if record.kind == kind}
+
+    @property
+    def backends(self) -> Mapping[str, type[Backend]]:
+        """Backend classes by name."""
+        return self._of_kind("backend")
+
+    @property
+    def drafters(self) -> Mapping[str, type[Drafter]]:
+        """Drafter classes by name."""
+        return self._of_kind("drafter")
+
+    @property
+    def memory_managers(self) -> Mapping[str, type[MemoryManager]]:
+        """Memory manager classes by name."""
+        return self._of_kind("memory")
+
+    @property
+    def architectures(self) -> Mapping[str, type[Architecture]]:
+        """Architecture classes by name."""
+        return self._of_kind("architecture")
+
+    @property
+    def sources(self) -> Mapping[str, type[Source]]:
+        """Source classes by name."""
+        return self._of_kind("source")
+
+    def find(self, kind: str, name: str) -> Any:
+        """The class of `kind` that has `name`, or has it as an alias.
+
+        Raises:
+            PluginError: There is none.
+        """
+        classes = self._of_kind(kind)
+        for cls in classes.values():
+            if name == cls.name or name in cls.aliases:
+                return cls
+        broken = "".join(f"; {each.name} of {each.distribution} is broken: {each.reason}" for each in self.broken)
+        raise PluginError(f"there is no {kind} {name!r}{nearest(name, classes)}{broken}")
+
+    def choose(self, kind: str, model: ModelInfo | None) -> Any:
+        """The class of `kind` for a user who said `auto`: a plugin's choice, or else the first preferred one that can run.
+
+        Raises:
+            PluginError: None can run.
+        """
+        classes = self._of_kind(kind)
+        usable = [name for name, cls in classes.items() if _reason(cls) is None]
+        chosen = self.hooks.hook.augury_choose(kind=kind, names=usable, model=model)
+        if chosen is not None:
+            return self.find(kind, chosen)
+        for name in (*_PREFERRED[kind], *usable):
+            if name in usable:
+                return classes[name]
+        reasons = "; ".join(f"{name}: {_reason(cls)}" for name, cls in classes.items())
+        raise PluginError(f"no {kind} can run here ({reasons or 'none is installed'})")
+
+    def observers(self, hook: str) -> Callable[..., Any] | None:
+        """The hook call of an observer hook, or None where nobody listens."""
+        caller = getattr(self.hooks.hook, hook)
+        return caller if caller.get_hookimpls() else None
+
+
+def _reason(cls: type[Any]) -> str | None:
+    return cls.unavailable_reason() if issubclass(cls, Backend) else None
+
+
+def _where(record: PluginRecord) -> str:
+    return f"{record.distribution} {record.version}".strip()

@@ -1,0 +1,99 @@
+"""What a caller asks for: prompt, sampling and limits of one request, checked."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import Factory, frozen
+
+from augury.errors import CapacityError, OptionError
+from augury.options import nearest
+from augury.sampling import SamplingParams, sampling_options
+from augury.speculation import Speculation
+from augury.types import tokens_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Request", "checked_tokens", "make_request"]
+
+
+@frozen(eq=False)
+class Request:
+    """One prompt and how it is to be continued."""
+
+    prompt: np.ndarray  # (p,) int32, see `checked_tokens`
+    sampling: SamplingParams = Factory(SamplingParams)
+    max_tokens: int | None = None  # None: until an end token or a full context
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives to report; 0: the emitted token's alone; None: nothing
+    cache_prompt: bool = True
+    speculation: Speculation = Factory(Speculation)
+
+
+def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
+    """A prompt's tokens, (p,) int32, checked against a model.
+
+    Raises:
+        OptionError: They are no token ids, none at all, or outside the vocabulary.
+        CapacityError: They do not fit into a sequence.
+    """
+    try:
+        tokens = np.asarray(prompt)
+    except ValueError:  # lists of different lengths
+        tokens = np.empty((0, 0))
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise OptionError(f"the prompt is {reprlib.repr(prompt)}, expected a text or a list of token ids")
+    if len(tokens) == 0:
+        raise OptionError("the prompt is empty, expected at least one token; this model adds none of its own")
+    outside = (tokens < 0) | (tokens >= n_vocab)
+    if outside.any():
+        raise OptionError(f"the prompt holds token {tokens[outside.argmax()]}, the vocabulary has tokens 0 to {n_vocab - 1}")
+    if len(tokens) > n_ctx:
+        raise CapacityError(
+            f"the prompt has {len(tokens)} tokens, a sequence can use {n_ctx}; "
+            "shorten it or load the model with a larger context (-c, n_ctx)"
+        )
+    return tokens_array(tokens)
+
+
+def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any]) -> Request:
+    """A request from checked token ids and the keyword arguments of `generate` and `stream`.
+
+    Raises:
+        OptionError: An argument is unknown, has the wrong type or is out of range.
+    """
+    rest = dict(params)
+    sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias") if key in rest})
+    speculation = speculation.override(rest.pop("speculative", None))
+    max_tokens = _count(rest.pop("max_tokens", None), "max_tokens", at_least=1)
+    logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
+    stop = rest.pop("stop", ())
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(each, str) and each for each in stops):
+        raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
+    flags = {key: _flag(rest.pop(key, default), key) for key, default in (("ignore_eos", False), ("cache_prompt", True))}
+    if rest:
+        known = (*sampling_options(), "logit_bias", "speculative", "max_tokens", "logprobs", "stop", *flags)
+        key = next(iter(rest))
+        raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
+    return Request(
+        prompt, sampling=sampling, max_tokens=max_tokens, stop=stops, logprobs=logprobs, speculation=speculation, **flags
+    )
+
+
+def _count(value: Any, name: str, *, at_least: int) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < at_least:
+        raise OptionError(f"{name} is {value!r}, expected a whole number of at least {at_least}")
+    return int(value)
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}, expected true or false")
+    return value

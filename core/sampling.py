@@ -1,0 +1,187 @@
+"""Logits → token. Sampling keeps no state that a rejected draft could have touched.
+
+What a token is chosen from is a function of the logits row, the history before it and its index among the request's tokens:
+penalties are counted afresh over the last tokens, and the random number of index i is the i-th of the seed's stream. So there
+is nothing to roll back, and the same seed gives the same tokens however drafts were cut and accepted.
+
+The order of the steps is llama.cpp's default: logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from attrs import Factory, field, frozen
+
+from augury.errors import OptionError
+from augury.options import Option, option, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.interfaces import Logits
+
+__all__ = ["Sampler", "SamplingParams"]
+
+
+def _bias(value: Mapping[int, float] | None) -> dict[int, float]:
+    try:
+        return {int(token): float(bias) for token, bias in (value or {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        raise OptionError(f"logit_bias is {value!r}, expected a mapping from token ids to numbers") from None
+
+
+@frozen
+class SamplingParams:
+    """How the next token is drawn. Defaults are llama.cpp's.
+
+    `logit_bias` maps token ids to what is added to their logits; -inf forbids a token.
+
+    Raises:
+        OptionError: A value has the wrong type or is out of range.
+    """
+
+    temperature: float = option(0.8, help="0 is greedy; higher is more random", ge=0.0, le=1e6)
+    top_k: int = option(40, help="keep the k most probable tokens; 0 keeps all", ge=0)
+    top_p: float = option(0.95, help="keep the most probable tokens that sum to p; 1 keeps all", ge=0.0, le=1.0)
+    min_p: float = option(0.05, help="drop tokens less probable than p times the best; 0 keeps all", ge=0.0, le=1.0)
+    typical_p: float = option(1.0, help="locally typical sampling; 1 keeps all", ge=0.0, le=1.0)
+    repeat_penalty: float = option(1.0, help="divide the logits of recent tokens; 1 is off", ge=1e-3, le=1e3)
+    presence_penalty: float = option(0.0, help="subtract from the logits of recent tokens", ge=-1e3, le=1e3)
+    frequency_penalty: float = option(0.0, help="subtract for every recent occurrence", ge=-1e3, le=1e3)
+    repeat_last_n: int = option(64, help="how many recent tokens the penalties look at; -1: all", ge=-1)
+    seed: int | None = option(None, help="of the random numbers; none: a new one for every request", ge=0, le=2**64 - 1)
+    logit_bias: Mapping[int, float] = field(default=Factory(dict), converter=_bias)
+
+    def __attrs_post_init__(self) -> None:
+        for known in sampling_options().values():
+            object.__setattr__(self, known.name, known.convert(getattr(self, known.name), "sampling"))
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether recent tokens count."""
+        is_neutral = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
+        return not is_neutral and self.repeat_last_n != 0
+
+
+def sampling_options() -> dict[str, Option]:
+    """The options of `SamplingParams`, as flags and requests need them."""
+    return options_of(SamplingParams)
+
+
+class Sampler:
+    """Draws the tokens of one request."""
+
+    def __init__(self, params: SamplingParams, *, n_vocab: int, forbidden: frozenset[int] = frozenset()) -> None:
+        """Prepare to draw.
+
+        Args:
+            params: How to draw.
+            n_vocab: V, of the logits.
+            forbidden: Tokens that are never drawn, such as end tokens that are to be ignored.
+
+        Raises:
+            OptionError: A biased token is outside the vocabulary.
+        """
+        for token in params.logit_bias:
+            if not 0 <= token < n_vocab:
+                raise OptionError(f"logit_bias names token {token}, the vocabulary has tokens 0 to {n_vocab - 1}")
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.params = attrs.evolve(params, seed=seed)
+        self._bias = dict(params.logit_bias) | dict.fromkeys(forbidden, -np.inf)
+        self._n_vocab = n_vocab
+        self._stream = np.random.Generator(np.random.Philox(key=seed))
+        self._uniforms = np.empty(0)
+
+    @property
+    def is_plain_argmax(self) -> bool:
+        """Whether every token is simply its row's argmax, so that a whole pass can be chosen in one call."""
+        return self.params.temperature == 0 and not self._bias and not self.params.has_penalties
+
+    def choose(self, logits: Logits, row: int, history: np.ndarray, index: int) -> int:
+        """The token that follows `history`.
+
+        Args:
+            logits: Of a pass.
+            row: Which of its rows.
+            history: (h,) int32, prompt and output before this token.
+            index: How many tokens the request emitted before this one.
+        """
+        params = self.params
+        n_top = 1 if params.temperature == 0 else (params.top_k or self._n_vocab)
+        ids, values = self._candidates(logits, row, history, n_top)
+        if params.temperature == 0:
+            return int(ids[0])
+        probabilities = _softmax(values)
+        keep = _truncate(probabilities, params)
+        weights = _softmax(values[keep] / params.temperature)
+        point = self._uniform(index) * weights.sum()
+        chosen = int(np.searchsorted(np.cumsum(weights), point, side="right"))
+        return int(ids[keep][min(chosen, len(keep) - 1)])
+
+    def _candidates(self, logits: Logits, row: int, history: np.ndarray, n_top: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best `n_top` tokens and their logits in float64 after bias and penalties, best first, equals by rising id."""
+        recent, counts = self._recent(history)
+        touched = np.union1d(np.fromiter(self._bias, np.int64, len(self._bias)), recent).astype(np.int32)
+        # whatever is untouched and among the best after the change was among the best n_top + m before it
+        ids, values = logits.top_k(row, min(n_top + len(touched), self._n_vocab))
+        values = values.astype(np.float64)
+        if len(touched):
+            changed = logits.gather(row, touched).astype(np.float64)
+            for token, bias in self._bias.items():
+                changed[np.searchsorted(touched, token)] += bias
+            at = np.searchsorted(touched, recent)
+            repeat = self.params.repeat_penalty
+            changed[at] = np.where(changed[at] <= 0, changed[at] * repeat, changed[at] / repeat)
+            changed[at] -= counts * self.params.frequency_penalty + self.params.presence_penalty
+            is_untouched = ~np.isin(ids, touched)
+            ids = np.concatenate([ids[is_untouched], touched])
+            values = np.concatenate([values[is_untouched], changed])
+            order = np.lexsort((ids, -values))
+            ids, values = ids[order], values[order]
+        return ids[:n_top], values[:n_top]
+
+    def _recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not self.params.has_penalties:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        n_last = self.params.repeat_last_n
+        return np.unique(history if n_last < 0 else history[-n_last:], return_counts=True)
+
+    def _uniform(self, index: int) -> float:
+        """Number `index` of the seed's stream, in [0, 1)."""
+        while index >= len(self._uniforms):
+            self._uniforms = np.concatenate([self._uniforms, self._stream.random(256)])
+        return float(self._uniforms[index])
+
+
+def _softmax(values: np.ndarray) -> np.ndarray:
+    weights: np.ndarray = np.exp(values - values[0])
+    weights /= weights.sum()
+    return weights
+
+
+def _truncate(probabilities: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Rising indices of the candidates that survive; `probabilities` (m,) fall. At least one survives."""
+    keep = np.arange(len(probabilities))
+    if params.typical_p < 1.0:
+        keep = _typical(probabilities, params.typical_p)
+    if params.top_p < 1.0:
+        kept = probabilities[keep] / probabilities[keep].sum()
+        keep = keep[: int(np.searchsorted(np.cumsum(kept), params.top_p, side="left")) + 1]
+    if params.min_p > 0.0:
+        keep = keep[probabilities[keep] >= params.min_p * probabilities[keep[0]]]
+    return keep
+
+
+def _typical(probabilities: np.ndarray, mass: float) -> np.ndarray:
+    """The tokens whose surprise is nearest to the entropy, up to `mass` (Meister et al. 2022, section 3)."""
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(probabilities)
+    is_possible = probabilities > 0
+    entropy = float((probabilities[is_possible] * surprise[is_possible]).sum())
+    order = np.argsort(np.abs(surprise - entropy), kind="stable")
+    n_kept = int(np.searchsorted(np.cumsum(probabilities[order]), mass, side="left")) + 1
+    return np.sort(order[:n_kept])

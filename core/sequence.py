@@ -1,0 +1,142 @@
+"""One running request: its history, what it has emitted, and when it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.sampling import Sampler
+from augury.stats import Recorder
+from augury.text import TextStream
+from augury.types import Result, Token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Tokens
+
+    from augury.interfaces import Logits
+    from augury.request import Request
+    from augury.running import Running
+    from augury.tokenizer import Tokenizer
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """The state of one request. The history is a buffer that only ever grows; a draft lies behind its end until accepted."""
+
+    def __init__(self, request: Request, running: Running, tokenizer: Tokenizer | None, *, n_vocab: int, n_ctx: int) -> None:
+        """Prepare to run; costs no slot yet.
+
+        Args:
+            request: Checked against the model.
+            running: The caller's end, which is given every token.
+            tokenizer: The model's, or None.
+            n_vocab: V.
+            n_ctx: Positions of a slot.
+        """
+        self.request = request
+        self.running = running
+        self.slot = -1  # while it waits
+        self.n_kept = 0  # tokens whose states the slot holds
+        self.pieces: list[Token] = []
+        self.finish_reason: str | None = None
+        self.has_begun = False  # its drafter was told of it
+        self.recorder = Recorder(request.speculation.drafter, request.speculation.effective())
+        self._end_tokens = tokenizer.eog if tokenizer is not None else frozenset()
+        forbidden = self._end_tokens if request.ignore_eos else frozenset()
+        self.sampler = Sampler(request.sampling, n_vocab=n_vocab, forbidden=forbidden)
+        self._text = TextStream(tokenizer, request.stop)
+        self._n_prompt = len(request.prompt)
+        self._n = self._n_prompt
+        self._buffer = np.empty(n_ctx + 1, np.int32)  # the last token of a full context is emitted, but never stored
+        self._buffer[: self._n] = request.prompt
+        self._view = self._buffer.view()
+        self._view.flags.writeable = False
+
+    @property
+    def history(self) -> np.ndarray:
+        """Prompt and output so far, (h,) int32, read-only."""
+        return self._view[: self._n]
+
+    @property
+    def n_emitted(self) -> int:
+        """Tokens emitted so far."""
+        return self._n - self._n_prompt
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that may still be emitted."""
+        n_room = len(self._buffer) - self._n
+        return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
+
+    def chooser(self, logits: Logits, first_row: int, draft: np.ndarray) -> Callable[[int], int]:
+        """The target's own choice behind the first i tokens of `draft`, as a function of i.
+
+        Args:
+            logits: Of the pass.
+            first_row: The row behind the history; the next ones are those behind the draft's tokens.
+            draft: (k,) int32, with k less than `n_left`.
+        """
+        self._buffer[self._n : self._n + len(draft)] = draft
+
+        def choose(i: int) -> int:
+            return self.sampler.choose(logits, first_row + i, self._view[: self._n + i], self.n_emitted + i)
+
+        return choose
+
+    def emit(self, tokens: Tokens[int], logits: Logits, first_row: int, drafter: str | None) -> int:
+        """Append what a round chose, up to where the request ends, and deliver it.
+
+        Args:
+            tokens: At least one; all but the last were proposed by `drafter`.
+            logits: Of the pass, for log-probabilities.
+            first_row: The row that chose the first of them.
+            drafter: The name of the drafter that proposed them, or None.
+
+        Returns:
+            How many were emitted; the last of them counts as the target's own.
+        """
+        emitted = []
+        for i, token in enumerate(tokens):
+            self._buffer[self._n] = token
+            self._n += 1
+            text = self._text.push(token)
+            self._finish_after(token)
+            if self.finish_reason is not None:
+                text += self._text.flush()
+            emitted.append((token, text, *self._logprobs(logits, first_row + i, token)))
+            if self.finish_reason is not None:
+                break
+        for i, (token, text, logprob, top) in enumerate(emitted):
+            is_drafted = i < len(emitted) - 1
+            self.pieces.append(Token(token, text, drafter if is_drafted else None, logprob, top))
+            self.running.deliver(self.pieces[-1])
+        return len(emitted)
+
+    def _finish_after(self, token: int) -> None:
+        if self._text.is_stopped or (token in self._end_tokens and not self.request.ignore_eos):
+            self.finish_reason = "stop"
+        elif self.n_left == 0:
+            self.finish_reason = "length"
+
+    def _logprobs(self, logits: Logits, row: int, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        if self.request.logprobs is None:
+            return None, ()
+        normalizer = logits.log_normalizer(row)
+        logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
+        if self.request.logprobs == 0:
+            return logprob, ()
+        ids, values = logits.top_k(row, self.request.logprobs)
+        return logprob, tuple((int(each), float(value) - normalizer) for each, value in zip(ids, values, strict=True))
+
+    def result(self) -> Result:
+        """What the request came to."""
+        return Result(
+            tokens=tuple(piece.token for piece in self.pieces),
+            text="".join(piece.text for piece in self.pieces),
+            finish_reason=self.finish_reason or "cancelled",
+            stats=self.recorder.summary(),
+            pieces=tuple(self.pieces),
+        )

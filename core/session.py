@@ -1,0 +1,69 @@
+"""What the engine offers its drafters: second models, shared state, facts about the target."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from augury.interfaces import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from augury.interfaces import Model
+    from augury.loader import Loader
+    from augury.tokenizer import Tokenizer
+    from augury.types import ModelInfo, ModelOptions
+
+__all__ = ["EngineSession", "Shared"]
+
+
+class Shared:
+    """What the sessions of one engine have in common, made once and closed with the engine."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value under `key`, made by the first that asks."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
+
+    def values(self) -> list[Any]:
+        """All values, in the order in which they were made."""
+        with self._lock:
+            return list(self._made.values())
+
+    def close(self) -> None:
+        """Close, last made first, what can be closed."""
+        for value in reversed(self.values()):
+            if callable(close := getattr(value, "close", None)):
+                close()
+        self._made.clear()
+
+
+class EngineSession(Session):
+    """The session of one slot."""
+
+    def __init__(self, slot: int, model: ModelInfo, options: ModelOptions, tokenizer: Tokenizer | None, loader: Loader) -> None:
+        self.slot = slot
+        self.n_slots = options.n_slots
+        self.model = model
+        self.options = options
+        self.tokenizer = tokenizer
+        self._loader = loader
+
+    def load(self, reference: str, options: ModelOptions) -> Model:
+        """See `Session.load`."""
+        return self._loader.load(reference, options)
+
+    def load_tokenizer(self, reference: str) -> Tokenizer | None:
+        """See `Session.load_tokenizer`."""
+        return self._loader.load_tokenizer(reference)
+
+    def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """See `Session.shared`."""
+        return self._loader.shared.get(key, make)

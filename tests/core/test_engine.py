@@ -1,0 +1,162 @@
+"""The engine as its callers see it: threads, cancelling, errors."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+from toys import ScriptedDrafter, ToyModel, toy_engine
+
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.interfaces import Drafter
+
+GREEDY = {"temperature": 0.0}
+
+
+@pytest.fixture
+def engine():
+    with toy_engine(n_ctx=600, slots=2) as made:
+        yield made
+
+
+def test_streaming_yields_the_tokens_of_the_result(engine):
+    pieces = list(engine.stream([1, 2], max_tokens=7, **GREEDY))
+    assert [piece.token for piece in pieces] == ToyModel(n_ctx=600).plain([1, 2], 7)
+    assert {piece.drafter for piece in pieces} == {None}
+
+
+def test_asyncio_streams_the_same(engine):
+    async def collect():
+        return [piece.token async for piece in engine.astream([1, 2], max_tokens=7, **GREEDY)]
+
+    assert asyncio.run(collect()) == ToyModel(n_ctx=600).plain([1, 2], 7)
+
+
+def test_an_iterator_that_is_given_up_cancels_and_frees_its_slot(engine):
+    running = engine.submit([1], max_tokens=590, **GREEDY)
+    for _ in running:
+        break
+    result = running.result()
+    assert result.finish_reason == "cancelled"
+    assert len(result.tokens) < 590
+    assert len(engine.generate([[1], [2], [3]], max_tokens=3, **GREEDY)) == 3
+
+
+def test_a_waiting_request_can_be_cancelled(engine):
+    busy = [engine.submit([1], **GREEDY) for _ in range(2)]
+    waiting = engine.submit([2], **GREEDY)
+    waiting.cancel()
+    assert waiting.result().tokens == ()
+    for running in busy:
+        running.cancel()
+        running.result()
+
+
+def test_threads_may_share_an_engine(engine):
+    found = {}
+
+    def ask(prompt):
+        found[prompt] = engine.generate([prompt], max_tokens=20, **GREEDY).tokens
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {prompt: tuple(ToyModel(n_ctx=600).plain([prompt], 20)) for prompt in range(8)}
+
+
+def test_an_interrupt_leaves_the_engine_usable(engine, monkeypatch):
+    running = engine.submit([1], **GREEDY)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running._is_done, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.result()
+    monkeypatch.undo()
+    assert running.result().finish_reason == "cancelled"
+    assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
+
+
+def test_a_failing_drafter_fails_its_request_not_the_engine():
+    class Failing(Drafter):
+        name = "failing"
+        fails = True
+
+        def draft(self, history, limit):
+            if self.fails:
+                raise RuntimeError("no idea")
+            return super().draft(history, limit)
+
+    with toy_engine(drafter=lambda _: Failing(None, None)) as engine:
+        with pytest.raises(RuntimeError, match="no idea"):
+            engine.generate([1], max_tokens=5, **GREEDY)
+        with pytest.raises(RuntimeError, match="no idea"):
+            list(engine.stream([1], max_tokens=5, **GREEDY))
+        assert len(engine.generate([1], max_tokens=5, speculative={"n_max": 0}, **GREEDY).tokens) == 5
+
+
+def test_evaluate_gives_every_row_or_those_asked_for(engine):
+    tokens = np.random.default_rng(0).integers(0, 16, 590)
+    logits = engine.evaluate(tokens)
+    toy = ToyModel(n_ctx=600)
+    expected = np.array([toy.logits(tokens[: i + 1]) for i in (0, 511, 512, 589)], np.float32)
+    assert logits.shape == (590, 16)
+    assert np.array_equal(logits[[0, 511, 512, 589]], expected)
+    assert np.array_equal(engine.evaluate(tokens, rows=[512, 0, 0]), logits[[512, 0, 0]])
+
+
+def test_evaluate_waits_for_a_free_slot(engine):
+    busy = [engine.submit([1], max_tokens=100, **GREEDY) for _ in range(2)]
+    assert engine.evaluate([1, 2]).shape == (2, 16)
+    assert [len(running.result().tokens) for running in busy] == [100, 100]
+
+
+def test_a_closed_engine_says_so():
+    engine = toy_engine(drafter=ScriptedDrafter)
+    running = engine.submit([1], **GREEDY)
+    engine.close()
+    engine.close()
+    assert running.result().finish_reason in {"cancelled", "length"}
+    with pytest.raises(AuguryError, match="closed"):
+        engine.generate([1], **GREEDY)
+
+
+def test_an_idle_engine_uses_no_processor_time(engine):
+    engine.generate([1], max_tokens=3, **GREEDY)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.05
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ([], {}, OptionError, "prompt is empty"),
+        ([16], {}, OptionError, "token 16, the vocabulary has tokens 0 to 15"),
+        ([-1], {}, OptionError, "token -1"),
+        ([2**40], {}, OptionError, "token 1099511627776"),
+        ([1.5], {}, OptionError, "expected a text or a list of token ids"),
+        ([1] * 601, {}, CapacityError, "601 tokens"),
+        (None, {}, OptionError, "either a prompt or messages"),
+        ("text", {}, UnsupportedError, "no tokenizer"),
+        (None, {"messages": [{"role": "user", "content": "Hi"}]}, UnsupportedError, "no tokenizer"),
+        ([1], {"temprature": 1}, OptionError, "did you mean 'temperature'"),
+        ([1], {"max_tokens": 0}, OptionError, "max_tokens is 0"),
+        ([1], {"max_tokens": "many"}, OptionError, "max_tokens is 'many'"),
+        ([1], {"stop": ["x", ""]}, OptionError, "stop is"),
+        ([1], {"stop": "x"}, UnsupportedError, "no tokenizer"),
+        ([1], {"logprobs": -1}, OptionError, "logprobs is -1"),
+        ([1], {"ignore_eos": "yes"}, OptionError, "ignore_eos is 'yes'"),
+        ([1], {"speculative": {"n_mx": 1}}, OptionError, "did you mean 'n_max'"),
+        ([1], {"speculative": {"n_max": -1}}, OptionError, "n_max is -1"),
+        ([1], {"speculative": {"type": "ngram-simple"}}, OptionError, "loaded with 'none'"),
+        ([1], {"speculative": 3}, OptionError, "expected a mapping"),
+    ],
+)
+def test_bad_requests_are_refused_with_what_was_expected(engine, prompt, params, error, message):
+    with pytest.raises(error, match=message):
+        engine.generate(prompt, **params)

@@ -1,0 +1,74 @@
+import pytest
+from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.errors import OptionError
+from augury.options import Spec, build, option, options_of, parse_specs
+
+
+@frozen
+class Options:
+    n: int = option(12, help="length", ge=1, le=99, aliases=("size-n",))
+    p: float = option(0.5, help="probability", ge=0.0, le=1.0, per_request=True)
+    mode: str = option("a", help="kind", choices=("a", "b"))
+    fast: bool = option(False, help="hurry")
+    model: str | None = option(None, help="path")
+
+
+def test_options_carry_what_the_three_doors_need():
+    found = options_of(Options)
+    assert list(found) == ["n", "p", "mode", "fast", "model"]
+    assert (found["n"].kind, found["n"].aliases, found["n"].range) == (int, ("size-n",), "1 to 99")
+    assert found["p"].is_per_request
+    assert not found["n"].is_per_request
+    assert found["model"].is_optional
+
+
+def test_texts_and_json_values_build_the_same():
+    texts = build(Options, {"n": "3", "p": "0.25", "mode": "b", "fast": "true", "model": "x.gguf"}, "here")
+    assert texts == build(Options, {"n": 3, "p": 0.25, "mode": "b", "fast": True, "model": "x.gguf"}, "here")
+    assert build(Options, {}, "here") == Options()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"m": 1}, "there is no option 'm'"),
+        ({"modell": "x"}, "did you mean 'model'"),
+        ({"n": 0}, "n is 0, expected 1 to 99"),
+        ({"n": "x"}, "n is 'x', expected a whole number"),
+        ({"n": 2.5}, "n is 2.5, expected a whole number"),
+        ({"n": True}, "n is True"),
+        ({"p": "nan"}, "p is 'nan'"),
+        ({"mode": "c"}, "expected one of a, b"),
+        ({"fast": "perhaps"}, "expected true or false"),
+        ({"model": 3}, "expected a text"),
+    ],
+)
+def test_wrong_values_say_where_what_and_what_instead(values, message):
+    with pytest.raises(OptionError, match=message) as caught:
+        build(Options, values, "here")
+    assert str(caught.value).startswith("here: ")
+
+
+@given(
+    st.lists(
+        st.builds(
+            Spec,
+            st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True),
+            st.lists(
+                st.tuples(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), st.from_regex(r"[\w./-]{1,8}", fullmatch=True))
+            ).map(tuple),
+        ),
+        min_size=1,
+    )
+)
+def test_configuration_strings_survive_the_round_trip(specs):
+    assert parse_specs(";".join(map(str, specs))) == tuple(specs)
+
+
+@pytest.mark.parametrize("text", ["", ";", "a:n", "a:=3", ":n=3", "a;;b", "a b", "a:n=1;,"])
+def test_malformed_configuration_strings_are_refused(text):
+    with pytest.raises(OptionError):
+        parse_specs(text)

@@ -1,0 +1,117 @@
+import types
+
+import pytest
+import structlog
+
+from augury.errors import PluginError
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter, MemoryManager
+from augury.registry import Registry
+from augury.types import Draft
+
+
+class Lucky(Drafter):
+    name = "lucky"
+    aliases = ("fortunate",)
+
+    def draft(self, history, limit):
+        return Draft()
+
+
+def plugin(**hooks):
+    """A module with hook implementations."""
+    module = types.ModuleType("stranger")
+    for name, result in hooks.items():
+        exec(f"def {name}({'kind, names, model' if name == 'augury_choose' else ''}): return _result_of_{name}()", vars(module))
+        setattr(module, f"_result_of_{name}", result)
+        setattr(module, name, hookimpl(getattr(module, name)))
+    return module
+
+
+def registry_with(**hooks):
+    registry = Registry()
+    registry.register(plugin(**hooks), name="stranger", distribution="augury-stranger", version="1.2")
+    return registry
+
+
+def test_first_party_plugins_enter_through_entry_points():
+    registry = Registry.discover()
+    assert {"none", "ngram-simple", "draft-model"} <= set(registry.drafters)
+    assert {"reference", "numba-cpu"} <= set(registry.backends)
+    assert {"llama", "qwen2", "qwen3", "gemma3"} <= set(registry.architectures)
+    assert "contiguous" in registry.memory_managers
+    assert registry.sources
+    assert registry.broken == []
+
+
+def test_a_strangers_class_is_found_by_name_and_alias():
+    registry = registry_with(augury_drafters=lambda: [Lucky])
+    assert registry.find("drafter", "lucky") is registry.find("drafter", "fortunate") is Lucky
+    (record,) = registry.records
+    assert (record.kind, record.name, record.distribution, record.version) == ("drafter", "lucky", "augury-stranger", "1.2")
+
+
+def test_an_unknown_name_is_an_error_that_names_the_nearest():
+    with pytest.raises(PluginError, match="no drafter 'luky'; did you mean 'lucky'"):
+        registry_with(augury_drafters=lambda: [Lucky]).find("drafter", "luky")
+
+
+def test_two_plugins_of_one_name_are_an_error_that_names_both():
+    registry = registry_with(augury_drafters=lambda: [Lucky])
+    with pytest.raises(PluginError, match=r"'lucky'.*augury-stranger 1\.2.*augury-other 3"):
+        registry.register(plugin(augury_drafters=lambda: [Lucky]), name="other", distribution="augury-other", version="3")
+
+
+def test_a_misspelt_hook_is_an_error_that_names_the_right_one():
+    with pytest.raises(PluginError, match=r"augury-stranger.*'augury_drafter'.*did you mean 'augury_drafters'"):
+        registry_with(augury_drafter=list)
+
+
+def broken():
+    raise OSError("no such device")
+
+
+class Old(Lucky):
+    name = "old"
+    api_version = 0
+
+
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [
+        (broken, "no such device"),
+        (lambda: [Old], "plugin API 0, this augury has 1"),
+        (lambda: [MemoryManager], "expected subclasses of augury.interfaces.Drafter"),
+        (lambda: ["text"], "expected subclasses"),
+        (lambda: None, "not iterable"),
+    ],
+)
+def test_a_broken_plugin_is_a_warning_and_not_a_crash(hook, reason):
+    with structlog.testing.capture_logs() as logs:
+        registry = registry_with(augury_drafters=hook)
+    assert registry.records == []
+    assert reason in registry.broken[0].reason
+    assert logs[0]["log_level"] == "warning"
+    with pytest.raises(PluginError, match="stranger of augury-stranger is broken"):
+        registry.find("drafter", "lucky")
+
+
+def test_auto_asks_the_plugins_first_and_prefers_the_built_in_next():
+    registry = Registry.discover()
+    assert registry.choose("backend", None).name == "numba-cpu"
+    registry.register(plugin(augury_choose=lambda: "reference"), name="chooser")
+    assert registry.choose("backend", None).name == "reference"
+
+
+def test_the_allow_list_keeps_strangers_out(monkeypatch):
+    monkeypatch.setenv("AUGURY_PLUGINS", "")
+    registry = Registry.discover()
+    assert {record.distribution for record in registry.records} == {"augury"}
+    assert "none" in registry.drafters
+
+
+def test_observers_are_called_only_if_someone_listens():
+    registry = Registry()
+    assert registry.observers("augury_round_done") is None
+    registry.register(plugin(augury_round_done=lambda: None), name="watcher")
+    assert registry.observers("augury_round_done") is not None

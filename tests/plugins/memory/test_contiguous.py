@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+
+from augury.errors import CapacityError
+from augury.plugins.memory.contiguous import Contiguous
+from augury.types import StateSpec
+
+
+def manager(n_slots=2, n_ctx=8):
+    return Contiguous(None, StateSpec(n_slots, n_ctx, 10))
+
+
+def tokens(*values):
+    return np.array(values, np.int32)
+
+
+def fill(memory, slot, values):
+    memory.commit(slot, memory.prepare(slot, len(values)), tokens(*values))
+
+
+def test_a_slot_is_open_until_it_is_ended():
+    memory = manager()
+    first, second = memory.open(tokens(1), may_reuse=True), memory.open(tokens(2), may_reuse=True)
+    assert {first.slot, second.slot} == {0, 1}
+    assert memory.open(tokens(3), may_reuse=True) is None
+    memory.end(first.slot)
+    assert memory.open(tokens(3), may_reuse=True).slot == first.slot
+
+
+def test_commit_keeps_what_was_accepted_and_forgets_the_rest():
+    memory = manager()
+    slot = memory.open(tokens(1, 2), may_reuse=True).slot
+    fill(memory, slot, [1, 2])
+    step = memory.prepare(slot, 4)
+    assert (step.mark, step.replay) == (2, ())
+    memory.commit(slot, step, tokens(3, 4))
+    assert memory.prepare(slot, 1).mark == 4
+    assert memory.room(slot) == 4
+
+
+def test_a_request_goes_to_the_slot_that_shares_most():
+    memory = manager(n_slots=3)
+    for values in ([1, 2, 3], [1, 2, 9, 9], [7]):
+        slot = memory.open(tokens(*values), may_reuse=False).slot
+        fill(memory, slot, values)
+    for slot in range(3):
+        memory.end(slot)
+    opened = memory.open(tokens(1, 2, 9, 4), may_reuse=True)
+    assert (opened.slot, opened.n_reused) == (1, 3)
+
+
+def test_the_last_token_of_a_prompt_is_never_reused():
+    memory = manager(n_slots=1)
+    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
+    fill(memory, slot, [1, 2, 3])
+    memory.end(slot)
+    assert memory.open(tokens(1, 2, 3), may_reuse=True).n_reused == 2
+
+
+def test_nothing_is_reused_where_it_is_not_wanted():
+    memory = manager(n_slots=1)
+    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
+    fill(memory, slot, [1, 2, 3])
+    memory.end(slot)
+    assert memory.open(tokens(1, 2, 3), may_reuse=False).n_reused == 0
+
+
+def test_among_equals_the_longest_unused_slot_is_taken():
+    memory = manager(n_slots=2)
+    for values in ([1], [2]):
+        slot = memory.open(tokens(*values), may_reuse=False).slot
+        fill(memory, slot, values)
+    memory.end(1)
+    memory.end(0)
+    assert memory.open(tokens(5), may_reuse=True).slot == 1
+
+
+def test_what_does_not_fit_is_a_capacity_error_and_changes_nothing():
+    memory = manager(n_slots=1)
+    with pytest.raises(CapacityError, match="9 tokens"):
+        memory.open(np.arange(9, dtype=np.int32), may_reuse=True)
+    slot = memory.open(tokens(1), may_reuse=True).slot
+    fill(memory, slot, [1])
+    with pytest.raises(CapacityError, match="room for 7"):
+        memory.prepare(slot, 8)
+    assert memory.room(slot) == 7
+
+
+def test_its_bytes_are_those_of_all_slots():
+    assert manager(n_slots=2, n_ctx=8).n_bytes == 2 * 8 * 10
