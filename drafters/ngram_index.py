@@ -70,11 +70,13 @@ def window_hashes(tokens: np.ndarray, n: int) -> np.ndarray:
     """
     sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
     np.cumsum(tokens.astype(np.uint64) * _powers(_BASE, len(tokens)), out=sums[1:])
-    return (sums[n:] - sums[:-n]) * _powers(_INVERSE, len(tokens) - n + 1)
+    hashes: np.ndarray = (sums[n:] - sums[:-n]) * _powers(_INVERSE, len(tokens) - n + 1)
+    return hashes
 
 
 def _powers(base: int, count: int) -> np.ndarray:
     """base^0, base^1, … modulo 2^64, (count,) uint64."""
     powers = np.full(count, base, dtype=np.uint64)
     powers[0] = 1
-    return np.cumprod(powers, out=powers)
+    np.cumprod(powers, out=powers)
+    return powers

@@ -1,0 +1,161 @@
+"""Runs a draft model for all slots: keeps its KV cache in step with their texts, and writes ahead."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define, frozen
+
+from augury.types import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.drafters.draft_model import Wish
+    from augury.interfaces import Logits, Model
+
+__all__ = ["DraftRunner"]
+
+_log = logging.getLogger(__name__)
+
+
+@define(eq=False)
+class Line:
+    """What one slot of the draft model holds.
+
+    Attributes:
+        tokens: (n_ctx,) int32; the states of the first `n_held` are in the KV cache.
+        n_held: See there. What lies behind was rejected or never computed, and is overwritten.
+        n_agreed: So many of them are known to be the request's own; its text never shrinks, so they stay it.
+        is_parked: The request's text has left what the draft model can follow.
+    """
+
+    tokens: np.ndarray
+    n_held: int = 0
+    n_agreed: int = 0
+    is_parked: bool = False
+
+    def agree(self, text: np.ndarray) -> int:
+        """How many tokens of `text` (t,) int32 are held."""
+        n = min(self.n_held, len(text))
+        is_same = self.tokens[self.n_agreed : n] == text[self.n_agreed : n]
+        self.n_agreed = n if is_same.all() else self.n_agreed + int(is_same.argmin())
+        return self.n_agreed
+
+
+@frozen(eq=False)
+class Feed:
+    """One slot's share of a pass: `tokens` at positions from `start` on."""
+
+    slot: int
+    start: int
+    tokens: np.ndarray  # (n,) int32
+
+
+class DraftRunner:
+    """A draft model that the drafters of all slots share.
+
+    A text of any length is caught up in one pass, and nothing that is held is computed again, from round to round and from
+    request to request. One exception: a token whose logits are wanted is fed, held or not.
+    """
+
+    def __init__(self, model: Model, *, n_slots: int, n_vocab: int) -> None:
+        """Take over a loaded model.
+
+        Args:
+            model: With `n_slots` slots.
+            n_slots: As many as the target has.
+            n_vocab: Of the target; a token beyond is never proposed.
+        """
+        self._model = model
+        self._n_ctx = model.state_spec.n_ctx
+        self._n_vocab = n_vocab
+        self._lines = [Line(np.empty(self._n_ctx, np.int32)) for _ in range(n_slots)]
+        self._warned: set[str] = set()
+
+    def begin(self, slot: int, history: np.ndarray) -> None:
+        """Process a new request's prompt: `history` (h,) int32 but for its last token, which the first draft feeds."""
+        line = self._lines[slot]
+        line.n_agreed, line.is_parked = 0, False
+        prompt = history[:-1]
+        start = line.agree(prompt)
+        if start < len(prompt) and self._can_follow(line, history, start):
+            self._forward([Feed(slot, start, prompt[start:])], wants_logits=False)
+
+    def draft(self, wishes: Sequence[Wish]) -> list[list[int]]:
+        """Write ahead for several slots at once, a token of each with every pass.
+
+        Returns:
+            A draft for each wish, in order; empty where the draft model cannot follow the text.
+        """
+        drafts: list[list[int]] = [[] for _ in wishes]
+        limits = [0] * len(wishes)
+        writing, feeds = [], []
+        for i, wish in enumerate(wishes):
+            line, n_history = self._lines[wish.slot], len(wish.history)
+            start = min(line.agree(wish.history), n_history - 1)
+            if wish.limit > 0 and self._can_follow(line, wish.history, start):
+                # the last token of a draft is never fed, so it may lie behind the context
+                limits[i] = min(wish.limit, self._n_ctx - n_history + 1)
+                writing.append(i)
+                feeds.append(Feed(wish.slot, start, wish.history[start:]))
+        while feeds:
+            logits = self._forward(feeds)
+            best = logits.argmax().tolist()
+            still_writing, feeds = [], []
+            for row, (i, token) in enumerate(zip(writing, best, strict=True)):
+                wish, draft = wishes[i], drafts[i]
+                if token >= self._n_vocab or (wish.p_min > 0 and _probability(logits, row, token) < wish.p_min):
+                    continue
+                draft.append(token)
+                if len(draft) < limits[i]:
+                    still_writing.append(i)
+                    feeds.append(Feed(wish.slot, len(wish.history) + len(draft) - 1, np.array([token], np.int32)))
+            writing = still_writing
+        return drafts
+
+    def _can_follow(self, line: Line, history: np.ndarray, start: int) -> bool:
+        """Whether `history`, held as far as `start`, fits; where it does not, the rest of the request goes without drafts."""
+        if not line.is_parked and len(history) > self._n_ctx:
+            line.is_parked = True
+            self._warn_once(
+                f"the draft model's context of {self._n_ctx} tokens is full; the text goes on without drafts. "
+                "Give it a larger one with -cd"
+            )
+        elif not line.is_parked and (token := int(history[start:].max())) >= self._model.info.n_vocab:
+            line.is_parked = True
+            self._warn_once(
+                f"token {token} is beyond the draft model's vocabulary of {self._model.info.n_vocab}; "
+                "the text goes on without drafts"
+            )
+        return not line.is_parked
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning(message)
+
+    def _forward(self, feeds: Sequence[Feed], *, wants_logits: bool = True) -> Logits:
+        """One pass; of each slot's last token the logits, if they are wanted."""
+        sizes = [len(feed.tokens) for feed in feeds]
+        batch = Batch(
+            tokens=np.concatenate([feed.tokens for feed in feeds]),
+            slots=np.repeat(np.array([feed.slot for feed in feeds], np.int32), sizes),
+            positions=np.concatenate([np.arange(feed.start, feed.start + len(feed.tokens), dtype=np.int32) for feed in feeds]),
+            rows=(np.cumsum(sizes) - 1).astype(np.int32) if wants_logits else np.empty(0, np.int32),
+        )
+        for feed in feeds:
+            self._lines[feed.slot].n_held = feed.start  # an interrupted pass leaves nothing behind it that can be trusted
+        logits = self._model.forward(batch)
+        for feed in feeds:
+            line, end = self._lines[feed.slot], feed.start + len(feed.tokens)
+            line.tokens[feed.start : end] = feed.tokens
+            line.n_held = end
+        return logits
+
+
+def _probability(logits: Logits, row: int, token: int) -> float:
+    return math.exp(float(logits.gather(row, np.array([token], np.int32))[0]) - logits.log_normalizer(row))

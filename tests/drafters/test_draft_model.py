@@ -1,0 +1,375 @@
+import logging
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
+from augury.errors import OptionError, UnsupportedError
+from augury.interfaces import Logits, Model, Session
+from augury.options import options_of
+from augury.types import Ask, ModelInfo, ModelOptions, StateSpec
+
+N_VOCAB = 11
+
+
+def row_after(prefix, n_vocab=N_VOCAB):
+    """Logits that depend on every token before, so that one wrong state in the cache shows."""
+    key = int(np.sum((np.asarray(prefix, dtype=np.int64) + 1) * (np.arange(len(prefix)) * 7919 + 31)))
+    return np.random.default_rng(key).normal(scale=2, size=n_vocab).astype(np.float32)
+
+
+class ArrayLogits(Logits):
+    def __init__(self, array):
+        self.array = array
+
+    def argmax(self):
+        return self.array.argmax(axis=1).astype(np.int32)
+
+    def top_k(self, row, k):
+        raise NotImplementedError
+
+    def gather(self, row, ids):
+        return self.array[row, ids]
+
+    def log_normalizer(self, row):
+        return float(np.log(np.exp(self.array[row].astype(np.float64)).sum()))
+
+    def rows(self):
+        return self.array
+
+
+class CheckedModel(Model):
+    """Keeps what it is fed, and objects to gaps, to disorder and to whatever is fed twice."""
+
+    def __init__(self, n_slots=1, n_ctx=64, n_vocab=N_VOCAB):
+        self.info = ModelInfo("draft", "fake", n_vocab, 1, 1, n_ctx, 0)
+        self.state_spec = StateSpec(n_slots, n_ctx, 1)
+        self.held = [[] for _ in range(n_slots)]
+        self.passes = []  # of each the numbers of tokens by slot
+        self.n_again = 0  # tokens fed although they were held
+        self.fails_next = False
+
+    def forward(self, batch):
+        sizes, rows = {}, []
+        wanted = set(batch.rows.tolist())
+        assert sorted(wanted) == batch.rows.tolist()
+        assert {a.dtype for a in (batch.tokens, batch.slots, batch.positions, batch.rows)} == {np.dtype(np.int32)}
+        for i, (token, slot, position) in enumerate(
+            zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
+        ):
+            held = self.held[slot]
+            assert position < self.state_spec.n_ctx, "beyond the context"
+            assert position <= len(held), "a position was left out"
+            assert 0 <= token < self.info.n_vocab
+            if position < len(held):
+                self.n_again += held[position] == token
+                del held[position:]
+            held.append(token)
+            sizes[slot] = sizes.get(slot, 0) + 1
+            if i in wanted:
+                rows.append(row_after(held, self.info.n_vocab))
+        if self.fails_next:
+            self.fails_next = False
+            raise KeyboardInterrupt
+        self.passes.append(sizes)
+        return ArrayLogits(np.array(rows, dtype=np.float32).reshape(-1, self.info.n_vocab))
+
+    def memory_table(self):
+        return []
+
+    def close(self):
+        pass
+
+
+class Tokens:
+    """A tokenizer as far as vocabularies are compared."""
+
+    def __init__(self, texts, kind="gpt2"):
+        self.texts, self.kind, self.n_vocab = texts, kind, len(texts)
+        self.bos = self.eos = None
+        self.add_bos = self.add_eos = False
+
+    def text(self, token):
+        return self.texts[token]
+
+
+class FakeSession(Session):
+    def __init__(self, slot, model, common, *, n_vocab=N_VOCAB, tokenizer=None, draft_tokenizer=None):
+        self.slot, self.n_slots = slot, model.state_spec.n_slots
+        self.model = ModelInfo("target", "fake", n_vocab, 1, 1, 64, 0)
+        self.options = ModelOptions(self.n_slots, model.state_spec.n_ctx, 3, "f32", "f16")
+        self.tokenizer, self._draft_tokenizer = tokenizer, draft_tokenizer
+        self._model, self._common = model, common
+
+    def load(self, reference, options):
+        self._common.setdefault("loads", []).append((reference, options))
+        return self._model
+
+    def load_tokenizer(self, reference):  # noqa: ARG002 - the interface's
+        return self._draft_tokenizer
+
+    def shared(self, key, make):
+        if key not in self._common:
+            self._common[key] = make()
+        return self._common[key]
+
+
+def drafters_of(model, *, common=None, n_vocab=N_VOCAB, **options):
+    common = {} if common is None else common
+    options = DraftModelOptions(**{"model": "small.gguf"} | options)
+    return [DraftModel(options, FakeSession(i, model, common, n_vocab=n_vocab)) for i in range(model.state_spec.n_slots)]
+
+
+def as_history(tokens):
+    history = np.array(tokens, dtype=np.int32)
+    history.flags.writeable = False
+    return history
+
+
+def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):
+    """What the draft model would write after `history`, computed from nothing."""
+    text = list(history)
+    while len(text) - len(history) < limit and len(text) <= n_ctx:
+        row = row_after(text)
+        token = int(row.argmax())
+        probabilities = np.exp(row.astype(np.float64))
+        if token >= n_vocab or probabilities[token] / probabilities.sum() < p_min:
+            break
+        text.append(token)
+    return text[len(history) :]
+
+
+def test_a_draft_is_what_the_model_writes_greedily():
+    (drafter,) = drafters_of(CheckedModel())
+    history = [1, 2, 3, 4]
+    drafter.begin(as_history(history), 0)
+    assert drafter.draft(as_history(history), 6).tokens.tolist() == written(history, 6)
+
+
+def test_the_prompt_is_fed_in_one_pass_of_any_length_and_a_draft_takes_a_pass_for_each_token():
+    model = CheckedModel(n_ctx=30_000)
+    (drafter,) = drafters_of(model)
+    history = np.random.default_rng(0).integers(0, N_VOCAB, 20_001)
+    drafter.begin(as_history(history), 0)
+    assert model.passes == [{0: 20_000}]
+    draft = drafter.draft(as_history(history), 3).tokens.tolist()
+    assert model.passes[1:] == [{0: 1}] * 3
+    assert len(draft) == 3
+
+
+@pytest.mark.parametrize("n_accepted", range(5))
+def test_after_a_round_only_what_was_missed_is_fed(n_accepted):
+    model = CheckedModel()
+    (drafter,) = drafters_of(model)
+    history = [1, 2, 3]
+    drafter.begin(as_history(history), 0)
+    draft = drafter.draft(as_history(history), 4).tokens.tolist()
+    other = ([*draft, 0][n_accepted] + 1) % N_VOCAB
+    history += [*draft[:n_accepted], other]
+    model.passes.clear()
+    assert drafter.draft(as_history(history), 4).tokens.tolist() == written(history, 4)
+    # the last drafted token was never fed: where it was accepted it comes with the target's own
+    assert model.passes == [{0: 2 if n_accepted == 4 else 1}, {0: 1}, {0: 1}, {0: 1}]
+    assert model.n_again == 0
+
+
+def test_rounds_that_were_drafted_by_nobody_are_caught_up_in_one_pass():
+    model = CheckedModel()
+    (drafter,) = drafters_of(model)
+    history = [1, 2, 3]
+    drafter.begin(as_history(history), 0)
+    history += [4, 5, 6, 7, 8]
+    model.passes.clear()
+    assert drafter.draft(as_history(history), 1).tokens.tolist() == written(history, 1)
+    assert model.passes == [{0: 6}]
+
+
+def test_a_request_feeds_only_what_its_slot_does_not_hold_from_the_one_before():
+    model = CheckedModel()
+    (drafter,) = drafters_of(model)
+    drafter.begin(as_history([1, 2, 3, 4, 5, 6]), 0)
+    drafter.end()
+    model.passes.clear()
+    drafter.begin(as_history([1, 2, 3, 9, 9, 9, 9]), 3)
+    assert model.passes == [{0: 3}]
+    drafter.end()
+    drafter.begin(as_history([1, 2, 3]), 2)
+    assert model.passes == [{0: 3}]
+    assert model.n_again == 0
+
+
+def test_all_slots_are_drafted_for_in_the_same_passes():
+    model = CheckedModel(n_slots=3)
+    drafters = drafters_of(model)
+    histories = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    for drafter, history in zip(drafters, histories, strict=True):
+        drafter.begin(as_history(history), 0)
+    model.passes.clear()
+    asks = [Ask(d, as_history(h), n) for d, h, n in zip(drafters, histories, (4, 1, 2), strict=True)]
+    drafts = DraftModel.draft_together(asks)
+    assert [draft.tokens.tolist() for draft in drafts] == [written(h, n) for h, n in zip(histories, (4, 1, 2), strict=True)]
+    assert model.passes == [{0: 1, 1: 1, 2: 1}, {0: 1, 2: 1}, {0: 1}, {0: 1}]
+
+
+tokens = st.integers(0, N_VOCAB - 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_script_of_requests_and_verdicts_leaves_drafts_cache_and_work_as_they_should_be(data):
+    n_slots = data.draw(st.integers(1, 3))
+    n_ctx = data.draw(st.sampled_from([8, 20, 64]))
+    model = CheckedModel(n_slots, n_ctx)
+    drafters = drafters_of(model)
+    histories = [None] * n_slots
+    earlier = [[] for _ in range(n_slots)]
+    for _ in range(data.draw(st.integers(1, 25))):
+        slot = data.draw(st.integers(0, n_slots - 1))
+        if histories[slot] is None:
+            n_shared = data.draw(st.integers(0, len(earlier[slot])))
+            histories[slot] = earlier[slot][:n_shared] + data.draw(st.lists(tokens, min_size=1, max_size=8))
+            n_again = model.n_again
+            drafters[slot].begin(as_history(histories[slot]), n_shared)
+            assert model.n_again == n_again
+        elif data.draw(st.integers(0, 4)) == 0:
+            drafters[slot].end()
+            earlier[slot], histories[slot] = histories[slot], None
+        asking = [i for i in range(n_slots) if histories[i] is not None and data.draw(st.booleans())]
+        limits = [data.draw(st.integers(0, 6)) for _ in asking]
+        n_passes, n_again = len(model.passes), model.n_again
+        # fed again for its logits, where everything up to the last token is held by chance
+        allowed = sum(
+            limit > 0 and len(histories[i]) <= n_ctx and model.held[i][: len(histories[i])] == histories[i]
+            for i, limit in zip(asking, limits, strict=True)
+        )
+        drafts = DraftModel.draft_together(
+            [Ask(drafters[i], as_history(histories[i]), limit) for i, limit in zip(asking, limits, strict=True)]
+        )
+        for i, limit, draft in zip(asking, limits, (draft.tokens.tolist() for draft in drafts), strict=True):
+            assert draft == written(histories[i], limit, n_ctx=n_ctx)
+            if draft:
+                assert model.held[i] == (histories[i] + draft)[:-1]
+            n_accepted = data.draw(st.integers(0, len(draft)))
+            histories[i] = [*histories[i], *draft[:n_accepted], data.draw(tokens)]
+        assert len(model.passes) - n_passes == max(map(len, drafts), default=0)
+        assert model.n_again - n_again == allowed
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(tokens, min_size=1, max_size=20), st.floats(0.05, 0.9), st.integers(0, 8))
+def test_a_draft_ends_before_the_first_token_that_is_less_probable_than_p_min(history, p_min, limit):
+    (drafter,) = drafters_of(CheckedModel(), p_min=p_min)
+    assert drafter.draft(as_history(history), limit).tokens.tolist() == written(history, limit, p_min=p_min)
+
+
+def test_a_request_may_bring_a_p_min_of_its_own():
+    (drafter,) = drafters_of(CheckedModel())
+    assert options_of(DraftModelOptions)["p_min"].is_per_request
+    drafter.options = attrs.evolve(drafter.options, p_min=1.0)
+    assert len(drafter.draft(as_history([1, 2]), 4)) == 0
+
+
+def test_a_slot_that_stops_early_leaves_the_passes_to_the_others():
+    model = CheckedModel(n_slots=2)
+    drafters = drafters_of(model)
+    drafters[0].options = attrs.evolve(drafters[0].options, p_min=1.0)
+    asks = [Ask(drafter, as_history([1, 2, 3]), 3) for drafter in drafters]
+    assert [draft.tokens.tolist() for draft in DraftModel.draft_together(asks)] == [[], written([1, 2, 3], 3)]
+    assert model.passes == [{0: 3, 1: 3}, {1: 1}, {1: 1}]
+
+
+@given(st.lists(tokens, min_size=1, max_size=10))
+def test_a_token_that_the_target_does_not_have_ends_the_draft(history):
+    (drafter,) = drafters_of(CheckedModel(), n_vocab=4)
+    draft = drafter.draft(as_history(history), 6).tokens.tolist()
+    assert draft == written(history, 6, n_vocab=4)
+    assert all(token < 4 for token in draft)
+
+
+def test_a_text_that_outgrows_the_draft_context_goes_on_without_drafts_and_one_warning(caplog):
+    model = CheckedModel(n_ctx=6)
+    (drafter,) = drafters_of(model)
+    with caplog.at_level(logging.WARNING, logger="augury"):
+        for _ in range(2):
+            history = [1, 2, 3, 4]
+            drafter.begin(as_history(history), 0)
+            for expected in (3, 2, 1, 0, 0):
+                draft = drafter.draft(as_history(history), 16).tokens.tolist()
+                assert draft == written(history, 16, n_ctx=6)
+                assert len(draft) == expected
+                history.append(0)
+            drafter.end()
+        drafter.begin(as_history(range(9)), 0)
+        assert len(drafter.draft(as_history(range(9)), 4)) == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "context of 6 tokens" in caplog.text
+    assert "-cd" in caplog.text
+
+
+def test_a_token_that_the_draft_model_does_not_have_parks_the_request_and_not_the_next(caplog):
+    (drafter,) = drafters_of(CheckedModel(), n_vocab=20)
+    drafter.begin(as_history([1, 15, 2]), 0)
+    assert len(drafter.draft(as_history([1, 15, 2]), 4)) == 0
+    drafter.end()
+    assert "token 15" in caplog.text
+    drafter.begin(as_history([1, 5, 2]), 0)
+    assert drafter.draft(as_history([1, 5, 2]), 4).tokens.tolist() == written([1, 5, 2], 4)
+
+
+def test_an_interrupted_pass_leaves_nothing_that_is_trusted():
+    model = CheckedModel()
+    (drafter,) = drafters_of(model)
+    drafter.begin(as_history([1, 2, 3]), 0)
+    drafter.draft(as_history([1, 2, 3]), 4)
+    drafter.end()
+    model.fails_next = True
+    with pytest.raises(KeyboardInterrupt):
+        drafter.begin(as_history([1, 5, 6, 7]), 1)
+    drafter.begin(as_history([1, 5, 6, 7]), 1)
+    assert drafter.draft(as_history([1, 5, 6, 7]), 4).tokens.tolist() == written([1, 5, 6, 7], 4)
+
+
+def test_all_slots_share_one_model_that_is_loaded_as_the_target_unless_told_otherwise():
+    common = {}
+    model = CheckedModel(n_slots=2, n_ctx=64)
+    drafters_of(model, common=common)
+    drafters_of(model, common=common, ctx=32, threads=1, cache_type_k="f16", cache_type_v="f32")
+    assert common["loads"] == [
+        ("small.gguf", ModelOptions(2, 64, 3, "f32", "f16")),
+        ("small.gguf", ModelOptions(2, 32, 1, "f16", "f32")),
+    ]
+
+
+def test_without_a_model_the_message_says_how_to_give_one():
+    with pytest.raises(OptionError, match=r"-md MODEL or --spec-type draft-model:model=MODEL"):
+        DraftModel(DraftModelOptions(), FakeSession(0, CheckedModel(), {}))
+
+
+def test_a_model_of_another_vocabulary_is_refused_before_it_is_loaded():
+    common = {}
+    texts = [f"t{i}" for i in range(N_VOCAB)]
+    session = FakeSession(
+        0,
+        CheckedModel(),
+        common,
+        tokenizer=Tokens(texts),
+        draft_tokenizer=Tokens([*texts[:7], "other", *texts[8:]]),
+    )
+    with pytest.raises(UnsupportedError, match="token 7 is 't7' to the target and 'other' to the draft model"):
+        DraftModel(DraftModelOptions(model="small.gguf"), session)
+    assert "loads" not in common
+
+
+def test_without_tokenizers_the_sizes_are_compared():
+    with pytest.raises(UnsupportedError, match="200 tokens and the draft model 11"):
+        drafters_of(CheckedModel(), n_vocab=200)
+
+
+def test_it_is_offered_under_its_name_and_llama_cpps():
+    (drafter,) = augury_drafters()
+    assert (drafter.name, drafter.aliases) == ("draft-model", ("draft-simple",))
+    aliases = {alias for option in options_of(DraftModelOptions).values() for alias in option.aliases}
+    assert {"md", "cd", "td", "ctkd", "ctvd", "draft-p-min"} <= aliases
