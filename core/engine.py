@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, overload
 
 import attrs
@@ -51,7 +52,10 @@ class Engine:
         info: Facts about the model.
         tokenizer: Of the model, or None where its file has none: then prompts are token ids and texts are empty.
         config: The effective configuration, whether it was asked for or chosen.
+        load_s: Seconds that `load` took, compiling included.
     """
+
+    load_s: float = 0.0
 
     def __init__(
         self,
@@ -119,6 +123,7 @@ class Engine:
         Raises:
             AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
         """
+        start = perf_counter()
         _check_counts(n_ctx=n_ctx, slots=slots, threads=threads)
         registry = registry or Registry.discover()
         drafter_class, drafter_options = choose_drafter(registry, spec_type, draft_model, spec_options)
@@ -141,7 +146,7 @@ class Engine:
                 drafters = [drafter_class(drafter_options, session) for session in sessions]
             loader.close_files()
             chosen = {"model": str(model), "backend": backend_class.name, "memory": memory_class.name}
-            return cls(
+            engine = cls(
                 target,
                 manager,
                 drafters,
@@ -149,9 +154,11 @@ class Engine:
                 tokenizer=tokenizer,
                 template=template,
                 speculation=speculation,
-                config=chosen | attrs.asdict(options) | {"speculative": speculation.effective()},
+                config=chosen | attrs.asdict(options) | {"spec_type": str(speculation), "speculative": speculation.effective()},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
             )
+            engine.load_s = perf_counter() - start
+            return engine  # noqa: TRY300 - whatever fails above gives back what was loaded
         except BaseException:
             loader.close()
             raise

@@ -107,6 +107,12 @@ class Speculation:
             raise OptionError(f"speculative: type is {kind!r}, but the engine was loaded with {self.drafter!r}, or use 'none'")
         return changed
 
+    def __str__(self) -> str:
+        """The drafter as `--spec-type` would name it, with the options that differ from their defaults."""
+        given = {} if self.drafter == "none" else attrs.asdict(self.options)
+        known = {} if self.drafter == "none" else options_of(type(self.options))
+        return str(Spec(self.drafter, tuple((key, str(value)) for key, value in given.items() if value != known[key].default)))
+
     def effective(self) -> dict[str, Any]:
         """What is in force, in the form in which a request gives it."""
         told: dict[str, Any] = {"type": self.drafter, "n_max": self.n_max, "n_min": self.n_min}

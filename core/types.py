@@ -181,7 +181,6 @@ class Token:
 class Timings:
     """Seconds of one request; a request's share of a pass that it shared with others is the whole pass."""
 
-    load_s: float = 0.0
     prompt_s: float = 0.0  # from its first pass to its first token, a draft model's prompt included
     predict_s: float = 0.0  # from its first token to its last
     n_prompt: int = 0  # tokens processed in prompt_s, reused ones not counted
