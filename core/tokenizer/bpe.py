@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
@@ -28,6 +29,7 @@ def _byte_characters() -> list[str]:
 
 _CHARACTERS = _byte_characters()
 _BYTES = {character: byte for byte, character in enumerate(_CHARACTERS)}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ByteLevelCodec:
@@ -52,6 +54,8 @@ class ByteLevelCodec:
         missing = [character for character in _CHARACTERS if character not in vocabulary.ids]
         self._has_all_bytes = not missing
         ids = vocabulary.ids | {character: self._n_vocab + index for index, character in enumerate(missing)}
+        if _SURROGATE.search("".join(ids)):  # bytes that are not text: no text holds them, and the library does not take them
+            ids = {text: token for text, token in ids.items() if not _SURROGATE.search(text)}
         self._tokenizer = _build(ids, merges, pre)
 
     def encode(self, text: str) -> list[int]:

@@ -43,14 +43,17 @@ class Partition:
         return parts
 
     def _cut_one(self, text: str, needle: str, token: int) -> Iterator[str | int]:
-        """Replace one token in a piece of text that holds it."""
-        for index, piece in enumerate(text.split(needle)):
-            if index:
-                yield token
-                if self._strips_right:
-                    piece = piece.lstrip(_ASCII_SPACE)  # noqa: PLW2901 -- what is left of it
-            if piece:
-                yield piece
+        """Replace one token in a piece of text."""
+        start = 0
+        while (at := text.find(needle, start)) >= 0:
+            if at > start:
+                yield text[start:at]
+            yield token
+            start = at + len(needle)
+            while self._strips_right and start < len(text) and text[start] in _ASCII_SPACE:
+                start += 1
+        if start < len(text):
+            yield text[start:]
 
     def _present(self, text: str) -> list[tuple[str, int]]:
         """List the tokens that occur in the text at all.

@@ -1,0 +1,131 @@
+import datetime as dt
+
+import pytest
+import vocabularies
+
+from augury.chat import ChatTemplate
+from augury.errors import ModelFileError, OptionError, UnsupportedError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CHATML = (
+    "{% for message in messages %}\n"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def test_a_conversation_is_written_as_the_template_says():
+    template = ChatTemplate(CHATML)
+    assert template.render(HELLO).split("\n") == ["<|im_start|>user", "Hello<|im_end|>", "", "<|im_start|>assistant", ""]
+    assert "assistant" not in template.render(HELLO, add_generation_prompt=False)
+
+
+def test_control_tokens_are_encoded_as_such():
+    tokenizer = vocabularies.tokenizer("smollm")
+    ids = ChatTemplate.from_metadata({"tokenizer.chat_template": CHATML}, tokenizer).encode(HELLO)
+    assert ids[0] == tokenizer.encode("<|im_start|>", parse_special=True)[0] == 1
+    assert ids.count(2) == 1
+    assert tokenizer.decode(ids, skip_special=False) == ChatTemplate(CHATML).render(HELLO)
+
+
+@pytest.mark.parametrize("source", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"])
+def test_there_is_one_bos_whether_the_template_writes_it_or_not(source):
+    tokenizer = vocabularies.tokenizer("llama-bpe")
+    assert ChatTemplate(source, tokenizer).encode(HELLO) == tokenizer.encode("Hello")
+
+
+def test_special_texts_are_known_to_the_template():
+    assert ChatTemplate("{{ bos_token }}|{{ eos_token }}", vocabularies.tokenizer("llama-spm")).render(HELLO) == "<s>|</s>"
+    assert ChatTemplate("{{ bos_token }}|{{ eos_token }}").render(HELLO) == "|"
+
+
+def test_what_templates_for_transformers_use_is_there():
+    template = ChatTemplate(
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
+        "{% generation %} {{ strftime_now('%d %b %Y') }}{% endgeneration %}",
+        now=lambda: dt.datetime(2024, 7, 26, tzinfo=dt.UTC),
+    )
+    rendered = template.render([{"role": "user", "content": "<é & 'x'>"}, {"role": "user", "content": "more"}])
+    assert rendered == '{"role": "user", "content": "<é & \'x\'>"} 26 Jul 2024'
+
+
+def test_a_model_without_a_template_has_none():
+    assert ChatTemplate.from_metadata({}, None) is None
+    with pytest.raises(ModelFileError, match="is of type int, expected a string"):
+        ChatTemplate.from_metadata({"tokenizer.chat_template": 3}, None)
+
+
+def test_without_a_tokenizer_nothing_is_encoded():
+    with pytest.raises(UnsupportedError, match=r"no tokenizer.*give token ids"):
+        ChatTemplate(CHATML).encode(HELLO)
+
+
+def test_what_a_template_refuses_is_told_in_its_words():
+    template = ChatTemplate("{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}ok")
+    assert template.render(HELLO) == "ok"
+    with pytest.raises(OptionError, match="refuses these messages: no system role"):
+        template.render([{"role": "system", "content": "Be kind"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("Hello", "messages is str"),
+        ([], "messages is empty"),
+        (["Hello"], r"messages\[0\] is str"),
+        ([{"content": "Hello"}], r"messages\[0\] has no 'role'"),
+        ([*HELLO, {"role": "user"}], r"messages\[1\] has no 'content'"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] is NoneType, expected text"),
+        ([{"role": 1, "content": "Hello"}], r"messages\[0\]\['role'\] is int, expected text"),
+    ],
+)
+def test_malformed_messages_are_refused(messages, message):
+    with pytest.raises(OptionError, match=message):
+        ChatTemplate(CHATML).render(messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("line\n{% if %}", "broken at line 2"),
+        ("{% nonsense %}", "broken at line 1"),
+        ("{{ nothing.at.all }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% include 'secrets' %}", "no loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ],
+)
+def test_a_broken_template_is_a_model_file_error_that_says_what_to_do(source, message):
+    with pytest.raises(ModelFileError, match=rf"{message}.*give a prompt instead of messages"):
+        ChatTemplate(source).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__.x }}",
+        "{{ lipsum(n=1000000000) }}",
+        "{{ range(1000000000) | list }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ 10000000000 * [1] }}",
+        "{{ 9 ** 999999999 }}",
+        "{{ ((9 ** 999) ** 999) ** 999 }}",
+        "{{ 'a'.ljust(10000000000) }}",
+        "{{ 'a' | center(10000000000) }}",
+        "{% set x = 'a' * 1000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
+    ],
+)
+def test_a_hostile_template_is_stopped(source):
+    with pytest.raises(ModelFileError):
+        ChatTemplate(source).render(HELLO)
+
+
+def test_a_template_cannot_change_the_caller_s_messages():
+    messages = [{"role": "user", "content": "Hello"}]
+    ChatTemplate("{% set messages = [] %}{% set ns = namespace(x=messages) %}{{ ns.x }}").render(messages)
+    assert messages == HELLO
