@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
 import llvmlite.binding
-import llvmlite.ir as ir
+from llvmlite import ir
 
-from augury.backends.numba_cpu.kernels.simd import I8, I16, I16X32, I32, I32X16, U8X64, call, constant
+from augury.backends.numba_cpu.kernels.simd import I8, I16, I16X32, I32, I32X16, call, constant
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ def _split(b: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
     """Cut a vector into its lower and upper half."""
     half = vector.type.count // 2
     mask = ir.VectorType(I32, half)
-    return [
-        b.shuffle_vector(vector, vector, ir.Constant(mask, list(range(start, start + half)))) for start in (0, half)
-    ]
+    return [b.shuffle_vector(vector, vector, ir.Constant(mask, list(range(start, start + half)))) for start in (0, half)]
 
 
 def _join(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
@@ -99,8 +96,5 @@ def choose_target() -> str:
 
 
 def emit_dot(target: str) -> Callable[..., ir.Value]:
-    """Return the emitter of `total + sums of four u8 x s8 products`, lane by lane: (builder, i32x16, u8x64, u8x64) -> i32x16."""
-    return partial(_DOTS[target])
-
-
-__all__ = ["U8X64", "available_targets", "choose_target", "emit_dot"]
+    """Return what emits `total + sums of four products`, lane by lane: (builder, i32x16, u8x64, s8 as u8x64) → i32x16."""
+    return _DOTS[target]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.dot import choose_target
+from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_32
 from augury.backends.numba_cpu.kernels.repack import float_repack, quantised_repack
-from augury.backends.numba_cpu.kernels.tile import tile, unpack
-from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
+from augury.backends.numba_cpu.kernels.tile import multiply, unpack
+from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,49 +49,26 @@ def _write(sums: int, y: int, n: int, ldy: int) -> None:
 def quantised_matmul(fmt: Format, target: str) -> Any:
     """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_32"]
-    panel_block = fmt.unit_bytes // fmt.unit_blocks
+    block_lines = fmt.unit_bytes // fmt.unit_blocks // VECTOR + 1
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = n_cols // BLOCK
         sums = scratch + _SUMS
-        step = n * token
         for p in range(p0, p1):
             _clear(sums, n)
             unit = w + p * (n_blocks // unit_blocks) * unit_bytes
-            columns = x
             for k in range(0, n_blocks, _CHUNK):
                 here = min(_CHUNK, n_blocks - k)
                 following = unit + here // unit_blocks * unit_bytes
-                done = 0
+                columns = x + k * n * token
                 if n <= _FUSED_TOKENS:
-                    tiles = n // 4 + (n >> 1 & 1) + (n & 1)
-                    lines = (panel_block // VECTOR + tiles) // tiles
-                    ahead = following
-                    while n - done >= 4:
-                        tile(kind, target, "packed", 4, unit, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
-                        done += 4
-                        ahead += here * lines * VECTOR
-                    if n - done >= 2:
-                        tile(kind, target, "packed", 2, unit, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
-                        done += 2
-                        ahead += here * lines * VECTOR
-                    if n - done >= 1:
-                        tile(kind, target, "packed", 1, unit, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
+                    lines = (block_lines * 4 + n - 1) // n
+                    multiply(kind, target, "packed", unit, columns, sums, n, here, following, lines)
                 else:
                     unpack(kind, unit, here, scratch)
-                    lines = (panel_block // VECTOR * 6 + n) // n
-                    ahead = following
-                    while n - done >= 6:
-                        tile(kind, target, "scratch", 6, scratch, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
-                        done += 6
-                        ahead += here * lines * VECTOR
-                    while n - done >= 2:
-                        tile(kind, target, "scratch", 2, scratch, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
-                        done += 2
-                    if n - done >= 1:
-                        tile(kind, target, "scratch", 1, scratch, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
+                    lines = (block_lines * 6 + n - 1) // n
+                    multiply(kind, target, "scratch", scratch, columns, sums, n, here, following, lines)
                 unit = following
-                columns += here * step
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
     matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{target}"
@@ -101,78 +78,24 @@ def quantised_matmul(fmt: Format, target: str) -> Any:
 def float_matmul(fmt: Format) -> Any:
     """Make the kernel for float weights; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, token = fmt.kind, fmt.unit_bytes, ACTIVATION_BYTES["f32"]
+    block_lines = fmt.unit_bytes // VECTOR
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = (n_cols + BLOCK - 1) // BLOCK
         sums = scratch + _SUMS
-        step = n * token
-        lines = (unit_bytes // VECTOR * 4 + n) // n
+        lines = (block_lines * 4 + n - 1) // n
         for p in range(p0, p1):
             _clear(sums, n)
             unit = w + p * n_blocks * unit_bytes
-            columns = x
             for k in range(0, n_blocks, _FLOAT_CHUNK):
                 here = min(_FLOAT_CHUNK, n_blocks - k)
                 following = unit + here * unit_bytes
-                done = 0
-                ahead = following
-                while n - done >= 4:
-                    tile(kind, "generic", "packed", 4, unit, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
-                    done += 4
-                    ahead += here * lines * VECTOR
-                while n - done >= 1:
-                    tile(kind, "generic", "packed", 1, unit, columns + done * token, sums + done * _SUM_BYTES, here, step, ahead, lines)
-                    done += 1
+                multiply(kind, "generic", "packed", unit, x + k * n * token, sums, n, here, following, lines)
                 unit = following
-                columns += here * step
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
     matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}"
     return kernel(matmul)
-
-
-def quantised_embed(fmt: Format) -> Any:
-    """Make the kernel that dequantises one row of a packed matrix: (w, row, n_cols, out, scratch), out (n_cols,) float32."""
-    kind, unit_bytes, unit_blocks = fmt.kind, fmt.unit_bytes, fmt.unit_blocks
-    offset, halves, has_minimum = fmt.offset, fmt.halves, fmt.has_minimum
-
-    def embed(w: int, row: int, n_cols: int, out: int, scratch: int) -> None:
-        n_blocks = n_cols // BLOCK
-        lane = row % 16 * 4 + row % PANEL_ROWS // 16 * VECTOR
-        for k in range(0, n_blocks, unit_blocks):
-            unpack(kind, w + (row // PANEL_ROWS * n_blocks + k) // unit_blocks * unit_bytes, unit_blocks, scratch)
-            for i in range(unit_blocks * BLOCK):
-                block = scratch + i // BLOCK * SCRATCH_BLOCK + lane
-                column = i % BLOCK
-                weight = np.int32(simd.get_u8(block + column // 4 * 2 * VECTOR + column % 4)) - np.int32(offset)
-                place = column * halves // BLOCK * 2 * VECTOR
-                value = np.float32(weight) * simd.get_f32(block + SCRATCH_SCALES + place)
-                if has_minimum:
-                    value += simd.get_f32(block + SCRATCH_MINIMA + place)
-                simd.put_f32(out + (k * BLOCK + i) * 4, value)
-
-    embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
-    return kernel(embed)
-
-
-def float_embed(fmt: Format) -> Any:
-    """Make the kernel that copies one row of packed float weights as float32; arguments as in `quantised_embed`."""
-    kind, size = fmt.kind, fmt.float_bytes
-
-    def embed(w: int, row: int, n_cols: int, out: int, scratch: int) -> None:
-        padded = (n_cols + BLOCK - 1) // BLOCK * BLOCK
-        first = w + (row // PANEL_ROWS * padded * PANEL_ROWS + row % PANEL_ROWS) * size
-        for k in range(n_cols):
-            place = first + k * PANEL_ROWS * size
-            if kind == "f32":
-                simd.put_u32(out + 4 * k, simd.get_u32(place))
-            elif kind == "f16":
-                simd.put_f32(out + 4 * k, simd.get_f16(place))
-            else:
-                simd.put_u32(out + 4 * k, np.uint32(simd.get_u16(place)) << np.uint32(16))
-
-    embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
-    return kernel(embed)
 
 
 @frozen

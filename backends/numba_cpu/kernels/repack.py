@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.ir as ir
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -129,7 +129,7 @@ def _six_k45(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]
     fields = []
     for j in range(8):
         for i in (0, 4):
-            if j < 4:  # noqa: PLR2004 - the first four are whole, the others lent them their upper bits
+            if j < 4:
                 fields.append(b.and_(byte(j + i), _int(63)))
             else:
                 low = b.and_(b.lshr(byte(j + 4), _int(i)), _int(15))
@@ -207,7 +207,7 @@ def float_repack(fmt: Format) -> Any:
                 here = source + (p * PANEL_ROWS + row) * n_cols * size
                 place = to + (p * padded * PANEL_ROWS + row) * size
                 for k in range(n_cols):
-                    if size == 4:  # noqa: PLR2004 - float32
+                    if size == 4:
                         simd.put_u32(place + k * PANEL_ROWS * size, simd.get_u32(here + k * size))
                     else:
                         simd.put_u16(place + k * PANEL_ROWS * size, simd.get_u16(here + k * size))

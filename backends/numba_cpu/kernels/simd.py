@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.ir as ir
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic, models, register_model
 
@@ -119,12 +119,12 @@ def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..
 
     by_arity: list[Any] = [
         lambda _: typed(),
-        lambda _, a: typed(),
-        lambda _, a, b: typed(),
-        lambda _, a, b, c: typed(),
-        lambda _, a, b, c, d: typed(),
-        lambda _, a, b, c, d, e: typed(),
-        lambda _, a, b, c, d, e, f: typed(),
+        lambda _, _a: typed(),
+        lambda _, _a, _b: typed(),
+        lambda _, _a, _b, _c: typed(),
+        lambda _, _a, _b, _c, _d: typed(),
+        lambda _, _a, _b, _c, _d, _e: typed(),
+        lambda _, _a, _b, _c, _d, _e, _f: typed(),
     ]
     function = by_arity[len(params)]
     function.__name__ = function.__qualname__ = name
@@ -176,7 +176,7 @@ put_u16 = operation("put_u16", void, (i64, types.uint16), store)
 put_u8 = operation("put_u8", void, (i64, types.uint8), store)
 
 # Float lanes.
-zero_f32 = operation("zero_f32", f32x16, (), lambda b: ir.Constant(F32X16, None))
+zero_f32 = operation("zero_f32", f32x16, (), lambda _: ir.Constant(F32X16, None))
 splat_f32 = operation("splat_f32", f32x16, (f32,), lambda b, x: splat(b, x, F32X16))
 add = operation("add", f32x16, (f32x16, f32x16), lambda b, x, y: b.fadd(x, y))
 sub = operation("sub", f32x16, (f32x16, f32x16), lambda b, x, y: b.fsub(x, y))
@@ -216,7 +216,7 @@ max_lanes = operation(
 )
 
 # Integer lanes.
-zero_i32 = operation("zero_i32", i32x16, (), lambda b: ir.Constant(I32X16, None))
+zero_i32 = operation("zero_i32", i32x16, (), lambda _: ir.Constant(I32X16, None))
 splat_i32 = operation("splat_i32", i32x16, (i32,), lambda b, x: splat(b, x, I32X16))
 add_i32 = operation("add_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.add(x, y))
 sub_i32 = operation("sub_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.sub(x, y))
@@ -232,9 +232,7 @@ atomic_add = operation(  # returns the value before
     "atomic_add", i64, (i64, i64), lambda b, a, v: b.atomic_rmw("add", pointer(b, a, I64), v, "acq_rel")
 )
 atomic_load = operation("atomic_load", i64, (i64,), lambda b, a: b.load_atomic(pointer(b, a, I64), "acquire", 8))
-atomic_store = operation(
-    "atomic_store", void, (i64, i64), lambda b, a, v: b.store_atomic(v, pointer(b, a, I64), "release", 8)
-)
+atomic_store = operation("atomic_store", void, (i64, i64), lambda b, a, v: b.store_atomic(v, pointer(b, a, I64), "release", 8))
 
 
 def emit_prefetch(b: ir.IRBuilder, address: ir.Value, locality: int) -> None:

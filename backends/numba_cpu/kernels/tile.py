@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.ir as ir
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.kernels.format import Format
     from augury.backends.numba_cpu.kernels.unpack import Block
 
+# Tokens per tile, the largest first. What does not fit in 32 registers of 512 bits spills, which costs more than it saves.
+TILES = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
 _TOKEN = ACTIVATION_BYTES["q8_32"]
 
 
@@ -134,29 +136,53 @@ def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value) -> None:
         b.store(at(b, address, VECTOR), slot)
 
 
-def _tile(_: Any, kind: Any, target: Any, place: Any, n_tokens: Any, w: Any, x: Any, y: Any, n: Any, step: Any, ahead: Any, lines: Any) -> Any:
-    fmt, where, count = FORMATS[kind.literal_value], place.literal_value, n_tokens.literal_value
+def _emit_tile(
+    b: ir.IRBuilder, fmt: Format, place: str, dot: Callable[..., ir.Value], n_tokens: int, args: tuple[ir.Value, ...]
+) -> None:
+    """Multiply `n_tokens` tokens with some blocks; args are those of `multiply`, with a stack slot for `ahead`."""
+    w, x, y, n_blocks, step, stream, lines = args
+    sums = _Sums(b, n_tokens, y)
+    with cgutils.for_range(b, n_blocks) as loop:
+        _emit_prefetches(b, stream, lines)
+        here = b.add(x, b.mul(loop.index, step))
+        if fmt.float_bytes:
+            _emit_float_block(b, fmt, _unit(b, fmt, w, loop.index), here, sums)
+        elif place == "scratch":
+            scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
+            _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
+        else:
+            _emit_block(b, fmt, dot, PackedBlock(b, fmt, _unit(b, fmt, w, loop.index), loop.index), here, sums)
+    sums.save(b)
+
+
+def _unit(b: ir.IRBuilder, fmt: Format, w: ir.Value, block: ir.Value) -> ir.Value:
+    """Return the unit that a block belongs to: w, or one of the units of a block each that follow w."""
+    return w if fmt.unit_blocks > 1 else b.add(w, b.mul(block, ir.Constant(I64, fmt.unit_bytes)))
+
+
+def _multiply(
+    _: Any, kind: Any, target: Any, place: Any, w: Any, x: Any, y: Any, n: Any, count: Any, ahead: Any, lines: Any
+) -> Any:
+    fmt, where = FORMATS[kind.literal_value], place.literal_value
     dot = emit_dot(target.literal_value)
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, x, y, n_blocks, step, ahead, lines = args[4:]
-        sums = _Sums(b, count, y)
+        w, x, y, n_tokens, n_blocks, ahead, lines = args[3:]
+        token, row = (ir.Constant(I64, size) for size in (ACTIVATION_BYTES[fmt.activation], 2 * VECTOR))
+        step = b.mul(n_tokens, token)
         stream = cgutils.alloca_once_value(b, ahead)
-        with cgutils.for_range(b, n_blocks) as loop:
-            _emit_prefetches(b, stream, lines)
-            here = b.add(x, b.mul(loop.index, step))
-            unit = w if fmt.unit_blocks > 1 else b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
-            if fmt.float_bytes:
-                _emit_float_block(b, fmt, unit, here, sums)
-            elif where == "scratch":
-                scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
-                _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
-            else:
-                _emit_block(b, fmt, dot, PackedBlock(b, fmt, unit, loop.index), here, sums)
-        sums.save(b)
+        done: ir.Value = ir.Constant(I64, 0)
+        for size in TILES["float" if fmt.float_bytes else where]:
+            tokens = ir.Constant(I64, size)
+            n_tiles = b.udiv(b.sub(n_tokens, done), tokens)
+            with cgutils.for_range(b, n_tiles) as loop:
+                first = b.add(done, b.mul(loop.index, tokens))
+                here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
+                _emit_tile(b, fmt, where, dot, size, (w, *here, n_blocks, step, stream, lines))
+            done = b.add(done, b.mul(n_tiles, tokens))
         return context.get_dummy_value()
 
-    return types.void(kind, target, place, n_tokens, *[types.int64] * 7), generate
+    return types.void(kind, target, place, *[types.int64] * 7), generate
 
 
 def _unpack(_: Any, kind: Any, w: Any, n: Any, scratch: Any) -> Any:
@@ -165,17 +191,16 @@ def _unpack(_: Any, kind: Any, w: Any, n: Any, scratch: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         w, n_blocks, scratch = args[1:]
         with cgutils.for_range(b, n_blocks) as loop:
-            unit = w if fmt.unit_blocks > 1 else b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
             address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
-            ScratchBlock(fmt, address).fill(b, PackedBlock(b, fmt, unit, loop.index))
+            ScratchBlock(fmt, address).fill(b, PackedBlock(b, fmt, _unit(b, fmt, w, loop.index), loop.index))
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 3), generate
 
 
-# tile(kind, target, "packed" or "scratch", n_tokens, weights, activations, sums, n_blocks, step, ahead, lines): add n_blocks
-# blocks of n_tokens (a constant) to sums, (n_tokens, 32) float32; `step` bytes lie between blocks of the activations, and
-# `lines` cache lines are prefetched per block, from `ahead` on.
-tile = intrinsic(prefer_literal=True)(_tile)
+# multiply(kind, target, place, weights, activations, sums, n_tokens, n_blocks, ahead, lines): add n_blocks blocks of all tokens
+# to sums, (n_tokens, 32) float32. The weights are `packed` or in `scratch`; each block of each tile prefetches `lines` cache
+# lines, from `ahead` on, so that fetching what comes next overlaps with the arithmetic.
+multiply = intrinsic(prefer_literal=True)(_multiply)
 # unpack(kind, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
 unpack = intrinsic(prefer_literal=True)(_unpack)

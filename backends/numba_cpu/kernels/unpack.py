@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import llvmlite.ir as ir
 from attrs import frozen
+from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels.format import PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.simd import (
@@ -112,7 +112,7 @@ class PackedBlock:
         stored = plane + v // per_stored
         if stored not in self._loaded:
             self._loaded[stored] = [load(b, at(b, self.planes, (2 * stored + g) * VECTOR), I16X32) for g in GROUPS]
-        if width == 8:  # noqa: PLR2004 - the whole byte
+        if width == 8:
             return [b.bitcast(x, U8X64) for x in self._loaded[stored]]
         down = v % per_stored * width - to
         mask = ((1 << width) - 1) << to

@@ -1,0 +1,60 @@
+"""Single rows of packed matrices as float32: what embedding a token is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.format import BLOCK, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.tile import unpack
+from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK, SCRATCH_MINIMA, SCRATCH_SCALES
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cpu.kernels.format import Format
+
+
+def quantised_embed(fmt: Format) -> Any:
+    """Make the kernel that dequantises one row of a packed matrix: (w, row, n_cols, out, scratch), out (n_cols,) float32."""
+    kind, unit_bytes, unit_blocks = fmt.kind, fmt.unit_bytes, fmt.unit_blocks
+    offset, halves, has_minimum = fmt.offset, fmt.halves, fmt.has_minimum
+
+    def embed(w: int, row: int, n_cols: int, out: int, scratch: int) -> None:
+        n_blocks = n_cols // BLOCK
+        lane = row % 16 * 4 + row % PANEL_ROWS // 16 * VECTOR
+        for k in range(0, n_blocks, unit_blocks):
+            unpack(kind, w + (row // PANEL_ROWS * n_blocks + k) // unit_blocks * unit_bytes, unit_blocks, scratch)
+            for i in range(unit_blocks * BLOCK):
+                block = scratch + i // BLOCK * SCRATCH_BLOCK + lane
+                column = i % BLOCK
+                weight = np.int32(simd.get_u8(block + column // 4 * 2 * VECTOR + column % 4)) - np.int32(offset)
+                place = column * halves // BLOCK * 2 * VECTOR
+                value = np.float32(weight) * simd.get_f32(block + SCRATCH_SCALES + place)
+                if has_minimum:
+                    value += simd.get_f32(block + SCRATCH_MINIMA + place)
+                simd.put_f32(out + (k * BLOCK + i) * 4, value)
+
+    embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
+    return kernel(embed)
+
+
+def float_embed(fmt: Format) -> Any:
+    """Make the kernel that copies one row of packed float weights as float32; arguments as in `quantised_embed`."""
+    kind, size = fmt.kind, fmt.float_bytes
+
+    def embed(w: int, row: int, n_cols: int, out: int, scratch: int) -> None:
+        padded = (n_cols + BLOCK - 1) // BLOCK * BLOCK
+        first = w + (row // PANEL_ROWS * padded * PANEL_ROWS + row % PANEL_ROWS) * size
+        for k in range(n_cols):
+            place = first + k * PANEL_ROWS * size
+            if kind == "f32":
+                simd.put_u32(out + 4 * k, simd.get_u32(place))
+            elif kind == "f16":
+                simd.put_f32(out + 4 * k, simd.get_f16(place))
+            else:
+                simd.put_u32(out + 4 * k, np.uint32(simd.get_u16(place)) << np.uint32(16))
+
+    embed.__name__ = embed.__qualname__ = f"embed_{fmt.kind}"
+    return kernel(embed)
