@@ -18,7 +18,8 @@ class ArrayLogits(Logits):
 
     def argmax(self) -> np.ndarray:
         """The most probable token of each row, (r,) int32; of equals the lowest id."""
-        return self._array.argmax(axis=1).astype(np.int32)
+        best: np.ndarray = self._array.argmax(axis=1).astype(np.int32)
+        return best
 
     def top_k(self, row: int, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k most probable tokens of a row: ids (k,) int32 and logits (k,) float32, best first, equals by rising id.
@@ -39,7 +40,8 @@ class ArrayLogits(Logits):
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
         """The logits (m,) float32 of the tokens `ids` (m,) in a row."""
-        return self._array[row, ids]
+        logits: np.ndarray = self._array[row, ids]
+        return logits
 
     def log_normalizer(self, row: int) -> float:
         """log(sum(exp(logits))) of a row, accumulated in float64."""

@@ -66,9 +66,10 @@ class Yarn:
         low = max(0.0, math.floor(self._pair(self.beta_fast, n_pairs, base)))
         high = min(2 * n_pairs - 1.0, math.ceil(self._pair(self.beta_slow, n_pairs, base)))
         # 0.001: ggml's own guard for boundaries that coincide
-        share = np.clip((np.arange(n_pairs) - low) / max(0.001, high - low), 0.0, 1.0)
-        kept = (1.0 - share) * self.strength
-        return frequencies * kept + linear(frequencies, self.factor) * (1.0 - kept)
+        share: np.ndarray = np.clip((np.arange(n_pairs) - low) / max(0.001, high - low), 0.0, 1.0)
+        kept: np.ndarray = (1.0 - share) * self.strength
+        scaled: np.ndarray = frequencies * kept + linear(frequencies, self.factor) * (1.0 - kept)
+        return scaled
 
     @property
     def magnitude(self) -> float:

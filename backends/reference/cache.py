@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from augury.blocks import Attention
     from augury.types import ModelOptions
 
-_TYPES = {"f16": np.float16, "f32": np.float32}
+_TYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 
 class LayerCache:
@@ -27,9 +27,8 @@ class LayerCache:
             self.keys = np.zeros((*shape, layer.head_dim), _type(options.cache_type_k))
             self.values = np.zeros((*shape, layer.value_dim), _type(options.cache_type_v))
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
-            raise CapacityError(
-                f"no memory for a KV cache of {options.n_slots} slots with {options.n_ctx} positions; ask for a smaller context",
-            ) from error
+            size = f"{options.n_slots} slots with {options.n_ctx} positions"
+            raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
 
     @property
     def n_bytes(self) -> int:
@@ -48,7 +47,7 @@ class LayerCache:
         return self.keys[slot, :, span].astype(np.float64), self.values[slot, :, span].astype(np.float64)
 
 
-def _type(name: str) -> type[np.floating]:
+def _type(name: str) -> np.dtype[np.floating]:
     if name not in _TYPES:
         raise UnsupportedError(f"cache type {name!r} is not supported by this backend; expected one of {', '.join(_TYPES)}")
     return _TYPES[name]

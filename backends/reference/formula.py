@@ -30,7 +30,8 @@ def norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
     """
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + eps) * weight
+    normed: np.ndarray = x / np.sqrt(mean_square + eps) * weight
+    return normed
 
 
 def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
@@ -87,12 +88,14 @@ def activate(gate: np.ndarray, activation: Activation) -> np.ndarray:
     """
     if activation is Activation.SILU:
         with np.errstate(over="ignore"):  # e^-g may become infinite, which gives the 0 that is meant
-            return gate / (1.0 + np.exp(-gate))
-    inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
-    return 0.5 * gate * (1.0 + np.tanh(inner))
+            bent: np.ndarray = gate / (1.0 + np.exp(-gate))
+    else:
+        bent = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)))
+    return bent
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
     """e^x / sum(e^x) over (T,); the largest is subtracted first, lest e^x overflow."""
-    powers = np.exp(x - x.max())
-    return powers / powers.sum()
+    powers: np.ndarray = np.exp(x - x.max())
+    powers /= powers.sum()
+    return powers

@@ -66,7 +66,7 @@ class ReferenceModel(Model):
 
     @staticmethod
     def _embed(block: Embedding, weights: Weights, tokens: np.ndarray) -> np.ndarray:
-        """x = scale * W[token]: (n,) tokens → (n, E)."""
+        """Look up x = scale * W[token]: (n,) tokens → (n, E)."""
         return block.scale * weights.rows(block.weight, tokens)
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from augury.blocks import Attention, FeedForward, Linear, Norm, Output
@@ -48,14 +49,15 @@ class Weights:
 
     def rows(self, name: str, indices: np.ndarray) -> np.ndarray:
         """Some rows (n, E) float64 of the matrix `name`."""
-        return self._arrays[name][indices].astype(np.float64)
+        rows: np.ndarray = self._arrays[name][indices].astype(np.float64)
+        return rows
 
     def vector(self, name: str) -> np.ndarray:
         """The tensor `name` (n,) float64."""
         return self._arrays[name].astype(np.float64)
 
     def product(self, layer: Linear, x: np.ndarray) -> np.ndarray:
-        """scale * (W x) + bias_scale * b for every token.
+        """Compute scale * (W x) + bias_scale * b for every token.
 
         Args:
             layer: Names W (n_out, n_in) and b (n_out,).
@@ -87,7 +89,7 @@ def _dequantised(tensor: Tensor) -> np.ndarray:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    rows = tensor.data.reshape(tensor.shape[:-1] + (-1,))
+    rows = tensor.data.reshape((*tensor.shape[:-1], -1))
     if tensor.type.name == "F32":
         return np.array(rows.view(np.float32))
     return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)
@@ -109,7 +111,7 @@ def _shapes(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _parts(block: Block) -> Iterator[Norm | Linear]:
     """The norms and products of a block."""
     assert isinstance(block, Attention | FeedForward | Output)
-    for name in block.__attrs_attrs__:  # type: ignore[attr-defined]
-        part = getattr(block, name.name)
+    for attribute in attrs.fields(type(block)):
+        part = getattr(block, attribute.name)
         if isinstance(part, Norm | Linear):
             yield part

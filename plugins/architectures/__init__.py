@@ -1,0 +1,1 @@
+"""Model families: each file writes the plan of one."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from augury.gguf import ModelFile
 
 _MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
+_LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite
 
 
 class Decoder:
@@ -92,6 +93,8 @@ class Decoder:
                 f"{self.file.path}: {keys.full('rope.scaling.type')!r} is {kind!r}; supported are none, linear and yarn",
             )
         factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+        if factor < _LEAST:
+            keys.number("rope.scaling.factor", factor, least=_LEAST)
         magnitude = keys.number("rope.scaling.attn_factor", 0.0) or 1.0
         if kind == "linear":
             return Rope(rope.linear(frequencies, factor), magnitude, is_interleaved)
@@ -100,8 +103,8 @@ class Decoder:
             factor=factor,
             n_ctx_original=keys.count("rope.scaling.original_context_length", 0, least=0, most=_MAX_POSITIONS)
             or self.n_ctx_train,
-            beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
+            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, least=_LEAST),
+            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, least=_LEAST),
             strength=strength if 0.0 <= strength <= 1.0 else 1.0,  # negative where not set
             log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0),
         )

@@ -46,11 +46,11 @@ class Keys:
             self.fail(key, f"an array of {len(values)} numbers ({values[:8]})", f"{n} of 1 to {MOST}, one per layer")
         return tuple(values)
 
-    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
-        """A finite number of at least `least`; required where there is no default."""
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0, most: float = 1e12) -> float:
+        """A number from `least` to `most`; required where there is no default."""
         value = self._get(key, float, default)
-        if not (math.isfinite(value) and value >= least):
-            self.fail(key, value, f"a finite number of at least {least:g}")
+        if not least <= value <= most:  # never true of NaN
+            self.fail(key, value, f"a finite number of at least {least:g} and at most {most:g}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:

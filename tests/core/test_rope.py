@@ -26,7 +26,7 @@ def test_linear_scaling_at_a_position_equals_no_scaling_at_the_position_divided(
     np.testing.assert_allclose(400 * rope.linear(frequencies, 4.0), 100 * frequencies)
 
 
-def ggml_angles(position, n_rot, base, factor, n_ctx):  # noqa: PLR0917
+def ggml_angles(position, n_rot, base, factor, n_ctx):
     """YaRN's angles pair by pair, written from the formulas: floor and ceil of the two boundaries, clamped, a ramp between."""
 
     def boundary(turns):

@@ -1,0 +1,131 @@
+"""Tiny two-layer models with random weights, and what llama.cpp computes with them.
+
+`NAMES` are models; `tiny_model(NAME)` is the path of its GGUF file, written once per test run, and `expected(NAME)` tokens and
+logits. `tiny_file(NAME)` opens it, `altered` makes a `ModelFile` that differs from it without writing anything.
+
+The data: `NAME.head` is the size of a GGUF file (8 bytes, little-endian) and its header; the weights are derived from the
+names of model and tensor. `NAME.npz` has tokens (T,) int32 and logits (T, V) float32 of every position, float32 KV cache,
+token by token. `llama-dense-TYPE` has the weights of `llama-dense` in another type; the K-quants, which the `gguf` package
+cannot write, are stored as files.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.quants import quantize
+
+from augury.gguf import ModelFile, Tensor, TensorType
+
+DATA = Path(__file__).parent.parent / "data" / "models"
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+WRITTEN_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+STORED_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+FLOAT_NAMES = tuple(f"{family}-dense" for family in FAMILIES)
+QUANTISED_NAMES = tuple(f"llama-dense-{kind}" for kind in WRITTEN_TYPES + STORED_TYPES)
+NAMES = FLOAT_NAMES + QUANTISED_NAMES
+
+
+@functools.cache
+def tiny_model(name: str) -> Path:
+    """The GGUF file of a tiny model."""
+    if name.endswith(STORED_TYPES):
+        return DATA / f"{name}.gguf"
+    path = Path(_folder().name) / f"{name}.gguf"
+    if name in FLOAT_NAMES:
+        _write_from_head(DATA / f"{name}.head", path)
+    else:
+        source, _, kind = name.rpartition("-")
+        _write_quantised(tiny_model(source), path, gguf.GGMLQuantizationType[kind.upper()])
+    return path
+
+
+def tiny_file(name: str) -> ModelFile:
+    """A tiny model, opened."""
+    return ModelFile.open(tiny_model(name))
+
+
+@functools.cache
+def expected(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens (T,) and llama.cpp's logits (T, V) of a tiny model."""
+    with np.load(DATA / f"{name}.npz") as data:
+        return data["tokens"], data["logits"]
+
+
+def nmse(logits: np.ndarray, right: np.ndarray) -> float:
+    """Mean squared error, as a share of the mean square of what is right."""
+    difference = logits.astype(np.float64) - right
+    return float(np.mean(difference**2) / np.mean(right.astype(np.float64) ** 2))
+
+
+def altered(file: ModelFile, *, metadata=None, without=(), arrays=None) -> ModelFile:
+    """A model like `file`, with other metadata values, without some keys or tensors, with other float32 tensors."""
+    tensors = dict(file.tensors)
+    for name, values in (arrays or {}).items():
+        array = np.ascontiguousarray(values, np.float32)
+        tensors[name] = Tensor(name, array.shape, TensorType.F32, array.reshape(-1).view(np.uint8))
+    return ModelFile(
+        file.path,
+        file.paths,
+        file.n_bytes,
+        {key: value for key, value in {**file.metadata, **(metadata or {})}.items() if key not in without},
+        {name: tensor for name, tensor in tensors.items() if name not in without},
+    )
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed with the process."""
+    return tempfile.TemporaryDirectory(prefix="augury-models-", ignore_cleanup_errors=True)
+
+
+def _write_from_head(head: Path, path: Path) -> None:
+    data = head.read_bytes()
+    with path.open("wb") as out:
+        out.write(data[8:])
+        out.truncate(int.from_bytes(data[:8], "little"))
+    reader = gguf.GGUFReader(path, "r+")
+    for tensor in reader.tensors:
+        tensor.data[...] = _weights(tensor.name, tensor.data.shape, head.stem)
+    reader.data.flush()
+
+
+def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
+    """The weights that the oracle's logits were computed with, in the range that trained models have.
+
+    Nearly normal numbers: sums of four 16-bit parts of Philox's raw output, by integers alone, hence the same bits everywhere.
+    """
+    key = int.from_bytes(hashlib.sha256(f"{model}/{name}".encode()).digest()[:16], "little")
+    raw = np.random.Philox(key=key).random_raw(int(np.prod(shape))).view(np.uint16).reshape(-1, 4)
+    x = ((raw.sum(axis=1, dtype=np.int64) - 131070).astype(np.float32) / np.float32(37837.0)).reshape(shape)
+    if "norm" in name and name.endswith("weight"):
+        return np.float32(1) + np.float32(0.2) * x
+    if name.startswith("token_embd"):
+        return x
+    if len(shape) == 1:
+        return np.float32(0.1) * x
+    return x * np.float32(1.2 / float(shape[-1]) ** 0.5)
+
+
+def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Copy a float32 model with its matrices in another type."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, "llama")  # which writes the architecture itself
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture" and field.contents() != []:
+            item_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
+    for tensor in reader.tensors:
+        if len(tensor.shape) > 1:
+            writer.add_tensor(tensor.name, quantize(tensor.data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,328 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.models import FAMILIES, NAMES, altered, tiny_file
+
+from augury import rope
+from augury.blocks import Activation, Attention, FeedForward
+from augury.errors import AuguryError, ModelFileError, UnsupportedError
+from augury.plugins.architectures import gemma3, llama, qwen2, qwen3
+
+MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3}
+
+
+def plan_of(file):
+    (architecture,) = MODULES[file.architecture].augury_architectures()
+    return architecture.plan(file)
+
+
+def plan_with(family="llama", *, without=(), arrays=None, **values):
+    """The plan of a tiny model with other metadata; `__` stands for a dot in a key."""
+    metadata = {f"{family}.{key.replace('__', '.')}": value for key, value in values.items()}
+    return plan_of(altered(tiny_file(f"{family}-dense"), metadata=metadata, without=without, arrays=arrays))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_named_as_its_files_name_it(family):
+    (architecture,) = MODULES[family].augury_architectures()
+
+    assert architecture.name == family == tiny_file(f"{family}-dense").architecture
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_is_embedding_pairs_of_layers_and_output(name):
+    plan = plan_of(tiny_file(name))
+
+    assert [type(block) for block in plan.blocks[1:-1]] == [Attention, FeedForward] * 2
+    assert (plan.embedding.n_vocab, plan.embedding.n_embd, plan.n_vocab) == (128, 256, 128)
+    assert plan.n_ctx_train == 256
+
+
+def test_llama_rope_is_interleaved_and_its_factors_divide():
+    plan = plan_with("llama", arrays={"rope_freqs.weight": np.linspace(1, 8, 64)})
+
+    (attention, _) = plan.attentions
+    assert attention.rope.is_interleaved
+    expected = rope.plain(128, 10000.0) / np.linspace(1, 8, 64).astype(np.float32)
+    np.testing.assert_array_equal(attention.rope.frequencies, expected)
+
+
+def test_qwen_ropes_are_not_interleaved_and_take_no_factors():
+    for family in ("qwen2", "qwen3"):
+        attention = plan_with(family).attentions[0]
+        assert not attention.rope.is_interleaved
+        np.testing.assert_array_equal(attention.rope.frequencies, rope.plain(attention.head_dim, 10000.0))
+
+
+def test_biases_and_output_weights_are_optional():
+    names = [f"blk.{layer}.attn_{part}.bias" for layer in (0, 1) for part in "qkv"]
+    plan = plan_with("qwen2", without=[*names, "output.weight", "output.bias"])
+
+    assert [plan.attentions[0].q.bias, plan.attentions[1].v.bias] == [None, None]
+    assert plan.output.weight.weight == "token_embd.weight"
+    assert plan_with("qwen2").attentions[0].q.bias == "blk.0.attn_q.bias"
+    assert plan_with("llama").attentions[0].o.bias == "blk.0.attn_output.bias"
+
+
+def test_head_sizes_follow_from_the_embedding_where_no_key_states_them():
+    keys = ["attention.key_length", "attention.value_length", "rope.dimension_count"]
+    plan = plan_with("llama", without=[f"llama.{key}" for key in keys])
+
+    attention = plan.attentions[0]
+    assert (attention.head_dim, attention.value_dim, 2 * len(attention.rope.frequencies)) == (128, 128, 128)
+    assert attention.scale == 1 / math.sqrt(128)
+
+
+def test_head_counts_may_differ_by_layer():
+    arrays = {
+        f"blk.1.attn_{part}.{kind}": np.zeros((128, 256)[: 2 - (kind == "bias")])
+        for part in "kv"
+        for kind in ("weight", "bias")
+    }
+    plan = plan_with("llama", arrays=arrays, attention__head_count_kv=np.array([2, 1]))
+
+    assert [attention.n_kv_heads for attention in plan.attentions] == [2, 1]
+
+
+def test_a_rope_may_turn_a_part_of_a_head():
+    plan = plan_with("qwen3", rope__dimension_count=32)
+
+    assert len(plan.attentions[0].rope.frequencies) == 16
+
+
+def test_linear_scaling_divides_the_frequencies_under_either_key():
+    plain = plan_with("qwen2").attentions[0].rope
+
+    new = plan_with("qwen2", rope__scaling__factor=4.0).attentions[0].rope
+    old = plan_with("qwen2", without=["qwen2.rope.scaling.factor"], rope__scale_linear=4.0).attentions[0].rope
+    none = plan_with("qwen2", rope__scaling__type="none", rope__scaling__factor=4.0).attentions[0].rope
+
+    np.testing.assert_array_equal(new.frequencies, plain.frequencies / 4)
+    np.testing.assert_array_equal(old.frequencies, plain.frequencies / 4)
+    np.testing.assert_array_equal(none.frequencies, plain.frequencies)
+    assert new.magnitude == 1.0
+
+
+def test_yarn_scaling_is_worked_out_into_frequencies_and_magnitude():
+    keys = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__attn_factor": 1.5}
+    plan = plan_with("llama", **keys, rope__scaling__original_context_length=4096, without=["rope_freqs.weight"])
+
+    yarn, found = rope.Yarn(4.0, 4096), plan.attentions[0].rope
+    np.testing.assert_array_equal(found.frequencies, yarn.frequencies(rope.plain(128, 10000.0), 10000.0))
+    assert found.magnitude == pytest.approx(1.5 * (1 + 0.1 * math.log(4)))
+    assert found.is_interleaved
+
+
+def test_other_scalings_are_unsupported():
+    with pytest.raises(UnsupportedError, match=r"'llama\.rope\.scaling\.type' is 'longrope'"):
+        plan_with("llama", rope__scaling__type="longrope")
+
+
+def test_mixtures_of_experts_are_unsupported():
+    with pytest.raises(UnsupportedError, match="mixtures of experts"):
+        plan_with("llama", expert_count=8)
+
+
+def test_the_first_mistral_sees_a_window():
+    assert [a.window for a in plan_with("llama", attention__sliding_window=32).attentions] == [32, 32]
+    assert [a.window for a in plan_with("llama").attentions] == [None, None]
+
+
+def test_qwen3_norms_its_heads():
+    attention = plan_with("qwen3").attentions[0]
+
+    assert (attention.q_norm.weight, attention.q_norm.size) == ("blk.0.attn_q_norm.weight", 64)
+    assert attention.k_norm.weight == "blk.0.attn_k_norm.weight"
+
+
+def test_gemma3_scales_its_embedding_and_norms_what_is_added():
+    plan = plan_with("gemma3")
+
+    assert plan.embedding.scale == 16.0
+    assert plan.attentions[0].post_norm.weight == "blk.0.post_attention_norm.weight"
+    assert plan.blocks[2].post_norm.weight == "blk.0.post_ffw_norm.weight"
+    assert plan.blocks[2].activation is Activation.GELU
+
+
+def test_gemma3_mixes_local_and_global_layers_with_ropes_of_their_own():
+    plan = plan_with("gemma3", rope__freq_base=1e6, rope__freq_base_swa=1e4, rope__scaling__factor=8.0)
+
+    local, wide = plan.attentions  # the file's array says so
+    assert (local.window, wide.window) == (32, None)
+    np.testing.assert_array_equal(local.rope.frequencies, rope.plain(128, 1e4))
+    np.testing.assert_array_equal(wide.rope.frequencies, rope.plain(128, 1e6) / 8)
+
+
+@pytest.mark.parametrize(("period", "windows"), [(2, [32, None]), (1, [None, None]), (6, [32, 32])])
+def test_a_gemma3_pattern_may_be_a_period(period, windows):
+    plan = plan_with("gemma3", attention__sliding_window_pattern=period)
+
+    assert [attention.window for attention in plan.attentions] == windows
+
+
+def test_a_gemma3_without_a_window_has_one_rope():
+    plan = plan_with("gemma3", rope__freq_base=1e6, without=["gemma3.attention.sliding_window"])
+
+    assert [attention.window for attention in plan.attentions] == [None, None]
+    assert plan.attentions[0].rope.frequencies[1] == plan.attentions[1].rope.frequencies[1]
+
+
+def test_gemma3_scales_products_as_its_key_says_or_by_the_head_size():
+    assert plan_with("gemma3", attention__scale=0.25).attentions[0].scale == 0.25
+    assert plan_with("gemma3", attention__scale=0.0).attentions[0].scale == 1 / math.sqrt(128)
+
+
+def test_gemma3_with_a_soft_cap_is_unsupported():
+    with pytest.raises(UnsupportedError, match="final_logit_softcapping"):
+        plan_with("gemma3", final_logit_softcapping=30.0)
+
+
+def test_scales_cover_the_bias_in_feed_forwards_only():
+    attention, feed_forward = plan_with("llama").blocks[1:3]
+
+    assert attention.q.scale == pytest.approx(-0.09687872)
+    assert attention.q.bias_scale == 1.0
+    assert feed_forward.gate.bias_scale == feed_forward.gate.scale == pytest.approx(-0.04322224)
+
+
+BAD_VALUES = [
+    ("block_count", 0, "is 0, expected 1 to"),
+    ("block_count", 10**9, "is 1000000000, expected 1 to"),
+    ("block_count", 10**5, "is 100000, expected at most"),
+    ("block_count", 3, "tensor 'blk.2.attn_norm.weight' is missing"),
+    ("block_count", "2", "expected an integer"),
+    ("context_length", 0, "is 0, expected 1 to"),
+    ("context_length", -1, "is -1, expected 1 to"),
+    ("embedding_length", 255, "expected (vocabulary, 255)"),
+    ("embedding_length", 2**40, "expected 1 to"),
+    ("feed_forward_length", 385, "has shape (384, 256), expected (385, 256)"),
+    ("feed_forward_length", np.array([384]), "expected 2 of 1 to"),
+    ("attention.head_count", 0, "is 0, expected 1 to"),
+    ("attention.head_count", 3, "expected a divisor of the 3 heads"),
+    ("attention.head_count", 4, "has shape (256, 256), expected (512, 256)"),
+    ("attention.head_count_kv", 0, "is 0, expected 1 to"),
+    ("attention.head_count_kv", -2, "is -2, expected 1 to"),
+    ("attention.head_count_kv", np.array([2, 0]), "expected 2 of 1 to"),
+    ("attention.head_count_kv", np.array([0.5, 2.0]), "expected an array of integers"),
+    ("attention.key_length", 256, "has shape (256, 256), expected (512, 256)"),
+    ("attention.key_length", 0, "is 0, expected 1 to"),
+    ("attention.value_length", 2**63, "expected 1 to"),
+    ("attention.layer_norm_rms_epsilon", math.nan, "is nan, expected a finite number above 0"),
+    ("attention.layer_norm_rms_epsilon", 0.0, "expected a finite number above 0"),
+    ("attention.layer_norm_rms_epsilon", -1e-5, "expected a finite number above 0"),
+    ("attention.layer_norm_rms_epsilon", math.inf, "expected a finite number above 0"),
+    ("attention.sliding_window", -1, "is -1, expected 0 to"),
+    ("rope.dimension_count", 129, "is 129, expected 2 to 128"),
+    ("rope.dimension_count", 127, "is 127, expected an even number"),
+    ("rope.freq_base", math.nan, "is nan, expected a finite number"),
+    ("rope.freq_base", 0.0, "expected a finite number of at least"),
+    ("rope.scaling.factor", -2.0, "expected a finite number of at least 0"),
+    ("rope.scaling.factor", math.inf, "expected a finite number of at least 0"),
+    ("rope.scaling.type", 3, "expected a string"),
+    ("rope.scaling.factor", 1e-300, "expected a finite number of at least 0.001"),
+    ("rope.freq_base", 1e300, "at most 1e+12"),
+    ("expert_count", -1, "is -1, expected 0 to"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "message"), BAD_VALUES)
+def test_a_value_that_makes_no_sense_is_an_error_that_names_it(key, value, message):
+    file = altered(tiny_file("llama-dense"), metadata={f"llama.{key}": value})
+
+    with pytest.raises(ModelFileError) as error:
+        plan_of(file)
+
+    assert message in str(error.value)
+    assert key in str(error.value) or "tensor" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_required_key_that_is_missing_is_named(family, key):
+    with pytest.raises(ModelFileError, match=f"'{family}.{key}' is missing"):
+        plan_with(family, without=[f"{family}.{key}"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_tensor_of_a_plan_is_checked(family):
+    file = tiny_file(f"{family}-dense")
+    optional = ("output.weight", "rope_freqs.weight", "cls.output.weight")
+    for name, tensor in file.tensors.items():
+        if name.endswith("input_scale") or (name.endswith("scale") and family in ("qwen2", "gemma3") and "ffn" in name):
+            continue
+        if name.endswith(".weight") and name not in optional:
+            with pytest.raises(ModelFileError, match=name):
+                plan_of(altered(file, without=[name]))
+        if name != "cls.output.weight" and (name != "rope_freqs.weight" or family == "llama"):
+            wrong = np.zeros((*tensor.shape[:-1], tensor.shape[-1] + 1))
+            with pytest.raises(ModelFileError, match=name):
+                plan_of(altered(file, arrays={name: wrong}))
+
+
+def test_more_tokens_than_rows_of_the_embedding_are_refused():
+    file = altered(tiny_file("llama-dense"), metadata={"tokenizer.ggml.tokens": ["x"] * 129})
+
+    with pytest.raises(ModelFileError, match=r"has 129 tokens, expected at most the 128"):
+        plan_of(file)
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+def test_rope_factors_that_cannot_divide_are_refused(bad):
+    factors = np.ones(64)
+    factors[5] = bad
+
+    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight"):
+        plan_with("llama", arrays={"rope_freqs.weight": factors})
+
+
+@pytest.mark.parametrize("pattern", [np.array([1, 0, 1]), np.array([0.5, 1.0]), 0, -3, "every other"])
+def test_a_gemma3_pattern_that_makes_no_sense_is_refused(pattern):
+    with pytest.raises(ModelFileError, match="sliding_window_pattern"):
+        plan_with("gemma3", attention__sliding_window_pattern=pattern)
+
+
+ANY_VALUE = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(-2, 300),
+    st.floats(),
+    st.text(max_size=5),
+    st.booleans(),
+    st.lists(st.integers(-2, 300), max_size=3).map(np.array),
+    st.lists(st.text(max_size=3), max_size=3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), family=st.sampled_from(FAMILIES))
+def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, family):
+    file = tiny_file(f"{family}-dense")
+    keys = sorted(
+        key
+        for key in file.metadata
+        if key.startswith(f"{family}.") and ("rope" in key or "attention" in key or key.endswith(("length", "count")))
+    )
+    metadata = data.draw(st.dictionaries(st.sampled_from(keys), ANY_VALUE, max_size=3))
+    without = data.draw(st.lists(st.sampled_from([*keys, *sorted(file.tensors)]), max_size=2))
+
+    try:
+        plan = plan_of(altered(file, metadata=metadata, without=without))
+    except AuguryError:
+        pass
+    else:
+        for attention in plan.attentions:
+            assert np.isfinite(attention.rope.frequencies).all()
+            assert math.isfinite(attention.rope.magnitude)
+            assert math.isfinite(attention.scale)
