@@ -1,4 +1,8 @@
-"""Structured logging: one configuration, called by the command line; a library leaves it to its user."""
+"""Structured events on standard logging: `event key=value`, under logger names that begin with `augury`.
+
+Libraries must not print: what is logged goes where the program's `logging` configuration sends it, warnings to standard error
+by default. The command line configures it itself.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +10,25 @@ import logging
 import sys
 from typing import Any
 
-__all__ = ["configure", "warn"]
+import structlog
+
+__all__ = ["configure", "get_logger"]
 
 
-def configure(*, is_verbose: bool) -> None:
-    """Log events to standard error, one line each: warnings, or with `is_verbose` everything from debug on."""
-    import structlog  # imports rich, which `augury --help` must not wait for
-
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if is_verbose else logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+def get_logger(name: str) -> Any:
+    """A structlog logger on the standard logger `name`: `get_logger("augury.x").warning("event", key=value)`."""
+    return structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, structlog.processors.LogfmtRenderer(key_order=["event"])],
+        wrapper_class=structlog.stdlib.BoundLogger,
     )
 
 
-def warn(name: str, event: str, **facts: Any) -> None:
-    """Log a warning under `name`, even where nobody configured logging: structlog's default is standard output."""
-    import structlog
-
-    if not structlog.is_configured():
-        configure(is_verbose=False)
-    structlog.get_logger(name).warning(event, **facts)
+def configure(*, is_verbose: bool) -> None:
+    """Send warnings, or with `is_verbose` everything, to standard error, a line each. Called by the command line alone."""
+    logger = logging.getLogger("augury")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.DEBUG if is_verbose else logging.WARNING)
+    logger.propagate = False

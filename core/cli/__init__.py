@@ -1,0 +1,5 @@
+"""The command line `augury`."""
+
+from augury.cli.command_line import main
+
+__all__ = ["main"]

@@ -1,0 +1,29 @@
+"""`augury completion`: what a shell needs to complete commands and flags."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["add_parser"]
+
+
+def add_parser(subparsers: Any, root: argparse.ArgumentParser) -> None:
+    """Add the command, which completes for `root`."""
+    parser = subparsers.add_parser(
+        "completion",
+        help="print a completion script",
+        description='Print a completion script: eval "$(augury completion bash)".',
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    parser.set_defaults(run=_run, root=root)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import shtab
+
+    sys.stdout.write(shtab.complete(args.root, shell=args.shell) + "\n")
+    return 0

@@ -1,0 +1,145 @@
+"""Flags of the drafters' options: `--spec-NAME-FIELD` and the aliases that the options declare."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from augury.errors import AuguryError
+from augury.options import options_of, parse_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from augury.cli.parser import Parser
+    from augury.options import Option
+    from augury.registry import Registry
+
+__all__ = ["add_drafter_flags", "add_speculation_flags", "drafter_options", "flag_of", "names_in_use"]
+
+_DEST = "drafter_values"
+
+
+def flag_of(alias: str) -> str:
+    """How an alias is typed: llama.cpp's short ones, such as `-ctkd`, take one dash."""
+    return f"-{alias}" if len(alias) <= 4 and "-" not in alias else f"--{alias}"
+
+
+def add_speculation_flags(parser: Any) -> None:
+    """Add what chooses and bounds drafters of any kind."""
+    parser.add_argument(
+        "--spec-type",
+        action="append",
+        default=[],
+        metavar="NAME[:K=V,...]",
+        help="who drafts, such as ngram-simple:n=8; repeated flags append (default: none)",
+    )
+    parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts: a name or a path")
+    parser.add_argument(
+        *("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"),
+        type=int,
+        default=16,
+        metavar="N",
+        help="tokens per draft at most (default: 16)",
+    )
+    parser.add_argument(
+        *("--draft-min", "--draft-n-min", "--spec-draft-n-min"),
+        type=int,
+        default=0,
+        metavar="N",
+        help="shorter drafts are thrown away (default: 0)",
+    )
+
+
+def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the flags of all drafters; the help shows those of the drafters that `argv` asks for."""
+    owners: dict[str, list[tuple[str, Option]]] = {}
+    for name, drafter in registry.drafters.items():
+        for option in options_of(drafter.options_class).values():
+            for flag in _spellings(name, option):
+                if flag not in parser.flags:
+                    owners.setdefault(flag, []).append((name, option))
+    try:
+        in_use = names_in_use(_spec_types(argv), registry)
+    except AuguryError:
+        in_use = []  # said when the command runs, where it is not the help that was asked for
+    group = parser.add_argument_group(
+        "options of the drafters in use" if in_use else "options of drafters: name one to see them"
+    )
+    for (key, option), flags in _grouped(owners).items():
+        names = [name for name, _ in key]
+        group.add_argument(
+            *flags,
+            action=_Keep,
+            targets=key,
+            option=option,
+            dest=_DEST,
+            default=(),
+            nargs="?" if option.kind is bool else None,
+            metavar=option.name.upper(),
+            help=_help(option) if set(names) & set(in_use) else argparse.SUPPRESS,
+        )
+
+
+def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The values that flags gave, by drafter; a flag that several drafters share goes to those in use."""
+    values: dict[str, dict[str, Any]] = {}
+    for targets, value in args.drafter_values:
+        meant = [target for target in targets if target[0] in in_use] or targets[:1]
+        for name, field in meant:
+            values.setdefault(name, {})[field] = value
+    return values
+
+
+def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
+    """The drafters that `--spec-type` names, in their order."""
+    names = []
+    for text in spec_types:
+        for spec in parse_specs(text):
+            drafter = registry.find("drafter", spec.name)
+            names.append(drafter.name)
+    return names
+
+
+class _Keep(argparse.Action):
+    """Collects values in the order of the command line, under the drafters that they are for."""
+
+    def __init__(self, *, targets: tuple[tuple[str, str], ...], option: Option, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._targets, self._option = targets, option
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        value = self._option.convert("true" if values is None else values, str(flag))
+        setattr(namespace, _DEST, (*getattr(namespace, _DEST), (self._targets, value)))
+
+
+def _spellings(name: str, option: Option) -> Iterator[str]:
+    yield f"--spec-{name}-{option.name.replace('_', '-')}"
+    yield from (flag_of(alias) for alias in option.aliases)
+
+
+def _grouped(
+    owners: dict[str, list[tuple[str, Option]]],
+) -> dict[tuple[tuple[tuple[str, str], ...], Option], list[str]]:
+    """Flags that mean the same of the same drafters become one entry of the help."""
+    groups: dict[tuple[tuple[tuple[str, str], ...], Option], list[str]] = {}
+    for flag, found in owners.items():
+        key = tuple((name, option.name) for name, option in found)
+        groups.setdefault((key, found[0][1]), []).append(flag)
+    return groups
+
+
+def _spec_types(argv: Sequence[str]) -> list[str]:
+    """What `--spec-type` says in `argv`, before it is parsed in full; `-md` alone means `draft-model`."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--spec-type", action="append", default=[], nargs="?")
+    early.add_argument("-md", "--model-draft", nargs="?")
+    found, _ = early.parse_known_args(argv)
+    texts = [text for text in found.spec_type if text]
+    return texts or (["draft-model"] if found.model_draft else [])
+
+
+def _help(option: Option) -> str:
+    facts = [text for text in (option.range, "|".join(option.choices)) if text]
+    facts.append(f"default: {'as the target' if option.default is None else option.default}")
+    return f"{option.help} ({', '.join(facts)})".replace("%", "%%")

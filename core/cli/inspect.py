@@ -1,0 +1,136 @@
+"""`augury inspect`: what is in a model file."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.cli.report import table
+from augury.gguf import ModelFile
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+__all__ = ["add_parser"]
+
+_TEMPLATE = "tokenizer.chat_template"
+_N_SHOWN = 8  # of a long array's items
+_N_LETTERS = 100  # of a long text
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what is in a model file",
+        description="Show the metadata, the tensors' types and sizes and the chat template of a GGUF file, in one or several parts.",
+    )
+    parser.add_argument("file", metavar="FILE", help="a .gguf file; of a split model any part")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with all tensors")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    with ModelFile.open(args.file) as file:
+        if args.json:
+            sys.stdout.write(json.dumps(_told(file)) + "\n")
+        else:
+            sys.stdout.writelines(f"{line}\n" for line in _lines(file, lists_tensors=args.tensors))
+    return 0
+
+
+def _lines(file: ModelFile, *, lists_tensors: bool) -> Iterable[str]:
+    for path in file.paths:
+        yield _printable(str(path))
+    yield f"{file.n_bytes:,} bytes ({_size(file.n_bytes)})"
+    yield ""
+    yield from table([["key", "value"], *([_printable(key), _short(value)] for key, value in file.metadata.items())])
+    yield ""
+    yield from table([["type", "tensors", "parameters", "size"], *_totals(file)])
+    if lists_tensors:
+        yield ""
+        rows = [
+            [_printable(tensor.name), tensor.type.name, " x ".join(map(str, tensor.shape)), f"{tensor.n_bytes:,}"]
+            for tensor in file.tensors.values()
+        ]
+        yield from table([["tensor", "type", "shape", "bytes"], *rows])
+    if isinstance(template := file.metadata.get(_TEMPLATE), str):
+        yield ""
+        yield "chat template:"
+        yield from (f"    {_printable(line)}" for line in template.split("\n"))
+
+
+def _by_type(file: ModelFile) -> dict[str, dict[str, int]]:
+    """Per tensor type, most bytes first: how many tensors, parameters and bytes."""
+    totals: dict[str, Counter[str]] = {}
+    for tensor in file.tensors.values():
+        of_type = totals.setdefault(tensor.type.name, Counter())
+        of_type.update({"n_tensors": 1, "n_parameters": math.prod(tensor.shape), "n_bytes": tensor.n_bytes})
+    return {name: dict(totals[name]) for name in sorted(totals, key=lambda name: -totals[name]["n_bytes"])}
+
+
+def _totals(file: ModelFile) -> list[list[str]]:
+    by_type = _by_type(file)
+    total = {key: sum(each[key] for each in by_type.values()) for key in ("n_tensors", "n_parameters", "n_bytes")}
+    return [
+        [name, f"{each['n_tensors']:,}", f"{each['n_parameters']:,}", _size(each["n_bytes"])]
+        for name, each in [*by_type.items(), ("all", total)]
+    ]
+
+
+def _told(file: ModelFile) -> dict[str, Any]:
+    template = file.metadata.get(_TEMPLATE)
+    return {
+        "files": [str(path) for path in file.paths],
+        "n_bytes": file.n_bytes,
+        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+        "n_parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+        "types": _by_type(file),
+        "tensors": [
+            {"name": tensor.name, "type": tensor.type.name, "shape": list(tensor.shape), "n_bytes": tensor.n_bytes}
+            for tensor in file.tensors.values()
+        ],
+        "chat_template": template if isinstance(template, str) else None,
+    }
+
+
+def _plain(value: object) -> Any:
+    """A metadata value as JSON has it: of long arrays the count and the first items, NaN and infinities as text."""
+    if isinstance(value, np.ndarray | list):
+        items = [_plain(item.item() if isinstance(item, np.generic) else item) for item in value[:_N_SHOWN]]
+        return items if len(value) <= _N_SHOWN else {"n": len(value), "first": items}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _short(value: object) -> str:
+    """A metadata value on one line."""
+    if isinstance(value, np.ndarray | list):
+        items = [_short(item.item() if isinstance(item, np.generic) else item) for item in value[:_N_SHOWN]]
+        if len(value) <= _N_SHOWN:
+            return f"[{', '.join(items)}]"
+        return f"[{', '.join(items)}, ...] ({len(value):,} items)"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _N_LETTERS else f"{value[:_N_LETTERS]!r}... ({len(value):,} characters)"
+    return str(value)
+
+
+def _printable(text: str) -> str:
+    """Text of a file without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in text)
+
+
+def _size(n_bytes: int) -> str:
+    size, unit = float(n_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{n_bytes} bytes"

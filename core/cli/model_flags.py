@@ -1,0 +1,85 @@
+"""Flags that say what is loaded and how, and the loading itself."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from augury import log
+from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, names_in_use
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import say, show_configuration
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from augury.cli.parser import Parser
+    from augury.engine import Engine
+    from augury.registry import Registry
+
+__all__ = ["add_model_flags", "load_engine"]
+
+
+def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, has_slots: bool) -> None:
+    """Add the flags of `Engine.load`."""
+    parser.set_defaults(registry=registry, parallel=1)
+    group = parser.add_argument_group("model")
+    group.add_argument("-m", "--model", default="smollm2", metavar="MODEL", help="a name or a path (default: smollm2)")
+    group.add_argument(
+        "-c", "--ctx-size", type=int, default=4096, metavar="N", help="tokens that one sequence may use (default: 4096)"
+    )
+    if has_slots:
+        group.add_argument("-np", "--parallel", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
+    group.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
+    for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
+        group.add_argument(*flags, default="f16", metavar="TYPE", help=f"type of the {what} in the KV cache (default: f16)")
+    group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
+    group.add_argument("--memory", default="auto", metavar="NAME", help="what manages slots (default: auto)")
+    group.add_argument("-v", "--verbose", action="store_true", help="show the configuration, memory and log")
+    add_speculation_flags(parser.add_argument_group("speculation"))
+    add_drafter_flags(parser, registry, argv)
+
+
+def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None) -> tuple[Engine, float]:
+    """Load what the flags ask for.
+
+    Returns:
+        The engine, and the seconds that loading took, downloads included.
+
+    Raises:
+        AuguryError: As `Engine.load` does.
+    """
+    from augury.engine import Engine
+
+    log.configure(is_verbose=args.verbose)
+    started = perf_counter()
+    in_use = names_in_use(spec_type, args.registry) or (["draft-model"] if draft_model else [])
+    with ProgressDisplay() as progress:
+        engine = Engine.load(
+            args.model,
+            backend=args.backend,
+            memory=args.memory,
+            spec_type=spec_type,
+            draft_model=draft_model,
+            spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),
+            draft_max=args.draft_max,
+            draft_min=args.draft_min,
+            threads=args.threads,
+            n_ctx=args.ctx_size,
+            slots=args.parallel,
+            cache_type_k=args.cache_type_k,
+            cache_type_v=args.cache_type_v,
+            progress=progress,
+            registry=args.registry,
+        )
+    load_s = perf_counter() - started
+    if args.verbose:
+        show_configuration(engine)
+        say(f"loaded in {load_s:.2f} s")
+    return engine, load_s
+
+
+def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_strict: bool) -> dict[str, dict[str, Any]]:
+    """Where one of several drafters is loaded, the others' options are left out; else the engine refuses what nobody reads."""
+    return values if is_strict else {name: given for name, given in values.items() if name in in_use}

@@ -1,0 +1,53 @@
+"""argparse with errors of one line that name the nearest known flag."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from augury.errors import OptionError
+from augury.options import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses in full words only, so that a new flag never changes what an abbreviation means."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(**kwargs)
+
+    @property
+    def flags(self) -> dict[str, argparse.Action]:
+        """Every spelling of every flag of this parser."""
+        return self._option_string_actions
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: D102 - see argparse
+        known, unknown = super().parse_known_args(args, namespace)
+        self._refuse(unknown)
+        return known, unknown
+
+    def _refuse(self, unknown: Sequence[str]) -> None:
+        if not unknown:
+            return
+        flag = next((word for word in unknown if word.startswith("-")), unknown[0])
+        if not flag.startswith("-"):
+            raise OptionError(f"{self.prog}: {flag!r} was not expected here; put texts with blanks in quotation marks")
+        name = flag.partition("=")[0]
+        raise OptionError(f"{self.prog}: there is no flag {name}{_hint(name, self.flags)}")
+
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong, and exit with code 2."""
+        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
+        raise SystemExit(OptionError.exit_code)
+
+
+def _hint(name: str, known: dict[str, argparse.Action]) -> str:
+    # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead
+    hint = nearest(name, known)
+    return hint if hint.startswith("; did") else "; see --help"

@@ -1,0 +1,84 @@
+"""`augury plugins`: what is installed, with options, and what is broken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from augury.cli.drafter_flags import flag_of
+from augury.cli.report import table
+from augury.options import options_of
+
+if TYPE_CHECKING:
+    import argparse
+
+    from augury.options import Option
+    from augury.registry import PluginRecord, Registry
+
+__all__ = ["add_parser"]
+
+
+def add_parser(subparsers: Any, registry: Registry) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser("plugins", help="list plugins and their options", description="List plugins.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_run, registry=registry)
+
+
+def _run(args: argparse.Namespace) -> int:
+    registry: Registry = args.registry
+    records = sorted(registry.records, key=lambda record: (record.kind, record.name))
+    broken = [
+        {"name": each.name, "distribution": each.distribution, "version": each.version, "reason": each.reason}
+        for each in registry.broken
+    ]
+    if args.json:
+        sys.stdout.write(json.dumps({"plugins": [_told(record) for record in records], "broken": broken}) + "\n")
+        return 0
+    for line in _lines(records):
+        sys.stdout.write(f"{line}\n")
+    for each in broken:
+        sys.stdout.write(f"broken: {each['name']} of {each['distribution']} {each['version']}: {each['reason']}\n")
+    return 0
+
+
+def _lines(records: list[PluginRecord]) -> list[str]:
+    rows = [["kind", "name", "distribution", "version"]]
+    rows += [[record.kind, record.name, record.distribution, record.version] for record in records]
+    heads = table(rows)
+    lines = [heads[0]]
+    for record, head in zip(records, heads[1:], strict=True):
+        lines.append(head)
+        for option in options_of(record.plugin.options_class).values():
+            facts = ", ".join(text for text in (f"default: {option.default}", option.range, *option.choices) if text)
+            lines.append(f"    {option.name}: {option.help} ({facts})")
+    return lines
+
+
+def _told(record: PluginRecord) -> dict[str, Any]:
+    options = options_of(record.plugin.options_class).values()
+    return {
+        "kind": record.kind,
+        "name": record.name,
+        "aliases": list(record.plugin.aliases),
+        "distribution": record.distribution,
+        "version": record.version,
+        "options": [_told_option(option, record) for option in options],
+    }
+
+
+def _told_option(option: Option, record: PluginRecord) -> dict[str, Any]:
+    flags = [flag_of(alias) for alias in option.aliases]
+    if record.kind == "drafter":
+        flags.insert(0, f"--spec-{record.name}-{option.name.replace('_', '-')}")
+    return {
+        "name": option.name,
+        "type": option.kind.__name__,
+        "default": option.default,
+        "help": option.help,
+        "range": option.range,
+        "choices": list(option.choices),
+        "per_request": option.is_per_request,
+        "flags": flags,
+    }

@@ -1,0 +1,142 @@
+"""What the command line says about a run: one line, tables, and JSON."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from augury.options import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from augury.engine import Engine
+    from augury.types import Result, Summary
+
+__all__ = ["as_json", "drafting_lines", "run_line", "say", "show_configuration", "spec_type_of", "table"]
+
+
+def say(text: str) -> None:
+    """Tell the user something that is not output."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def run_line(summaries: Sequence[Summary]) -> str:
+    """Prompt and generation speed and acceptance of one or more requests, in one line."""
+    timings = [summary.timings for summary in summaries]
+    n_emitted = sum(summary.n_emitted for summary in summaries)
+    parts = [
+        f"prompt {sum(each.n_prompt for each in timings)} tokens, {_mean_speed(timings, 'prompt'):.1f} tok/s",
+        f"generated {n_emitted} tokens, {_mean_speed(timings, 'predict'):.1f} tok/s",
+    ]
+    n_drafted, n_accepted = (sum(getattr(each, name) for each in summaries) for name in ("n_drafted", "n_accepted"))
+    if any(summary.drafters for summary in summaries):
+        share = n_accepted / n_drafted if n_drafted else 0.0
+        parts.append(f"accepted {n_accepted} of {n_drafted} drafted tokens ({share:.0%})")
+    if len(summaries) > 1:
+        parts[1] += " per sequence"
+    return " | ".join(parts)
+
+
+def _mean_speed(timings: Sequence[Any], what: str) -> float:
+    n_tokens = sum(each.n_prompt if what == "prompt" else each.n_predicted for each in timings)
+    seconds = sum(each.prompt_s if what == "prompt" else each.predict_s for each in timings)
+    return n_tokens / seconds if seconds > 0 else 0.0
+
+
+def drafting_lines(summary: Summary) -> list[str]:
+    """How a request was drafted for, in a few lines."""
+    lines = [f"{summary.n_emitted} tokens in {summary.n_rounds} rounds, {summary.mean_accepted_length:.2f} tokens per round"]
+    for name, stats in summary.drafters.items():
+        lines.append(
+            f"{name}: {stats.calls} calls, {stats.drafts} drafts, {stats.drafted} tokens drafted, {stats.accepted} accepted, "
+            f"{stats.draft_s * 1e3:.1f} ms drafting"
+        )
+    if summary.accepted_by_position:
+        lines.append(f"accepted by position: {' '.join(map(str, summary.accepted_by_position))}")
+    return lines
+
+
+def spec_type_of(engine: Engine) -> str:
+    """The drafter in force, with its options, as `--spec-type` would say it."""
+    speculative = engine.config["speculative"]
+    name = str(speculative["type"])
+    values = ((key, value) for key, value in speculative.get(name, {}).items() if value is not None)
+    return str(Spec(name, tuple((key, str(value)) for key, value in values)))
+
+
+def as_json(engine: Engine, result: Result, load_s: float, *, has_logprobs: bool) -> dict[str, Any]:
+    """The object that `run --json` prints for one prompt."""
+    summary, timings = result.stats, result.stats.timings
+    told: dict[str, Any] = {
+        "model": engine.config["model"],
+        "backend": engine.config["backend"],
+        "spec_type": spec_type_of(engine),
+        "prompt_tokens": summary.n_prompt,
+        "tokens": list(result.tokens),
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "timings": {
+            "load_s": load_s,
+            "prompt_s": timings.prompt_s,
+            "predict_s": timings.predict_s,
+            "prompt_per_second": timings.prompt_per_second,
+            "predicted_per_second": timings.predicted_per_second,
+        },
+        "draft": {
+            "rounds": summary.n_rounds,
+            "drafted": summary.n_drafted,
+            "accepted": summary.n_accepted,
+            "accepted_by_position": list(summary.accepted_by_position),
+            "drafters": {
+                name: {
+                    "calls": stats.calls,
+                    "drafts": stats.drafts,
+                    "drafted": stats.drafted,
+                    "accepted": stats.accepted,
+                    "draft_s": stats.draft_s,
+                }
+                for name, stats in summary.drafters.items()
+            },
+        },
+    }
+    if has_logprobs:
+        told["logprobs"] = [
+            {"token": piece.token, "logprob": piece.logprob, "top": [list(pair) for pair in piece.top_logprobs]}
+            for piece in result.pieces
+        ]
+    return told
+
+
+def show_configuration(engine: Engine) -> None:
+    """Say what is in force, and what it holds in memory."""
+    say("configuration:")
+    for key, value in _flat(engine.config):
+        say(f"  {key} = {value}")
+    say("memory:")
+    lines = engine.memory_table()
+    total = sum(line.n_bytes for line in lines)
+    rows = [[line.purpose, f"{line.n_bytes / 2**20:.1f} MiB"] for line in lines]
+    for line in table([*rows, ["total", f"{total / 2**20:.1f} MiB"]], is_right=(False, True)):
+        say(f"  {line}")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        if hasattr(value, "items"):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def table(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = ()) -> list[str]:
+    """Lines of aligned columns; `is_right` says which are set flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    flush = [*is_right, *[False] * (len(widths) - len(is_right))]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, flush, strict=True)
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,54 @@
+"""Writes generated text as it comes, coloured by who proposed it where that is asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from augury.types import Token
+
+__all__ = ["Writer"]
+
+_COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
+
+
+class Writer:
+    """Writes to standard output; tokens of a model without a tokenizer are written as their ids."""
+
+    def __init__(self, *, has_tokenizer: bool, is_coloured: bool) -> None:
+        self._has_tokenizer = has_tokenizer
+        self._console: Any = None
+        self._styles: dict[str, str] = {}
+        self._is_at_line_start = True
+        if is_coloured:
+            from rich.console import Console  # honours NO_COLOR, and keeps plain what is no terminal
+
+            self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+    def write(self, piece: Token) -> None:
+        """Write what a token made printable."""
+        text = piece.text if self._has_tokenizer else f"{piece.token} "
+        if not text:
+            return
+        self._is_at_line_start = text.endswith("\n")
+        if self._console is None or piece.drafter is None or self._console.color_system is None:
+            sys.stdout.write(text)  # not through rich, which expands tabs
+        else:
+            self._console.print(text, style=self._style(piece.drafter), end="")
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """End the line, so that what follows starts on one of its own."""
+        if not self._is_at_line_start:
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+        self._is_at_line_start = True
+
+    @property
+    def legend(self) -> str:
+        """Which colour means which drafter; empty where nothing is coloured."""
+        return ", ".join(f"{style}: {name}" for name, style in self._styles.items())
+
+    def _style(self, drafter: str) -> str:
+        return self._styles.setdefault(drafter, _COLOURS[len(self._styles) % len(_COLOURS)])
