@@ -1,0 +1,48 @@
+# make demo, make test, make dev, make lint, make bench. PYTHON and VENV choose another interpreter and folder.
+PYTHON ?= python3
+VENV ?= .venv
+TESTS ?=
+BIN := $(VENV)/bin
+
+.PHONY: demo test dev install lint bench clean
+
+demo: install
+	$(BIN)/augury pull smollm2
+	@echo "--- written plainly"
+	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 96
+	@echo "--- written with ngram-simple: drafted tokens are in colour"
+	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 96 --spec-type ngram-simple:n=4,m=16 --stats
+	@echo "--- both in turns, timed"
+	$(BIN)/augury bench -m smollm2 -f docs/demo.txt --temp 0 -n 96 --spec-type ngram-simple:n=4,m=16
+
+# Doctests run from the installed package: its folders have other names in the source tree.
+test: dev
+	$(if $(TESTS),,$(BIN)/python -m pytest -q --doctest-modules --pyargs augury)
+	$(BIN)/python -m pytest $(TESTS)
+
+# Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.
+install: $(BIN)/python
+	rm -rf build
+	$(BIN)/python -m pip install --quiet --editable . --config-settings editable_mode=strict
+
+dev: $(BIN)/python
+	rm -rf build
+	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable . --config-settings editable_mode=strict
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "augury needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+lint: dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p augury
+
+bench: dev
+	$(BIN)/python -m pytest -m bench
+
+clean:
+	rm -rf build dist *.egg-info $(VENV)

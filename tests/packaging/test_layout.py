@@ -1,0 +1,99 @@
+"""The tree's rules: who imports whom, how long files are, and that what is installed is what is here."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from shutil import copy, copytree, ignore_patterns
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {"core": "augury", "backends": "augury.backends", "drafters": "augury.drafters", "plugins": "augury.plugins"}
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MAY_KERNELS_IMPORT = ("__future__", "typing", "numpy", "numba", "math", "llvmlite")
+# compiles and caches kernels: it holds none
+NO_KERNELS = {"jit.py"}
+
+
+def name_of(path):
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
+
+
+def imports_of(path):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "augury"}
+    return found
+
+
+def test_the_package_list_is_the_tree():
+    packages = {name_of(path) for path in SOURCES if path.name == "__init__.py"}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages
+
+
+def test_every_folder_with_code_is_a_package():
+    assert {path.parent for path in SOURCES} == {path.parent for path in SOURCES if path.name == "__init__.py"}
+
+
+def test_every_entry_point_has_its_module():
+    modules = {name_of(path) for path in SOURCES}
+    assert set(PROJECT["project"]["entry-points"]["augury"].values()) <= modules
+
+
+def test_every_module_with_hook_implementations_is_an_entry_point():
+    plugins = {name_of(path) for path in SOURCES if "\n@hookimpl" in path.read_text()}
+    assert set(PROJECT["project"]["entry-points"]["augury"].values()) == plugins
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(ROOT / "core")], ids=name_of)
+def test_core_imports_no_plugin(path):
+    plugins = ("augury.backends", "augury.drafters", "augury.plugins")
+    assert not [name for name in imports_of(path) if name.startswith(plugins)]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "kernels" in path.parts], ids=name_of)
+def test_kernels_import_arrays_and_other_kernels_only(path):
+    if path.name in NO_KERNELS:
+        return
+    strange = {name for name in imports_of(path) if not name.split(".")[0] in MAY_KERNELS_IMPORT and ".kernels" not in name}
+    assert not strange
+
+
+def test_no_source_file_is_longer_than_400_lines():
+    assert not {str(path): n for path in SOURCES if (n := len(path.read_text().splitlines())) > 400}
+
+
+def test_no_file_hides_a_folder_and_none_is_a_drawer():
+    names = {path.relative_to(ROOT).as_posix() for path in SOURCES}
+    assert not names & {"core/plugins.py", "core/drafters.py", "core/backends.py"}
+    assert not [name for name in names if Path(name).stem in {"utils", "helpers", "util", "helper", "misc", "common"}]
+
+
+def test_core_cannot_be_imported_under_the_folders_name():
+    ended = subprocess.run([sys.executable, "-c", "import core"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert "import augury" in ended.stderr
+
+
+def test_the_wheel_holds_exactly_the_tree(tmp_path):
+    clean = tmp_path / "clean"
+    for folder in FOLDERS:
+        copytree(ROOT / folder, clean / folder, ignore=ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        copy(ROOT / name, clean / name)
+    words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(clean)]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expected = {name_of(path).replace(".", "/") + ("/__init__.py" if path.name == "__init__.py" else ".py") for path in SOURCES}
+    assert shipped == expected | {"augury/py.typed"}
