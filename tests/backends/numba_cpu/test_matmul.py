@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from oracles import weights
@@ -18,7 +20,7 @@ def quantised(matrix: PackedMatrix, x: np.ndarray, ranges: int = 1) -> np.ndarra
     n_items = kernels.n_blocks(k) * n
     edges = np.linspace(0, n_items, ranges + 1).astype(int)
     quantize = kernels.matmul_kernels([matrix.kind])[matrix.kind].quantize
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges):
         quantize(x.ctypes.data, out.ctypes.data, n, k, start, end)
     return out
 
@@ -30,7 +32,7 @@ def multiply(matrix: PackedMatrix, x: np.ndarray, panels: tuple[int, ...] = ()) 
     y = np.full((len(x), ldy), np.nan, np.float32)
     run = kernels.matmul_kernels([matrix.kind])[matrix.kind].matmul
     edges = (0, *panels, matrix.n_panels)
-    for p0, p1 in zip(edges[:-1], edges[1:], strict=True):
+    for p0, p1 in pairwise(edges):
         scratch[:] = 0xFF  # NaNs: nothing may be taken from an earlier call
         run(matrix.address, operand.ctypes.data, y.ctypes.data, len(x), matrix.n_cols, p0, p1, ldy, scratch.ctypes.data)
     assert not np.any(y[:, matrix.n_rows :])
