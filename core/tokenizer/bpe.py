@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from augury.errors import ModelFileError
+from augury.errors import CapacityError, ModelFileError
 from augury.tokenizer.pre_tokenizer import pre_tokenizer
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ class ByteLevelCodec:
 
     def encode(self, text: str) -> list[int]:
         """Encode text; a byte that the vocabulary has no token for is left out."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except BaseException as error:  # a panic of the library, such as for ten million spaces in a row, is no Exception
+            if isinstance(error, Exception) or type(error).__name__ != "PanicException":
+                raise
+            raise CapacityError(f"the tokenizers library gives up on {len(text)} characters of text: {error}") from error
         return ids if self._has_all_bytes else [token for token in ids if token < self._n_vocab]
 
     def spell(self, text: str) -> bytes:

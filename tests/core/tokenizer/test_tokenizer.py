@@ -4,7 +4,7 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.tokenizer import load_tokenizer
 
 CASES = vocabularies.read("cases")
@@ -104,6 +104,11 @@ def test_a_megabyte_is_encoded_whole():
         tokenizer = vocabularies.tokenizer(name)
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
+
+
+def test_a_text_that_the_library_gives_up_on_is_a_capacity_error():
+    with pytest.raises(CapacityError, match="gives up on 12000000 characters"):
+        vocabularies.tokenizer("qwen2").encode(" " * 12_000_000)
 
 
 @pytest.mark.parametrize("name", vocabularies.NAMES)
