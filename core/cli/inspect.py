@@ -8,14 +8,13 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from augury.cli.report import table
-from augury.gguf import ModelFile
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
+
+    from augury.gguf import ModelFile
 
 __all__ = ["add_parser"]
 
@@ -30,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "inspect",
         help="show what is in a model file",
-        description="Show the metadata, the tensors' types and sizes and the chat template of a GGUF file, in one or several parts.",
+        description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
     parser.add_argument("file", metavar="FILE", help="a .gguf file; of a split model any part")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -39,6 +38,8 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from augury.gguf import ModelFile
+
     with ModelFile.open(args.file) as file:
         if args.json:
             sys.stdout.write(json.dumps(_told(file)) + "\n")
@@ -104,9 +105,10 @@ def _told(file: ModelFile) -> dict[str, Any]:
 
 def _plain(value: object) -> Any:
     """A metadata value as JSON has it: of long arrays the count and the first items, NaN and infinities as text."""
-    if isinstance(value, np.ndarray | list):
-        items = [_plain(item.item() if isinstance(item, np.generic) else item) for item in value[:_N_SHOWN]]
-        return items if len(value) <= _N_SHOWN else {"n": len(value), "first": items}
+    if (array := _array(value)) is not None:
+        n, first = array
+        items = [_plain(item) for item in first]
+        return items if n == len(items) else {"n": n, "first": items}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -114,14 +116,22 @@ def _plain(value: object) -> Any:
 
 def _short(value: object) -> str:
     """A metadata value on one line."""
-    if isinstance(value, np.ndarray | list):
-        items = [_short(item.item() if isinstance(item, np.generic) else item) for item in value[:_N_SHOWN]]
-        if len(value) <= _N_SHOWN:
-            return f"[{', '.join(items)}]"
-        return f"[{', '.join(items)}, ...] ({len(value):,} items)"
+    if (array := _array(value)) is not None:
+        n, first = array
+        items = ", ".join(_short(item) for item in first)
+        return f"[{items}]" if n == len(first) else f"[{items}, ...] ({n:,} items)"
     if isinstance(value, str):
         return repr(value) if len(value) <= _N_LETTERS else f"{value[:_N_LETTERS]!r}... ({len(value):,} characters)"
     return str(value)
+
+
+def _array(value: object) -> tuple[int, list[Any]] | None:
+    """The length and the first items of an array, None for anything else."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        return value.size, value[:_N_SHOWN].tolist()
+    return (len(value), value[:_N_SHOWN]) if isinstance(value, list) else None
 
 
 def _printable(text: str) -> str:

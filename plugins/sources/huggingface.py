@@ -52,16 +52,16 @@ class HuggingFaceSource(Source):
         if quant and (local := _local(home, quant)):
             return local
 
-        import httpx
         import huggingface_hub
-        from huggingface_hub.errors import HFValidationError
 
         try:
             hub = huggingface_hub.HfApi()
             names = choose(hub.list_repo_files(repo), reference, quant)
             for name in names:
                 hub.hf_hub_download(repo, name, local_dir=home, tqdm_class=_bar(f"download {name}", progress))
-        except (OSError, httpx.HTTPError, HFValidationError) as error:
+        except ModelFileError:
+            raise
+        except Exception as error:  # the HTTP library behind it, and with it the errors, differ between its versions
             said = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise ModelFileError(f"{reference}: cannot be downloaded: {said[0]}; check the name and the connection") from error
         return home / names[0]
@@ -98,7 +98,9 @@ def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]
 
 def _fits(stem: str, quant: str) -> bool:
     """Whether a file's name, without its end, says that it is of this quant; capitals do not matter."""
-    return re.search(rf"(?:^|[-._/]){re.escape(quant)}$", stem, re.IGNORECASE) is not None
+    return re.search(rf"(?:^|[-./]){re.escape(quant)}$", stem, re.IGNORECASE) is not None or (
+        _quant_of(stem).lower() == quant.lower()
+    )
 
 
 def _quant_of(stem: str) -> str:

@@ -1,0 +1,89 @@
+"""`augury inspect`, called as the command line calls it."""
+
+import argparse
+import json
+
+import gguf
+import numpy as np
+import pytest
+
+from augury.cli import inspect
+from augury.errors import ModelFileError
+
+TEMPLATE = "{% for m in messages %}\n{{ m.content }}\x1b[31m{% endfor %}"
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"token{i}" for i in range(1000)] + [b"\xff"])
+    writer.add_token_types([1] * 1001)
+    writer.add_float32("x.odd", float("nan"))
+    writer.add_string("x.evil", "a\x1b]0;b\x07")
+    writer.add_array("x.few", [1, 2, 3])
+    writer.add_chat_template(TEMPLATE)
+    writer.add_tensor("a", np.zeros((4, 32), np.float32))
+    writer.add_tensor("b", np.zeros((2, 3, 32), np.float16))
+    writer.add_tensor("c", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def run(*words):
+    parser = argparse.ArgumentParser()
+    inspect.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["inspect", *map(str, words)])
+    return args.run(args)
+
+
+def test_metadata_types_and_chat_template_are_shown(model, capsys):
+    assert run(model) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert str(model) in out
+    assert ["general.architecture", "'llama'"] in lines
+    assert ["x.few", "[1,", "2,", "3]"] in lines
+    assert "(1,001 items)" in out
+    assert "token999" not in out
+    assert ["F32", "2", "160", "640", "bytes"] in lines
+    assert ["F16", "1", "192", "384", "bytes"] in lines
+    assert ["all", "3", "352", "1.0", "KiB"] in lines
+    assert "    {{ m.content }}\\x1b[31m{% endfor %}" in out.splitlines()
+    assert all(letter.isprintable() or letter == "\n" for letter in out)
+    assert ["a", "F32", "4", "x", "32", "512"] not in lines
+
+
+def test_tensors_are_listed_where_asked_for(model, capsys):
+    run(model, "--tensors")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["a", "F32", "4", "x", "32", "512"] in lines
+    assert ["b", "F16", "2", "x", "3", "x", "32", "384"] in lines
+
+
+def test_json_is_one_object_without_what_json_does_not_know(model, capsys):
+    assert run(model, "--json") == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    told = json.loads(out, parse_constant=refuse)
+    assert told["files"] == [str(model)]
+    assert told["n_bytes"] == model.stat().st_size
+    assert told["n_parameters"] == 352
+    assert told["types"]["F16"] == {"n_tensors": 1, "n_parameters": 192, "n_bytes": 384}
+    assert told["tensors"][1] == {"name": "b", "type": "F16", "shape": [2, 3, 32], "n_bytes": 384}
+    assert told["metadata"]["x.few"] == [1, 2, 3]
+    assert told["metadata"]["x.odd"] == "nan"
+    assert told["metadata"]["tokenizer.ggml.tokens"] == {"n": 1001, "first": [f"token{i}" for i in range(8)]}
+    assert told["chat_template"] == TEMPLATE
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path):
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        run(tmp_path / "absent.gguf")
