@@ -118,14 +118,16 @@ def _local(home: Path, quant: str) -> Path | None:
 
 def _bar(task: str, progress: Progress) -> type[Any]:
     """What huggingface_hub reports to: a progress bar without a screen."""
-    from huggingface_hub.utils import tqdm
+    import huggingface_hub.utils
 
-    class Bar(tqdm):  # type: ignore[type-arg, misc]
+    base: Any = huggingface_hub.utils.tqdm
+
+    class Bar(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **(options | {"file": io.StringIO(), "disable": False}))
 
         def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
+            shown: bool | None = super().update(n)
             progress(task, int(self.n), int(self.total or 0))
             return shown
 
