@@ -1,0 +1,1 @@
+"""Backends: they compute plans on a device."""

@@ -5,7 +5,6 @@ The engine's own thread runs the loop; every public method may be called from an
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, overload
@@ -182,7 +181,7 @@ class Engine:
         """
         request = make_request(self._tokens(prompt, messages), self._speculation, params)
         if request.stop and self.tokenizer is None:
-            raise UnsupportedError("stop needs texts, but this model has no tokenizer; use max_tokens")
+            raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
         running = Running()
         self._worker.submit(Sequence(request, running, self.tokenizer, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx))
         return running
@@ -217,6 +216,8 @@ class Engine:
         self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any
     ) -> AsyncIterator[Token]:
         """The same for asyncio: the event loop is never blocked."""
+        import asyncio
+
         running = self.submit(prompt, messages=messages, **params)
         pieces = iter(running)
         try:
@@ -273,13 +274,13 @@ class Engine:
         ids: Any = prompt
         if messages is not None or isinstance(prompt, str):
             if self.tokenizer is None:
-                raise UnsupportedError("this model has no tokenizer; give token ids instead of text")
+                raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
             if messages is None:
                 ids = self.tokenizer.encode(ids, add_special=True, parse_special=True)
             elif self._template is None:
                 raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
             else:
-                ids = self.tokenizer.encode(self._template.render(messages), add_special=False, parse_special=True)
+                ids = self._template.encode(messages)
         return checked_tokens(ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.errors import ModelFileError
+from augury.errors import ModelFileError, UnsupportedError
 from augury.gguf import ModelFile
+from augury.log import get_logger
 from augury.models import resolve
 from augury.options import nearest
 from augury.session import Shared
@@ -61,12 +62,19 @@ class Loader:
             self.models.append(self._backend.load(file, plan_of(file, self._registry), options, self._progress))
             return self.models[-1]
 
-        return self.shared.get(("model", str(reference), options), make)  # type: ignore[no-any-return]
+        return self.shared.get(("model", str(reference), options), make)
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
-        """The tokenizer of a model's file, or None where the file has none."""
-        key = ("tokenizer", str(reference))
-        return self.shared.get(key, lambda: load_tokenizer(self.open(reference).metadata))  # type: ignore[no-any-return]
+        """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""
+
+        def make() -> Tokenizer | None:
+            try:
+                return load_tokenizer(self.open(reference).metadata)
+            except UnsupportedError as error:
+                get_logger("augury.loader").warning("no tokenizer", model=str(reference), reason=str(error))
+                return None
+
+        return self.shared.get(("tokenizer", str(reference)), make)
 
     def close_files(self) -> None:
         """Close the files that are open; what was loaded from them stays."""

@@ -10,13 +10,16 @@ import logging
 import sys
 from typing import Any
 
-import structlog
-
 __all__ = ["configure", "get_logger"]
 
 
 def get_logger(name: str) -> Any:
-    """A structlog logger on the standard logger `name`: `get_logger("augury.x").warning("event", key=value)`."""
+    """A structlog logger on the standard logger `name`; got where it is used, not at import.
+
+    Use: `get_logger("augury.registry").warning("plugin cannot be used", plugin=name)`.
+    """
+    import structlog  # imports rich, which `augury --help` must not wait for
+
     return structlog.wrap_logger(
         logging.getLogger(name),
         processors=[structlog.stdlib.filter_by_level, structlog.processors.LogfmtRenderer(key_order=["event"])],

@@ -136,7 +136,9 @@ class Registry:
 
     def _give_up(self, name: str, distribution: str, version: str, reason: str) -> None:
         self.broken.append(BrokenPlugin(name, distribution, version, reason))
-        log.warn("augury.registry", "plugin cannot be used", plugin=name, distribution=distribution, reason=reason)
+        log.get_logger("augury.registry").warning(
+            "plugin cannot be used", plugin=name, distribution=distribution, reason=reason
+        )
 
     # Looking up
 

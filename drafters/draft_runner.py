@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, frozen
 
+from augury.log import get_logger
 from augury.types import Batch
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from augury.interfaces import Logits, Model
 
 __all__ = ["DraftRunner"]
-
-_log = logging.getLogger(__name__)
 
 
 @define(eq=False)
@@ -136,7 +134,7 @@ class DraftRunner:
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            _log.warning(message)
+            get_logger("augury.drafters.draft_model").warning(message)
 
     def _forward(self, feeds: Sequence[Feed], *, wants_logits: bool = True) -> Logits:
         """One pass; of each slot's last token the logits, if they are wanted."""

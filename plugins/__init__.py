@@ -1,0 +1,1 @@
+"""Plugins that come with augury, beside drafters and backends."""

@@ -119,9 +119,9 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
         UnsupportedError: the name is not known; text would be cut wrongly.
     """
     if name is None:
-        from structlog import get_logger
+        from augury.log import get_logger
 
-        get_logger().warning(
+        get_logger("augury.tokenizer").warning(
             "tokenizer.ggml.pre is missing, so text is cut into words as files from before it was introduced mean it; "
             "if the model answers badly, convert it again"
         )

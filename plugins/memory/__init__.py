@@ -1,0 +1,1 @@
+"""Memory managers: what the slots of a model keep."""

@@ -125,7 +125,7 @@ def test_a_long_prompt_is_processed_in_chunks_between_the_rounds_of_others():
 
 def test_observers_see_rounds_and_requests_whose_sums_agree():
     rounds, summaries = [], []
-    observers = (lambda round: rounds.append(round), lambda summary: summaries.append(summary))
+    observers = (lambda **seen: rounds.append(seen["round"]), lambda **seen: summaries.append(seen["summary"]))
     with toy_engine(slots=2, drafter=scripted([(2, 1)]), observers=observers) as engine:
         results = engine.generate([[1], [2, 3]], max_tokens=9, **GREEDY)
     assert sum(each.n_emitted for each in rounds) == 18

@@ -143,9 +143,9 @@ def test_bytes_that_are_not_text_are_kept():
     assert tokenizer.encode("ab") == [2]
 
 
-def test_an_unnamed_pre_tokenizer_is_the_old_one_with_a_warning(capsys):
+def test_an_unnamed_pre_tokenizer_is_the_old_one_with_a_warning(caplog):
     assert load_tokenizer(vocabularies.tiny(pre=None)).encode("ab") == [2]
-    assert "tokenizer.ggml.pre is missing" in capsys.readouterr().out
+    assert "tokenizer.ggml.pre is missing" in caplog.text
 
 
 @pytest.mark.parametrize(

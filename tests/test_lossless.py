@@ -1,0 +1,68 @@
+"""Speculation never changes the output: every drafter x backend x greedy or sampled x slots x threads, to the bit.
+
+What is compared is plain decoding of one sequence on one thread with everything else, tokens and log-probabilities both.
+Prompts repeat themselves, so that drafts are made, accepted, and rejected half-way.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from oracles.models import tiny_model
+
+from augury import Engine, Registry
+
+REGISTRY = Registry.discover()
+BACKENDS = sorted(REGISTRY.backends)
+SPECS = {  # how a drafter is made to draft on the tiny models; one without an entry runs as it is
+    "ngram-simple": "ngram-simple:n=1,m=5",
+    # the same model in a coarser weight type: often right, often not
+    "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
+}
+WAYS = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
+    "penalised": {"temperature": 0.9, "seed": 3, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "repeat_last_n": 16},
+}
+N_CTX = 192
+
+
+def prompts():
+    rng = np.random.default_rng(11)
+    phrases = [rng.integers(0, 128, 5).tolist() for _ in range(4)]
+    return [phrases[i % 4] + phrases[(i + 1) % 4] + phrases[i % 4] * (1 + i % 3) for i in range(6)]
+
+
+def answers(engine, n, way):
+    results = engine.generate(prompts(), max_tokens=n, logprobs=1, ignore_eos=True, **WAYS[way])
+    for result in results:
+        stats = result.stats
+        assert stats.n_emitted == len(result.tokens) == stats.n_rounds + stats.n_accepted
+    return results
+
+
+def load(backend, **how):
+    # F32 weights, so that two backends of different numerics both find the text worth repeating
+    return Engine.load(tiny_model("llama-dense"), backend=backend, n_ctx=N_CTX, registry=REGISTRY, **how)
+
+
+@functools.cache
+def plain(backend, n, way):
+    with load(backend, threads=1) as engine:
+        return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, way)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("slots", "threads"), [(1, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize("drafter", sorted(REGISTRY.drafters))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way):
+    n = 120 if backend == "numba-cpu" else 24
+    with load(backend, spec_type=SPECS.get(drafter, drafter), slots=slots, threads=threads) as engine:
+        results = answers(engine, n, way)
+    assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(backend, n, way)
+    if drafter in SPECS:
+        drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
+        assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
