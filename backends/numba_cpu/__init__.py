@@ -1,0 +1,19 @@
+"""Backend `numba-cpu`: kernels compiled by numba, run by threads that enter Python once per pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.backends.numba_cpu.backend import NumbaCpu
+from augury.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from augury.interfaces import Backend
+
+__all__ = ["NumbaCpu"]
+
+
+@hookimpl
+def augury_backends() -> tuple[type[Backend], ...]:
+    """Offer `numba-cpu`."""
+    return (NumbaCpu,)

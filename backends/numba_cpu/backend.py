@@ -1,0 +1,56 @@
+"""The backend's class: checks options and loads models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from augury.errors import CapacityError, UnsupportedError
+from augury.interfaces import Backend
+
+if TYPE_CHECKING:
+    from augury.blocks import Plan
+    from augury.gguf import ModelFile
+    from augury.interfaces import Model, Progress
+    from augury.types import ModelOptions
+
+CACHE_TYPES = ("f16", "f32")
+
+
+class NumbaCpu(Backend):
+    """Runs on the CPU, with kernels that numba compiles for it when they are first needed."""
+
+    name = "numba-cpu"
+    aliases = ("cpu",)
+
+    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
+        """Load the plan's weights from `file`, which may be closed afterwards."""
+        for flag, found in (("cache_type_k", options.cache_type_k), ("cache_type_v", options.cache_type_v)):
+            if found not in CACHE_TYPES:
+                raise UnsupportedError(f"{flag} is {found!r}, but numba-cpu stores {' or '.join(CACHE_TYPES)}")
+        # numba is imported here, not at the top: listing plugins must not wait for it
+        from augury.backends.numba_cpu.model import NumbaCpuModel
+
+        try:
+            return NumbaCpuModel(file, plan, options, options.threads or n_physical_cores(), progress)
+        except MemoryError as error:
+            message = (
+                f"no memory for {file.path.name} with {options.n_slots} slots of {options.n_ctx} positions; "
+                "ask for a smaller context or fewer slots"
+            )
+            raise CapacityError(message) from error
+
+
+def n_physical_cores() -> int:
+    """How many cores this process may use, counting those that share a core once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text())
+        except OSError:  # no such file where the machine hides its topology
+            cores.add(str(cpu))
+    return max(len(cores), 1)

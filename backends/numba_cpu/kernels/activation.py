@@ -1,0 +1,66 @@
+"""Functions of vectors that have no instruction: exponential, gates of feed-forwards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.jit import helper
+from augury.backends.numba_cpu.kernels.machine import zero_below
+from augury.backends.numba_cpu.kernels.simd import (
+    add,
+    div,
+    exp2_of_integer,
+    fma,
+    fnma,
+    maximum,
+    minimum,
+    mul,
+    round_even,
+    splat_f32,
+    sub,
+    zero_f32,
+)
+
+f32 = np.float32
+LOWEST, HIGHEST = f32(-87.0), f32(88.0)  # where the exponential leaves float32's normal range
+
+
+@helper
+def exponential(x):
+    """Exp of 16 lanes; below -87 exactly 0, above 88 as at 88.
+
+    Numerics: relative error below 2e-7. x = n ln 2 + r, exp(r) by a polynomial of degree 7.
+    Source: the polynomial of Cephes' expf.
+    """
+    y = minimum(maximum(x, splat_f32(LOWEST)), splat_f32(HIGHEST))
+    n = round_even(mul(y, splat_f32(f32(1.4426950408889634))))
+    r = fnma(n, splat_f32(f32(0.693359375)), y)  # ln 2 in two parts, the first exact in a product with n
+    r = fnma(n, splat_f32(f32(-2.12194440e-4)), r)
+    p = splat_f32(f32(1.9875691500e-4))
+    p = fma(p, r, splat_f32(f32(1.3981999507e-3)))
+    p = fma(p, r, splat_f32(f32(8.3334519073e-3)))
+    p = fma(p, r, splat_f32(f32(4.1665795894e-2)))
+    p = fma(p, r, splat_f32(f32(1.6666665459e-1)))
+    p = fma(p, r, splat_f32(f32(5.0000001201e-1)))
+    p = fma(mul(r, r), p, add(r, splat_f32(f32(1.0))))
+    return zero_below(x, LOWEST, mul(p, exp2_of_integer(n)))
+
+
+@helper
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    one = splat_f32(f32(1.0))
+    return div(one, add(one, exponential(sub(zero_f32(), x))))
+
+
+@helper
+def silu(x):
+    """X * sigmoid(x)."""
+    return mul(x, sigmoid(x))
+
+
+@helper
+def gelu(x):
+    """x/2 * (1 + tanh(u)) = x * sigmoid(2u), where u = sqrt(2/pi) * (x + 0.044715 x^3)."""
+    cubic = fma(mul(mul(x, x), splat_f32(f32(0.044715))), x, x)
+    return mul(x, sigmoid(mul(cubic, splat_f32(f32(1.5957691216057308)))))

@@ -1,0 +1,111 @@
+"""What kernels need of the machine beside vectors: calls through addresses, lanes up to a count, threads' waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from augury.backends.numba_cpu.kernels.simd import (
+    F32,
+    F32X16,
+    I32,
+    I32X16,
+    I64,
+    call,
+    constant,
+    f32x16,
+    i64,
+    load,
+    operation,
+    pointer,
+    splat,
+    void,
+)
+
+_POINTER = ir.IntType(8).as_pointer()
+
+
+@intrinsic
+def invoke(_: Any, address: Any, args: Any) -> Any:
+    """Call the kernel at `address` (see `jit.address`) with a tuple of int64."""
+
+    def generate(context: Any, b: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(I32, [_POINTER, _POINTER] + [I64] * signature.args[1].count)
+        function = b.inttoptr(values[0], kind.as_pointer())
+        with b.goto_entry_block():  # kernels write neither result nor error, but their convention has room for both
+            unused = b.bitcast(b.alloca(I64, 8), _POINTER)
+        unpacked = [b.extract_value(values[1], index) for index in range(signature.args[1].count)]
+        b.call(function, [unused, unused, *unpacked])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, args), generate
+
+
+# Addresses and floats in records.
+get_f64 = operation("get_f64", types.float64, (i64,), lambda b, a: load(b, a, ir.DoubleType()))
+
+
+# The first `count` of 16 lanes; those behind are neither read (they come as zero) nor written.
+def _mask(b: ir.IRBuilder, count: ir.Value) -> ir.Value:
+    lanes = ir.Constant(I32X16, list(range(16)))
+    return b.icmp_signed("<", lanes, splat(b, b.trunc(count, I32), I32X16))
+
+
+def _load_part(b: ir.IRBuilder, address: ir.Value, count: ir.Value) -> ir.Value:
+    arguments = (pointer(b, address, F32X16), ir.Constant(I32, 1), _mask(b, count), ir.Constant(F32X16, None))
+    return call(b, "llvm.masked.load.v16f32.p0", F32X16, *arguments)
+
+
+def _store_part(b: ir.IRBuilder, address: ir.Value, vector: ir.Value, count: ir.Value) -> None:
+    arguments = (vector, pointer(b, address, F32X16), ir.Constant(I32, 1), _mask(b, count))
+    call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), *arguments)
+
+
+load_part = operation("load_part", f32x16, (i64, i64), _load_part)
+store_part = operation("store_part", void, (i64, f32x16, i64), _store_part)
+
+
+# Lanes
+def _shuffle(b: ir.IRBuilder, vector: ir.Value, lanes: list[int]) -> ir.Value:
+    return b.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def _load_doubled(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return _shuffle(b, load(b, address, ir.VectorType(F32, 8)), [lane // 2 for lane in range(16)])
+
+
+swap_pairs = operation("swap_pairs", f32x16, (f32x16,), lambda b, x: _shuffle(b, x, [lane ^ 1 for lane in range(16)]))
+load_doubled = operation("load_doubled", f32x16, (i64,), _load_doubled)  # 8 floats, each in two lanes
+negate_even = operation("negate_even", f32x16, (f32x16,), lambda b, x: b.fmul(x, ir.Constant(F32X16, [-1.0, 1.0] * 8)))
+zero_below = operation(  # y where x is not below the limit, else 0
+    "zero_below",
+    f32x16,
+    (f32x16, types.float32, f32x16),
+    lambda b, x, limit, y: b.select(b.fcmp_ordered("<", x, splat(b, limit, F32X16)), constant(F32X16, 0.0), y),
+)
+fma_scalar = operation(
+    "fma_scalar", types.float32, (types.float32,) * 3, lambda b, x, y, z: call(b, "llvm.fma.f32", F32, x, y, z)
+)
+
+# Threads. `exchange` is ordered with every other one, which plain atomic loads and stores are not.
+exchange = operation("exchange", i64, (i64, i64), lambda b, a, v: b.atomic_rmw("xchg", pointer(b, a, I64), v, "seq_cst"))
+ordered_load = operation(
+    "ordered_load", i64, (i64,), lambda b, a: b.atomic_rmw("add", pointer(b, a, I64), ir.Constant(I64, 0), "seq_cst")
+)
+
+
+def _pause(b: ir.IRBuilder) -> None:
+    import llvmlite.binding
+
+    machine = llvmlite.binding.get_default_triple().partition("-")[0]
+    if machine in {"x86_64", "i686"}:
+        call(b, "llvm.x86.sse2.pause", ir.VoidType())
+    elif machine in {"aarch64", "arm64"}:
+        call(b, "llvm.aarch64.hint", ir.VoidType(), ir.Constant(I32, 1))
+
+
+pause = operation("pause", void, (), _pause)
+give_way = operation("give_way", types.int32, (), lambda b: call(b, "sched_yield", I32))

@@ -1,0 +1,199 @@
+"""The records' kernels: what a tape is made of, apart from attention.
+
+Each takes `(record, state, thread, n_threads)`; see `team.py`. Operands begin at offset 16 of a record, 8 bytes each.
+
+What depends on one token alone (norms, activations) exists twice: shared, where the threads divide the tokens and a barrier
+follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes apart), which is
+cheaper than a barrier while there are one or two tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.activation import gelu, silu
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
+from augury.backends.numba_cpu.kernels.norm import inverse_rms, normalise
+from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES, TOKENS
+
+PANEL_ROWS = 32
+# Offsets into the entry of a matrix (see `multiply`).
+ENTRY_BYTES = 96
+KERNEL, WEIGHTS, X, X_STRIDE, Y, N_COLS, N_PANELS, LDY, BIAS, ROW_COUNT, SCALE = (8 * field for field in range(11))
+
+
+@helper
+def scratch_of(state, thread):
+    """Scratch memory of a thread."""
+    return get_i64(state + SCRATCH) + thread * get_i64(state + SCRATCH_BYTES)
+
+
+@kernel
+def embed(record, state, thread, n_threads):
+    """x[t] = scale * W[token t]. Operands: kernel, W, E, x, stride, is_private, scale."""
+    size = get_i64(record + 32)
+    n = get_i64(state + N_TOKENS)
+    x = get_i64(record + 40) + thread * get_i64(record + 48)
+    first, end = n * thread // n_threads, n * (thread + 1) // n_threads
+    if get_i64(record + 56) != 0:
+        first, end = 0, n
+    scale = splat_f32(np.float32(get_f64(record + 64)))
+    for t in range(first, end):
+        row = x + 4 * t * size
+        token = get_i64(get_i64(state + TOKENS) + 8 * t)
+        invoke(get_i64(record + 16), (get_i64(record + 24), token, size, row, scratch_of(state, thread)))
+        for index in range(0, size, 16):
+            left = size - index
+            store_part(row + 4 * index, mul(load_part(row + 4 * index, left), scale), left)
+
+
+@kernel
+def add_norm(record, state, thread, n_threads):
+    """X += y or its norm, where there is a y; out = norm(x).
+
+    Operands: x, stride, y (or 0), ldy, weight of y's norm (or 0), its eps, weight, eps, E, out, stride, is_private, rows. Where
+    `rows` is 1, only the rows whose logits are wanted are treated, and `out` has these alone.
+    """
+    x, y, ldy, size = (
+        get_i64(record + 16) + thread * get_i64(record + 24),
+        get_i64(record + 32),
+        get_i64(record + 40),
+        get_i64(record + 80),
+    )
+    post, post_eps, weight, eps = get_i64(record + 48), get_f64(record + 56), get_i64(record + 64), get_f64(record + 72)
+    out = get_i64(record + 88) + thread * get_i64(record + 96)
+    is_gathered = get_i64(record + 112) != 0
+    n = get_i64(state + N_TOKENS)
+    if is_gathered:
+        n = get_i64(state + N_ROWS)
+    first, end = n * thread // n_threads, n * (thread + 1) // n_threads
+    if get_i64(record + 104) != 0:
+        first, end = 0, n
+    for i in range(first, end):
+        t = i
+        if is_gathered:
+            t = get_i64(get_i64(state + ROWS) + 8 * i)
+        row = x + 4 * t * size
+        if y != 0:
+            added = y + 4 * t * ldy
+            if post != 0:
+                scale = inverse_rms(added, size, post_eps)
+                for index in range(0, size, 16):
+                    left = size - index
+                    value = mul(load_part(added + 4 * index, left), scale)
+                    value = fma(value, load_part(post + 4 * index, left), load_part(row + 4 * index, left))
+                    store_part(row + 4 * index, value, left)
+            else:
+                for index in range(0, size, 16):
+                    left = size - index
+                    value = add(load_part(row + 4 * index, left), load_part(added + 4 * index, left))
+                    store_part(row + 4 * index, value, left)
+        normalise(row, weight, out + 4 * i * size, size, eps)
+
+
+@kernel
+def quantize(record, state, thread, n_threads):
+    """Activations → operands of the matrix kernels. Operands: kernel, x, stride, out, stride, k, n_blocks, is_private, rows."""
+    n = get_i64(state + N_TOKENS)
+    if get_i64(record + 80) != 0:
+        n = get_i64(state + N_ROWS)
+    n_items = n * get_i64(record + 64)
+    first, end = n_items * thread // n_threads, n_items * (thread + 1) // n_threads
+    if get_i64(record + 72) != 0:
+        first, end = 0, n_items
+    if first < end:
+        x = get_i64(record + 24) + thread * get_i64(record + 32)
+        out = get_i64(record + 40) + thread * get_i64(record + 48)
+        invoke(get_i64(record + 16), (x, out, n, get_i64(record + 56), first, end))
+
+
+@helper
+def multiply_panels(entry, first, end, n, state, thread):
+    """Compute the rows of some panels of one matrix for n tokens, scaled, and add their bias."""
+    y, ldy, bias = get_i64(entry + Y), get_i64(entry + LDY), get_i64(entry + BIAS)
+    x = get_i64(entry + X) + thread * get_i64(entry + X_STRIDE)
+    invoke(
+        get_i64(entry + KERNEL),
+        (get_i64(entry + WEIGHTS), x, y, n, get_i64(entry + N_COLS), first, end, ldy, scratch_of(state, thread)),
+    )
+    scale = get_f64(entry + SCALE)
+    if bias == 0 and scale == 1.0:
+        return
+    factor = splat_f32(np.float32(scale))
+    stop = min(PANEL_ROWS * end, get_i64(entry + ROW_COUNT))
+    for t in range(n):
+        for index in range(PANEL_ROWS * first, stop, 16):
+            place = y + 4 * (t * ldy + index)
+            left = stop - index
+            value = mul(load_part(place, left), factor)
+            if bias != 0:
+                value = add(value, load_part(bias + 4 * index, left))
+            store_part(place, value, left)
+
+
+@helper
+def claim_size(n_panels, n_threads):
+    """How many panels a thread takes at once: few enough that the threads end together."""
+    return max(n_panels // (4 * n_threads), 1)
+
+
+@kernel
+def multiply(record, state, thread, n_threads):
+    """Y = W x (+ bias) for matrices that do not depend on each other. Operands: entries, how many, panels of all, rows."""
+    entries, n_entries, n_panels = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
+    n = get_i64(state + N_TOKENS)
+    if get_i64(record + 40) != 0:
+        n = get_i64(state + N_ROWS)
+    if n == 0:
+        return
+    step = claim_size(n_panels, n_threads)
+    while True:
+        first = atomic_add(state + CLAIMED, step)
+        if first >= n_panels:
+            return
+        end = min(first + step, n_panels)
+        start = 0
+        for index in range(n_entries):
+            entry = entries + ENTRY_BYTES * index
+            stop = start + get_i64(entry + N_PANELS)
+            if first < stop and end > start:
+                multiply_panels(entry, max(first, start) - start, min(end, stop) - start, n, state, thread)
+            start = stop
+
+
+def _gated(activation: Any, name: str) -> Any:
+    def gated(record, state, thread, n_threads):
+        entry, n_panels, out, n_rows = (
+            get_i64(record + 16),
+            get_i64(record + 32),
+            get_i64(record + 40),
+            get_i64(record + 48),
+        )
+        n = get_i64(state + N_TOKENS)
+        step = claim_size(n_panels, n_threads)
+        while True:
+            first = atomic_add(state + CLAIMED, step)
+            if first >= n_panels:
+                return
+            end = min(first + step, n_panels)
+            multiply_panels(entry, first, end, n, state, thread)
+            multiply_panels(entry + ENTRY_BYTES, first, end, n, state, thread)
+            gate, up, ldy = get_i64(entry + Y), get_i64(entry + ENTRY_BYTES + Y), get_i64(entry + LDY)
+            stop = min(PANEL_ROWS * end, n_rows)
+            for t in range(n):
+                for index in range(PANEL_ROWS * first, stop, 16):
+                    place, left = 4 * (t * ldy + index), stop - index
+                    value = mul(activation(load_part(gate + place, left)), load_part(up + place, left))
+                    store_part(out + 4 * (t * n_rows + index), value, left)
+
+    gated.__name__ = gated.__qualname__ = name
+    gated.__doc__ = "out = activation(gate) * up. Operands: entries of gate and up, 2, panels of one, out, n_rows."
+    return kernel(gated)
+
+
+gated_silu = _gated(silu, "gated_silu")
+gated_gelu = _gated(gelu, "gated_gelu")

@@ -1,0 +1,103 @@
+"""A plan's weights, from a model file into memory that kernels read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.jit import address, prepare
+from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
+from augury.backends.numba_cpu.weights import pack_tensor
+from augury.blocks import Attention, FeedForward, Linear, Norm
+from augury.gguf import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.weights import PackedMatrix
+    from augury.blocks import Plan
+    from augury.gguf import ModelFile, Tensor
+    from augury.interfaces import Progress
+
+PURPOSE = "weights"
+
+
+class Weights:
+    """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once."""
+
+    def __init__(self, file: ModelFile, plan: Plan, arena: Arena) -> None:
+        self._file = file
+        self._arena = arena
+        self._matrices: dict[str, PackedMatrix] = {}
+        self._vectors: dict[tuple[str, float], int] = {}
+        embedding = plan.embedding
+        self._tensors = {embedding.weight: file.tensor(embedding.weight, (embedding.n_vocab, embedding.n_embd))}
+        for linear in _linears(plan):
+            self._tensors[linear.weight] = file.tensor(linear.weight, (linear.n_out, linear.n_in))
+        self.kernels = matmul_kernels({tensor.type.name.lower() for tensor in self._tensors.values()})
+
+    def load(self, more_kernels: Iterable[object], threads: int, progress: Progress) -> None:
+        """Compile all kernels of the model, then pack the matrices."""
+        own = [
+            kernel
+            for kernels in self.kernels.values()
+            for kernel in (kernels.repack, kernels.quantize, kernels.matmul, kernels.embed)
+        ]
+        prepare([*dict.fromkeys([*own, *more_kernels])], progress)
+        total, done = sum(tensor.n_bytes for tensor in self._tensors.values()), 0
+        for name, tensor in self._tensors.items():
+            progress("load", done, total)
+            matrix = pack_tensor(tensor, threads)
+            self._matrices[name] = matrix
+            self._arena.count(PURPOSE, matrix.data.nbytes)
+            done += tensor.n_bytes
+        progress("load", total, total)
+
+    def matrix(self, name: str) -> PackedMatrix:
+        """A matrix of the plan."""
+        return self._matrices[name]
+
+    def address(self, kind: str, kernel: str) -> int:
+        """The address of a kernel (`matmul`, `quantize`, `embed`) of a weight type."""
+        return address(getattr(self.kernels[kind], kernel))
+
+    def vector(self, name: str, size: int, factor: float = 1.0) -> int:
+        """The address of a vector, float32, times `factor`."""
+        key = (name, factor)
+        if key not in self._vectors:
+            values = _floats(self._file.tensor(name, (size,)))
+            self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
+        return self._vectors[key]
+
+    def norm(self, norm: Norm | None) -> tuple[int, float]:
+        """The address of a norm's weight and its epsilon; 0 where there is no norm."""
+        return (0, 0.0) if norm is None else (self.vector(norm.weight, norm.size), norm.eps)
+
+    def close_file(self) -> None:
+        """Let go of the file, once everything is loaded."""
+        del self._file
+        self._tensors.clear()
+
+
+def _linears(plan: Plan) -> Iterator[Linear]:
+    for block in plan.blocks:
+        if isinstance(block, Attention):
+            yield from (block.q, block.k, block.v, block.o)
+        elif isinstance(block, FeedForward):
+            yield from (block.gate, block.up, block.down)
+    yield plan.output.weight
+
+
+def _floats(tensor: Tensor) -> np.ndarray:
+    """A tensor's weights as float32, (n,)."""
+    if tensor.type is TensorType.F32:
+        return tensor.data.view(np.float32)
+    if tensor.type is TensorType.F16:
+        return tensor.data.view(np.float16).astype(np.float32)
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[tensor.type.name]
+    values: np.ndarray = gguf.quants.dequantize(tensor.data, kind).reshape(-1)
+    return values

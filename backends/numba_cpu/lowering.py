@@ -1,0 +1,122 @@
+"""A plan → tapes: records for the threads, with the addresses of weights and buffers filled in.
+
+Two tapes do the same: one for passes of a token or two, where every thread norms and quantises for itself, and one for
+longer passes, where the threads divide that work, too (see `kernels/step.py`). They share weights, KV cache and buffers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import field, frozen
+
+from augury.backends.numba_cpu.kernels import attention, step, team
+from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
+from augury.backends.numba_cpu.tape import GATED, Buffers, Writer, bits
+from augury.blocks import FeedForward
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cpu.loading import Weights
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.blocks import Attention, Plan, Rope
+    from augury.types import ModelOptions
+
+_FORMATS = {"f16": 2, "f32": 4}
+_NO_WINDOW = 1 << 40
+_OVERREAD = 16  # floats that a kernel may read (never use) behind a table
+_BLOCK = 32  # positions that a slot's memory is padded to: what attention scores at once
+
+
+@frozen
+class Lowered:
+    """A model's tapes.
+
+    Attributes:
+        private: (n_records, 16) int64, for passes of up to `tape.PRIVATE_TOKENS` tokens.
+        shared: (n_records, 16) int64, for longer ones.
+        outputs: the entries of the output matrix, where the address of the logits is to be put before a pass.
+        logits_width: floats from one row of logits to the next.
+    """
+
+    private: np.ndarray = field(repr=False)
+    shared: np.ndarray = field(repr=False)
+    outputs: tuple[np.ndarray, ...] = field(repr=False)
+    logits_width: int
+
+
+def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
+    """The kernels that the tapes call, beside those of the weights."""
+    gated = {GATED[block.activation] for block in plan.blocks if isinstance(block, FeedForward)}
+    types = (options.cache_type_k, options.cache_type_v)
+    heads = [attention.prepare_kernel(*types), attention.attend_kernel(*types)]
+    return [team.summon, team.lead, team.follow, step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
+
+
+def scratch_bytes(plan: Plan) -> int:
+    """Scratch memory that a thread needs, in whole cache lines."""
+    needed = max(SCRATCH_BYTES, *(attention.scratch_bytes(block.value_dim) for block in plan.attentions))
+    return _up(needed, 64) + 64
+
+
+def bytes_per_position(plan: Plan, options: ModelOptions) -> int:
+    """What one position of one slot takes in the KV cache."""
+    return sum(sum(_cache_bytes(block, options)) for block in plan.attentions)
+
+
+def lower(plan: Plan, weights: Weights, options: ModelOptions, n_threads: int, arena: Arena) -> Lowered:
+    """Write the tapes of a plan whose weights are loaded."""
+    types = (options.cache_type_k, options.cache_type_v)
+    tables: dict[tuple[bytes, float], int] = {}
+    buffers = Buffers.make(plan, arena)
+    layers = [_layer(block, weights, options, buffers, tables, arena) for block in plan.attentions]
+    writers = [Writer(plan, weights, types, layers, buffers, arena, n) for n in (n_threads, 0)]
+    outputs = tuple(writer.write() for writer in writers)
+    private, shared = (writer.tape() for writer in writers)
+    return Lowered(private, shared, outputs, _up(plan.n_vocab, 32))
+
+
+def _layer(
+    block: Attention,
+    weights: Weights,
+    options: ModelOptions,
+    buffers: Buffers,
+    tables: dict[tuple[bytes, float], int],
+    arena: Arena,
+) -> int:
+    """Write what the attention kernels need to know of a layer, in the order of their offsets; returns its address."""
+    length = _up(options.n_ctx, _BLOCK)
+    keys, values = (arena.zeros(options.n_slots * length * n_bytes, "KV cache") for n_bytes in _cache_bytes(block, options))
+    (q_norm, q_eps), (k_norm, k_eps) = weights.norm(block.q_norm), weights.norm(block.k_norm)
+    fields = [
+        *(buffers.q, buffers.k, buffers.v),
+        *(_up(linear.n_out, 32) for linear in (block.q, block.k, block.v)),
+        *(block.head_dim, block.value_dim, block.n_heads, block.n_kv_heads),
+        *(q_norm, bits(q_eps), k_norm, bits(k_eps)),
+        *(_table(block.rope, options.n_ctx, tables, arena), len(block.rope.frequencies), int(block.rope.is_interleaved)),
+        *(keys, values, length, bits(block.scale), block.window or _NO_WINDOW, buffers.mixed),
+    ]
+    return arena.keep(np.array(fields, np.int64), "scratch")
+
+
+def _cache_bytes(block: Attention, options: ModelOptions) -> tuple[int, int]:
+    """Bytes of keys and of values per position."""
+    return (
+        block.n_kv_heads * block.head_dim * _FORMATS[options.cache_type_k],
+        block.n_kv_heads * _up(block.value_dim, 16) * _FORMATS[options.cache_type_v],
+    )
+
+
+def _table(rope: Rope, n_ctx: int, tables: dict[tuple[bytes, float], int], arena: Arena) -> int:
+    """The address of the cosines and sines of every position, (n_ctx, 2, pairs) float32; layers share it."""
+    key = (rope.frequencies.tobytes(), rope.magnitude)
+    if key not in tables:
+        angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
+        turns = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
+        turns = np.append(turns, np.zeros(_OVERREAD))
+        tables[key] = arena.keep(turns.astype(np.float32), "rope tables")
+    return tables[key]
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

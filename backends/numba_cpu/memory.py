@@ -1,0 +1,41 @@
+"""Memory that kernels work on, and an account of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.types import Allocation
+
+_LINE = 64
+_SLACK = 64  # a kernel may read (never use) up to one vector behind an array
+
+
+class Arena:
+    """Holds arrays that kernels know by address, and counts what they take by purpose."""
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+        self._n_bytes: dict[str, int] = {}
+
+    def zeros(self, n_bytes: int, purpose: str) -> int:
+        """Allocate bytes that are zero; the system finds memory for those that are used. Returns their address."""
+        array = np.zeros(n_bytes + _LINE + _SLACK, np.uint8)
+        self._arrays.append(array)
+        self.count(purpose, array.nbytes)
+        address = array.ctypes.data
+        return int(address + -address % _LINE)
+
+    def keep(self, array: np.ndarray, purpose: str) -> int:
+        """Hold an array as it is from now on, and return its address."""
+        array = np.ascontiguousarray(array)
+        self._arrays.append(array)
+        self.count(purpose, array.nbytes)
+        return int(array.ctypes.data)
+
+    def count(self, purpose: str, n_bytes: int) -> None:
+        """Add to the account what is held elsewhere."""
+        self._n_bytes[purpose] = self._n_bytes.get(purpose, 0) + n_bytes
+
+    def table(self) -> tuple[Allocation, ...]:
+        """What is held, by purpose."""
+        return tuple(Allocation(purpose, n_bytes) for purpose, n_bytes in self._n_bytes.items())

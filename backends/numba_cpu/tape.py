@@ -1,0 +1,216 @@
+"""Writes the records of a tape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cpu.kernels import attention, step
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
+from augury.blocks import Activation, Attention, FeedForward
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.backends.numba_cpu.loading import Weights
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.blocks import Embedding, Linear, Norm, Output, Plan
+
+PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
+GATED = {Activation.SILU: step.gated_silu, Activation.GELU: step.gated_gelu}
+_RECORD = 16
+
+
+@frozen
+class Buffers:
+    """Addresses of float32 rows that the threads share, one row per token of a pass."""
+
+    x: int  # (n, E), the residual stream
+    normed: int  # (n, E)
+    q: int
+    k: int
+    v: int
+    mixed: int  # (n, H * D_v), what attention read
+    y: int  # (n, E padded to 32), what is to be added to x
+    gate: int
+    up: int
+    hidden: int  # (n, F)
+
+    @classmethod
+    def make(cls, plan: Plan, arena: Arena) -> Buffers:
+        """Allocate them as large as the largest block needs."""
+        attentions, forwards = plan.attentions, [block for block in plan.blocks if isinstance(block, FeedForward)]
+        n_embd = plan.embedding.n_embd
+        widths = (
+            n_embd,
+            n_embd,
+            max(block.q.n_out for block in attentions),
+            max(block.k.n_out for block in attentions),
+            max(block.v.n_out for block in attentions),
+            max(block.o.n_in for block in attentions),
+            n_embd,
+            max((block.gate.n_out for block in forwards), default=0),
+            max((block.up.n_out for block in forwards), default=0),
+            max((block.down.n_in for block in forwards), default=0),
+        )
+        return cls(*(arena.zeros(4 * MAX_TOKENS * (-(-width // 32) * 32), "scratch") for width in widths))
+
+
+@frozen
+class _Rows:
+    """Rows of a pass: their address, from one thread's to the next (0 where all share them), floats of a row."""
+
+    address: int
+    stride: int
+    width: int
+
+
+class Writer:
+    """Writes one tape: for `n_threads` threads that treat rows each for itself, or, where that is 0, together."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        cache_types: tuple[str, str],
+        layers: Sequence[int],
+        buffers: Buffers,
+        arena: Arena,
+        n_threads: int,
+    ) -> None:
+        self._plan = plan
+        self._weights = weights
+        self._cache_types = cache_types
+        self._layers = layers
+        self._buffers = buffers
+        self._arena = arena
+        self._n_threads = n_threads
+        self._records: list[list[int]] = []
+        self._operands: dict[tuple[str, int], _Rows] = {}  # memory for activations, by kind and columns
+        n_embd = plan.embedding.n_embd
+        self._x = self._own(buffers.x, n_embd)
+        self._normed = self._own(buffers.normed, n_embd)
+        self._pending: tuple[int, Norm | None] = (0, None)  # what the next norm adds to x first, normed or as it is
+
+    def write(self) -> np.ndarray:
+        """Write the whole plan; returns the entry of the output matrix."""
+        blocks, layers = self._plan.blocks, iter(self._layers)
+        self._embedding(self._plan.embedding)
+        for block in blocks[1:-1]:
+            if isinstance(block, Attention):
+                self._attention(block, next(layers))
+            else:
+                assert isinstance(block, FeedForward)
+                self._feed_forward(block)
+        return self._output(self._plan.output)
+
+    def tape(self) -> np.ndarray:
+        """What was written, (n_records, 16) int64."""
+        return np.array([record + [0] * (_RECORD - len(record)) for record in self._records], np.int64)
+
+    def _own(self, shared: int, width: int) -> _Rows:
+        """Rows that every thread has for itself, or, where they work together, the shared ones."""
+        if not self._n_threads:
+            return _Rows(shared, 0, width)
+        stride = -(-4 * PRIVATE_TOKENS * width // 64) * 64 + 64
+        return _Rows(self._arena.zeros(self._n_threads * stride, "scratch"), stride, width)
+
+    def _add(self, kernel: Any, *operands: int, is_private: bool = False) -> None:
+        """Write a record; a barrier follows unless every thread goes on with what is its own."""
+        self._records.append([address(kernel), int(not is_private), *operands])
+
+    def _embedding(self, block: Embedding) -> None:
+        matrix, private = self._weights.matrix(block.weight), bool(self._n_threads)
+        kernel = self._weights.address(matrix.kind, "embed")
+        operands = (kernel, matrix.address, block.n_embd, self._x.address, self._x.stride, int(private))
+        self._add(step.embed, *operands, bits(block.scale), is_private=private)
+
+    def _attention(self, block: Attention, layer: int) -> None:
+        buffers = self._buffers
+        self._norm(block.norm)
+        products = ((block.q, buffers.q), (block.k, buffers.k), (block.v, buffers.v))
+        self._multiply(self._normed, products)
+        prepare, attend = attention.prepare_kernel(*self._cache_types), attention.attend_kernel(*self._cache_types)
+        self._add(prepare, layer)
+        self._add(attend, layer)
+        self._multiply(_Rows(buffers.mixed, 0, block.o.n_in), ((block.o, buffers.y),))
+        self._pending = (buffers.y, block.post_norm)
+
+    def _feed_forward(self, block: FeedForward) -> None:
+        buffers = self._buffers
+        self._norm(block.norm)
+        products = ((block.gate, buffers.gate), (block.up, buffers.up))
+        entries = self._table(self._normed, products, is_output=False)
+        n_panels = self._weights.matrix(block.gate.weight).n_panels
+        self._add(GATED[block.activation], _address(entries), 2, n_panels, buffers.hidden, block.gate.n_out)
+        self._multiply(_Rows(buffers.hidden, 0, block.down.n_in), ((block.down, buffers.y),))
+        self._pending = (buffers.y, block.post_norm)
+
+    def _output(self, block: Output) -> np.ndarray:
+        self._norm(block.norm, is_output=True)
+        return self._multiply(self._normed, ((block.weight, 0),), is_output=True)
+
+    def _norm(self, norm: Norm, *, is_output: bool = False) -> None:
+        """X += pending; normed = norm(x)."""
+        (y, post), private = self._pending, bool(self._n_threads)
+        (post_weight, post_eps), (weight, eps) = self._weights.norm(post), self._weights.norm(norm)
+        added = (y, -(-norm.size // 32) * 32, post_weight, bits(post_eps))
+        normed = (self._normed.address, self._normed.stride)
+        operands = (self._x.address, self._x.stride, *added, weight, bits(eps), norm.size, *normed)
+        self._add(step.add_norm, *operands, int(private), int(is_output), is_private=private)
+
+    def _multiply(self, x: _Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
+        """Products of x with matrices, each to an address."""
+        entries = self._table(x, products, is_output=is_output)
+        n_panels = sum(self._weights.matrix(linear.weight).n_panels for linear, _ in products)
+        self._add(step.multiply, _address(entries), len(entries), n_panels, int(is_output))
+        return entries
+
+    def _table(self, x: _Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool) -> np.ndarray:
+        """Quantise x as the matrices need it, and write their entries (m, 12) int64."""
+        kinds = {self._weights.matrix(linear.weight).kind: linear for linear, _ in products}
+        operands = {}
+        for kind, linear in kinds.items():
+            activation = self._weights.matrix(linear.weight).activation
+            if activation not in operands:
+                operands[activation] = self._quantize(x, activation, kind, is_output=is_output)
+        entries = np.zeros((len(products), step.ENTRY_BYTES // 8), np.int64)
+        for entry, (linear, y) in zip(entries, products, strict=True):
+            matrix = self._weights.matrix(linear.weight)
+            operand = operands[matrix.activation]
+            bias = 0
+            if linear.bias is not None:
+                bias = self._weights.vector(linear.bias, linear.n_out, linear.bias_scale)
+            kernel = self._weights.address(matrix.kind, "matmul")
+            entry[:11] = [
+                *(kernel, matrix.address, operand.address, operand.stride, y, matrix.n_cols, matrix.n_panels),
+                *(32 * matrix.n_panels, bias, linear.n_out, bits(linear.scale)),
+            ]
+        self._arena.keep(entries, "scratch")
+        return entries
+
+    def _quantize(self, x: _Rows, activation: str, kind: str, *, is_output: bool) -> _Rows:
+        """Make operands of the matrix kernels of rows x."""
+        private, key = bool(self._n_threads), (activation, x.width)
+        if key not in self._operands:
+            n_bytes = activation_bytes(activation, PRIVATE_TOKENS if private else MAX_TOKENS, x.width)
+            stride = -(-n_bytes // 64) * 64 + 64 if private else 0
+            to = self._arena.zeros(self._n_threads * stride if private else n_bytes, "scratch")
+            self._operands[key] = _Rows(to, stride, x.width)
+        out = self._operands[key]
+        kernel = self._weights.address(kind, "quantize")
+        places = (x.address, x.stride, out.address, out.stride, x.width, n_blocks(x.width))
+        self._add(step.quantize, kernel, *places, int(private), int(is_output), is_private=private)
+        return out
+
+
+def bits(value: float) -> int:
+    """A float64 as the integer that a record holds."""
+    return int(np.float64(value).view(np.int64))
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
