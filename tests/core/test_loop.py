@@ -111,11 +111,11 @@ def test_a_request_reuses_what_its_slot_still_holds():
 
 def test_a_long_prompt_is_processed_in_chunks_between_the_rounds_of_others():
     with toy_engine(n_ctx=2000, slots=2) as engine:
-        running = engine.submit([1, 2], max_tokens=40, **GREEDY)
+        running = engine.submit([1, 2], max_tokens=1900, **GREEDY)
         pieces = iter(running)
         next(pieces)
         long = engine.generate([3] * 900, max_tokens=2, **GREEDY)
-        assert len(list(pieces)) == 39
+        running.cancel()
         batches = engine._worker._loop._model.batches
     assert list(long.tokens) == ToyModel(n_ctx=2000).plain([3] * 900, 2)
     sizes = [len(batch.tokens) for batch in batches]
