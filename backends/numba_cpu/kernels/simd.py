@@ -24,7 +24,7 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 U8X64, I16X32, I32X16, F32X16 = ir.VectorType(I8, 64), ir.VectorType(I16, 32), ir.VectorType(I32, 16), ir.VectorType(F32, 16)
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """The numba type of an LLVM vector."""
 
     def __init__(self, name: str, llvm: ir.VectorType) -> None:
