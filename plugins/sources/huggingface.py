@@ -120,7 +120,7 @@ def _bar(task: str, progress: Progress) -> type[Any]:
     """What huggingface_hub reports to: a progress bar without a screen."""
     import huggingface_hub.utils
 
-    base: Any = huggingface_hub.utils.tqdm  # type: ignore[attr-defined] - it is offered, but not listed
+    base: Any = huggingface_hub.utils.tqdm  # type: ignore[attr-defined]  # offered, but not listed
 
     class Bar(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
