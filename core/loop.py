@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
+from augury.log import get_logger
 from augury.types import Ask, Batch, Draft, Round, Verdict
 from augury.verify import match
 
@@ -92,18 +93,16 @@ class Loop:
         verdicts = self._settle(parts, logits)
         ended += self._retire()
         if self._on_round is not None:
-            n_accepted = sum(verdict.n_accepted for verdict in verdicts)
-            self._on_round(
-                round=Round(
-                    n_sequences=len(parts),
-                    n_tokens=sum(len(part.tokens) for part in parts),
-                    n_drafted=sum(verdict.n_offered for verdict in verdicts),
-                    n_accepted=n_accepted,
-                    n_emitted=sum(verdict.n_emitted for verdict in verdicts),
-                    draft_s=draft_s,
-                    forward_s=forward_s,
-                )
+            seen = Round(
+                n_sequences=len(parts),
+                n_tokens=sum(len(part.tokens) for part in parts),
+                n_drafted=sum(verdict.n_offered for verdict in verdicts),
+                n_accepted=sum(verdict.n_accepted for verdict in verdicts),
+                n_emitted=sum(verdict.n_emitted for verdict in verdicts),
+                draft_s=draft_s,
+                forward_s=forward_s,
             )
+            _guarded(self._on_round, round=seen)
         return ended
 
     def abandon(self) -> list[Sequence]:
@@ -268,14 +267,22 @@ class Loop:
         for sequence in ended:
             self._running.remove(sequence)
             self._release(sequence)
-            if self._on_request is not None:
-                self._on_request(summary=sequence.recorder.summary())
         return ended
 
     def _release(self, sequence: Sequence) -> None:
         self._memory.end(sequence.slot)
         if sequence.has_begun:
-            self._drafters[sequence.slot].end()
+            _guarded(self._drafters[sequence.slot].end)
+        if self._on_request is not None:
+            _guarded(self._on_request, summary=sequence.recorder.summary())
+
+
+def _guarded(call: Callable[..., Any], **arguments: Any) -> None:
+    """Call a plugin where its failure must not reach the requests."""
+    try:
+        call(**arguments)
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's code does
+        get_logger("augury.loop").warning("plugin failed", plugin=getattr(call, "__qualname__", str(call)), error=repr(error))
 
 
 def _valid(tokens: np.ndarray, n_vocab: int) -> np.ndarray:

@@ -133,3 +133,26 @@ def test_observers_see_rounds_and_requests_whose_sums_agree():
     assert sum(each.n_drafted for each in rounds) == sum(result.stats.n_drafted for result in results)
     assert sorted(each.n_prompt for each in summaries) == [1, 2]
     assert np.isfinite([each.forward_s for each in rounds]).all()
+
+
+def test_a_failing_observer_or_end_is_logged_and_harms_no_request(caplog):
+    class Ending(ScriptedDrafter):
+        def end(self):
+            raise RuntimeError("cannot end")
+
+    def failing(**seen):
+        raise RuntimeError("cannot watch")
+
+    with toy_engine(drafter=Ending, observers=(failing, failing)) as engine:
+        result = engine.generate([1], max_tokens=5, **GREEDY)
+    assert list(result.tokens) == ToyModel().plain([1], 5)
+    assert "cannot end" in caplog.text
+    assert "cannot watch" in caplog.text
+
+
+def test_observers_see_cancelled_requests_too():
+    summaries = []
+    with toy_engine(observers=(None, lambda **seen: summaries.append(seen))) as engine:
+        for _ in engine.stream([1], **GREEDY):
+            break
+    assert len(summaries) == 1
