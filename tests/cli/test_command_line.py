@@ -1,0 +1,321 @@
+"""Commands as a user types them, on a tiny model without a tokenizer: prompts are token ids."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from augury.cli import main
+
+MODEL = str(Path(__file__).parents[1] / "data" / "models" / "llama-dense-q4_k.gguf")
+HERE = ["-m", MODEL, "--backend", "reference", "-c", "128"]
+GREEDY = [*HERE, "--temp", "0", "-n", "12"]
+REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
+
+
+def run(capsys, *words):
+    """The exit code, standard output and standard error of a command in this process."""
+    try:
+        code = main(list(words))
+    except SystemExit as ended:  # argparse's own errors
+        code = ended.code
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def objects(capsys, *words):
+    code, out, _ = run(capsys, "run", *words, "--json")
+    assert code == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def shape(value):
+    return {key: shape(each) for key, each in value.items()} if isinstance(value, dict) else type(value).__name__
+
+
+def test_json_has_exactly_the_documented_keys(capsys):
+    (told,) = objects(capsys, *GREEDY, "--prompt-tokens", REPEATING, "--spec-type", "ngram-simple:n=2,m=4")
+    drafter = dict.fromkeys(("calls", "drafts", "drafted", "accepted"), "int") | {"draft_s": "float"}
+    timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")
+    assert shape(told) == {
+        "model": "str",
+        "backend": "str",
+        "spec_type": "str",
+        "prompt_tokens": "int",
+        "tokens": "list",
+        "text": "str",
+        "finish_reason": "str",
+        "timings": dict.fromkeys(timings, "float"),
+        "draft": {
+            "rounds": "int",
+            "drafted": "int",
+            "accepted": "int",
+            "accepted_by_position": "list",
+            "drafters": {"ngram-simple": drafter},
+        },
+    }
+    assert told["prompt_tokens"] == 12
+    assert len(told["tokens"]) == 12 == told["draft"]["rounds"] + told["draft"]["accepted"]
+    assert told["finish_reason"] == "length"
+    assert told["spec_type"].startswith("ngram-simple")
+
+
+def test_several_prompts_come_in_their_order_whatever_the_slots(capsys):
+    words = [word for ids in ("1,2,3", "4,5", "6", REPEATING) for word in ("--prompt-tokens", ids)]
+    one, four = ([each["tokens"] for each in objects(capsys, *GREEDY, *words, "-np", n)] for n in ("1", "4"))
+    assert one == four
+    assert len({tuple(tokens) for tokens in one}) > 1
+
+
+@pytest.mark.parametrize("sampling", [["--temp", "0"], ["--temp", "1", "--seed", "7", "--repeat-penalty", "1.3"]])
+@pytest.mark.parametrize("spec", [["--spec-type", "ngram-simple:n=2,m=4"], ["--spec-type", "draft-model", "-md", MODEL]])
+def test_a_drafter_does_not_change_the_tokens(capsys, spec, sampling):
+    words = [*HERE, "-n", "40", *sampling, "--prompt-tokens", REPEATING, "--prompt-tokens", "4,5", "-np", "2"]
+    plain, drafted = objects(capsys, *words), objects(capsys, *words, *spec)
+    assert [each["tokens"] for each in plain] == [each["tokens"] for each in drafted]
+    assert sum(each["draft"]["drafted"] for each in drafted) > 0
+
+
+def test_a_draft_model_alone_asks_for_its_drafter(capsys):
+    (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1,2", "-md", MODEL, "-td", "1", "-cd", "64", "-ctkd", "f32")
+    assert told["spec_type"].startswith("draft-model")
+
+
+def test_flags_of_a_drafter_are_its_options(capsys):
+    words = [*GREEDY, "--prompt-tokens", REPEATING, "--spec-type", "ngram-simple"]
+    for flag in ("--spec-ngram-simple-n", "--spec-ngram-simple-size-n", "--spec-ngram-size-n"):
+        (told,) = objects(capsys, *words, flag, "2")
+        assert "n=2" in told["spec_type"]
+
+
+@pytest.mark.parametrize("flag", ["--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"])
+def test_a_draft_is_no_longer_than_asked_for(capsys, flag):
+    words = ["--prompt-tokens", REPEATING, "-md", MODEL]
+    (told,) = objects(capsys, *GREEDY, *words, flag, "2")
+    assert len(told["draft"]["accepted_by_position"]) == 2
+
+
+def test_every_sampling_flag_is_taken(capsys):
+    flags = {
+        "--temperature": "0.5",
+        "--top-k": "5",
+        "--top-p": "0.9",
+        "--min-p": "0.1",
+        "--typical": "0.9",
+        "--repeat-penalty": "1.1",
+        "--presence-penalty": "0.1",
+        "--frequency-penalty": "0.1",
+        "--repeat-last-n": "-1",
+        "--seed": "3",
+        "-l": "5-inf",
+        "--predict": "4",
+        "--threads": "1",
+        "-ctk": "f32",
+        "-ctv": "f32",
+        "--memory": "contiguous",
+        "--logprobs": "2",
+    }
+    words = [word for pair in flags.items() for word in pair]
+    (told,) = objects(capsys, *HERE, "--prompt-tokens", "1,2", *words, "--ignore-eos", "--no-cache-prompt")
+    assert len(told["tokens"]) == 4
+    assert 5 not in told["tokens"]
+    assert [len(each["top"]) for each in told["logprobs"]] == [2] * 4
+
+
+def test_a_biased_token_is_chosen(capsys):
+    (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1", "--logit-bias", "77+1000")
+    assert told["tokens"] == [77] * 12
+
+
+def test_json_lines_give_prompts_with_parameters(capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"tokens": [1, 2], "max_tokens": 3}\n\n{"tokens": [3], "max_tokens": 5}\n')
+    assert [len(each["tokens"]) for each in objects(capsys, *GREEDY, "-f", str(file))] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "prompts.jsonl:1: not JSON"),
+        ('{"text": "a"}', 'one of "prompt"'),
+        ('{"tokens": ["a"]}', "list of token ids"),
+        ('{"tokens": [1], "sed": 1}', "seed"),
+    ],
+)
+def test_a_bad_line_is_named(capsys, tmp_path, line, expected):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line)
+    code, out, err = run(capsys, "run", *GREEDY, "-f", str(file))
+    assert (code, out) == (2, "")
+    assert expected in err
+
+
+def test_text_output_of_a_model_without_tokenizer_is_its_ids(capsys):
+    (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1,2,3")
+    code, out, err = run(capsys, "run", *GREEDY, "--prompt-tokens", "1,2,3")
+    assert code == 0
+    assert [int(word) for word in out.split()] == told["tokens"]
+    assert "tok/s" in err.splitlines()[-1]
+
+
+def test_verbose_shows_configuration_and_memory(capsys):
+    _, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", "1", "-v", "-md", MODEL, "-cd", "64")
+    assert "backend = reference" in err
+    assert err.count("weights") == 2  # the draft model's, too
+    assert "KV cache" in err
+    assert "total" in err
+
+
+def test_stats_show_drafting(capsys):
+    words = [*HERE, "--temp", "0", "-n", "40", "--prompt-tokens", "4,5", "--spec-type", "ngram-simple:n=2,m=4", "--stats"]
+    code, out, err = run(capsys, "run", *words)
+    assert code == 0
+    assert "\x1b" not in out  # no terminal, no colours
+    assert "accepted by position" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["run", "--tempp", "0"], 2, "'--temp'"),
+        (["run", "--top_k", "0"], 2, "'--top-k'"),
+        (["run", "-n", "many"], 2, "many"),
+        (["run", *HERE, "--prompt-tokens", "a"], 2, "token ids"),
+        (["run", *HERE, "--prompt-tokens", "999"], 2, "vocabulary"),
+        (["run", *HERE, "-p", "text"], 1, "tokenizer"),
+        (["run", *HERE, "--prompt-tokens", "1", "--temp", "-1"], 2, "temperature"),
+        (["run", *HERE, "--prompt-tokens", "1", "-l", "five"], 2, "--logit-bias"),
+        (["run", *HERE, "--prompt-tokens", "1", "-n", "-7"], 2, "max_tokens"),
+        (["run", *HERE, "--prompt-tokens", "1", "-t", "0"], 2, "threads"),
+        (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "ngram-smple"], 1, "ngram-simple"),
+        (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "ngram-simple:nn=2"], 2, "nn"),
+        (["run", *HERE, "--prompt-tokens", "1", "--spec-ngram-simple-n", "2"], 2, "ngram-simple"),
+        (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "draft-model"], 2, "-md"),
+        (["run", *HERE, "--prompt-tokens", "1", "--backend", "cuda"], 1, "cuda"),
+        (["run", "-m", "no-such-model", "--prompt-tokens", "1"], 1, "no-such-model"),
+        (["run", *HERE, "-f", "no-such-file"], 2, "no-such-file"),
+        (["bench", *HERE, "--prompt-tokens", "1", "--turns", "0"], 2, "--turns"),
+        (["pull", "no-such-model"], 1, "no-such-model"),
+        (["walk"], 2, "walk"),
+        ([], 2, "COMMAND"),
+    ],
+)
+def test_errors_are_one_line_that_names_what_is_wrong(capsys, words, code, expected):
+    found, out, err = run(capsys, *words)
+    assert (found, out) == (code, "")
+    lines = [line for line in err.splitlines() if not line.startswith("WARNING")]
+    assert len(lines) == 1
+    assert expected in lines[0]
+
+
+def test_a_prompt_that_does_not_fit_exits_with_1(capsys):
+    code, _, err = run(capsys, "run", *HERE, "--prompt-tokens", ",".join(["1"] * 129))
+    assert code == 1
+    assert "129" in err
+
+
+def test_bench_compares_each_drafter_with_plain_decoding(capsys):
+    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-type", "draft-model", "-md", MODEL]
+    code, out, _ = run(capsys, "bench", *GREEDY, "--prompt-tokens", REPEATING, *drafters, "--turns", "2", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert [each["spec_type"].split(":")[0] for each in told["runs"]] == ["ngram-simple", "draft-model"]
+    for each in told["runs"]:
+        assert each["identical"] is True
+        assert each["plain_per_second"] > 0
+        assert each["speedup"] == each["predicted_per_second"] / each["plain_per_second"]
+    assert told["runs"][1]["acceptance_rate"] == 1.0
+
+
+def test_bench_shows_a_table(capsys):
+    code, out, _ = run(capsys, "bench", *GREEDY, "--prompt-tokens", REPEATING, "--turns", "1")
+    head, line = out.splitlines()
+    assert code == 0
+    assert head.split()[0] == "drafter"
+    assert line.split()[-1] == "yes"
+
+
+def test_plugins_are_listed_with_options(capsys):
+    code, out, _ = run(capsys, "plugins", "--json")
+    told = json.loads(out)
+    (ngram,) = (each for each in told["plugins"] if each["name"] == "ngram-simple")
+    assert code == 0
+    assert ngram["kind"] == "drafter"
+    assert ngram["distribution"] == "augury"
+    assert [option["name"] for option in ngram["options"]] == ["n", "m"]
+    assert ngram["options"][0]["flags"][0] == "--spec-ngram-simple-n"
+    assert told["broken"] == []
+    assert "ngram-simple" in run(capsys, "plugins")[1]
+
+
+def test_pull_prints_the_path(capsys):
+    assert run(capsys, "pull", MODEL)[:2] == (0, f"{MODEL}\n")
+
+
+@pytest.mark.parametrize(("shell", "known"), [("bash", "--spec-type"), ("zsh", "--spec-type"), ("tcsh", "plugins")])
+def test_completion_knows_commands_and_flags(capsys, shell, known):
+    code, out, _ = run(capsys, "completion", shell)
+    assert code == 0
+    assert known in out
+
+
+def test_version_is_the_distributions(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert out.startswith("augury 0.")
+
+
+def test_help_shows_the_flags_of_the_drafters_in_use(capsys):
+    assert "--spec-ngram-simple-n" in run(capsys, "run", "--spec-type", "ngram-simple", "--help")[1]
+    assert "--spec-ngram-simple-n" not in run(capsys, "run", "--help")[1]
+
+
+def augury(*words, **kwargs):
+    return subprocess.run([sys.executable, "-m", "augury", *words], capture_output=True, text=True, check=False, **kwargs)
+
+
+def test_a_prompt_comes_from_standard_input_and_an_empty_one_is_an_error():
+    ended = augury("run", *HERE, input="")
+    assert ended.returncode == 2
+    assert "-p TEXT" in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["plugins"], ["--version"]])
+def test_what_needs_no_model_imports_nothing_heavy(words):
+    heavy = ("numba", "rich", "tokenizers", "gguf", "jinja2", "huggingface_hub", "sentencepiece", "structlog")
+    code = (
+        "import sys\nfrom augury.cli import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
+        f"sys.exit(str([name for name in {heavy!r} if name in sys.modules] or ''))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stderr.strip() == ""
+
+
+def test_importing_augury_does_not_import_numba():
+    code = "import augury, sys; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_reader_that_leaves_is_no_error():
+    words = [sys.executable, "-m", "augury", "run", *HERE, "--prompt-tokens", "1,2", "-n", "100", "--ignore-eos"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+def test_an_interrupt_exits_with_130(capsys, monkeypatch):
+    from augury.engine import Engine
+
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "load", interrupted)
+    code, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", "1")
+    assert code == 130
+    assert "Traceback" not in err
