@@ -9,11 +9,11 @@ BIN := $(VENV)/bin
 demo: install
 	$(BIN)/augury pull smollm2
 	@echo "--- written plainly"
-	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 96
+	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128
 	@echo "--- written with ngram-simple: drafted tokens are in colour"
-	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 96 --spec-type ngram-simple:n=4,m=16 --stats
+	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type ngram-simple:n=3,m=12 --stats
 	@echo "--- both in turns, timed"
-	$(BIN)/augury bench -m smollm2 -f docs/demo.txt --temp 0 -n 96 --spec-type ngram-simple:n=4,m=16
+	$(BIN)/augury bench -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type ngram-simple:n=3,m=12
 
 # Doctests run from the installed package: its folders have other names in the source tree.
 test: dev

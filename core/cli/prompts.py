@@ -92,6 +92,7 @@ def _from_file(path: Path) -> list[Prompt]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if path.suffix in {".jsonl", ".ndjson"} or (lines and _is_object(lines[0][1])):
         return [_from_line(line, f"{path}:{number}") for number, line in lines]
+    text = text.removesuffix("\n")  # editors end files with one, which no prompt means
     return [Prompt(text=text)] if text else []
 
 
