@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,10 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        _prune(root)
     except OSError as error:
         _log.warning("compiled kernels cannot be kept: %s", error)
+    with suppress(OSError):  # another process may prune, too
+        _prune(root)
     return folder
 
 
@@ -151,14 +153,18 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         return self._index_key(signature, cpu_target.target_context.codegen()) in index
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Take compiled code from the cache; None where there is none that can be used."""
         try:
-            return super().load_overload(sig, target_context)
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
             _log.warning("a compiled kernel cannot be read, so it is compiled again: %r", error)
+            with suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        """Put compiled code into the cache."""
         try:
-            super().save_overload(sig, data)
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError as error:
             _log.warning("a compiled kernel cannot be kept: %s", error)

@@ -1,0 +1,361 @@
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import gguf
+import numpy as np
+import pytest
+from oracles.models import FLOAT_NAMES, NAMES, QUANTISED_NAMES, expected, nmse, tiny_file
+from oracles.passes import joined, run_of
+
+from augury.backends.numba_cpu import NumbaCpu
+from augury.backends.numba_cpu.kernels import team as offsets
+from augury.backends.reference import Reference
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.options import NoOptions
+from augury.plugins.architectures.gemma3 import Gemma3
+from augury.plugins.architectures.llama import Llama
+from augury.plugins.architectures.qwen2 import Qwen2
+from augury.plugins.architectures.qwen3 import Qwen3
+from augury.types import ModelOptions
+
+ARCHITECTURES = {architecture.name: architecture for architecture in (Gemma3, Llama, Qwen2, Qwen3)}
+FLOAT_LIMIT = 1e-9
+QUANTISED_LIMIT = 2e-4  # both sides round activations to int8, in blocks of different size
+ROUNDING_LIMIT = 1e-3  # against the reference, which does not round activations: a percent per product, squared, times depth
+COARSE_LIMIT = 1e-2  # for types of 2 and 3 bits
+
+
+def load(file, backend=NumbaCpu, progress=None, **options):
+    plan = ARCHITECTURES[file.architecture].plan(file)
+    given = {"n_ctx": 1024, "n_slots": 2, "threads": 2, **options}
+    return backend(NoOptions()).load(file, plan, ModelOptions(**given), progress or Progress())
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Models by name and options, loaded once for all tests of this file."""
+    loaded = {}
+
+    def get(name, **options):
+        key = (name, *sorted(options.items()))
+        if key not in loaded:
+            loaded[key] = load(tiny_file(name), **options)
+        return loaded[key]
+
+    yield get
+    for model in loaded.values():
+        model.close()
+
+
+def token_by_token(model, tokens, slot=0):
+    return np.concatenate([model.forward(run_of([token], slot=slot, start=i)).rows().copy() for i, token in enumerate(tokens)])
+
+
+def in_chunks(model, tokens, sizes, slot=0):
+    logits, start = [], 0
+    for size in sizes:
+        logits.append(model.forward(run_of(tokens[start : start + size], slot=slot, start=start)).rows().copy())
+        start += size
+    return np.concatenate(logits)
+
+
+def some_tokens(n, seed=7):
+    return np.random.default_rng(seed).integers(0, 128, n).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", FLOAT_NAMES)
+def test_float_models_give_the_logits_of_llama_cpp(models, name):
+    tokens, right = expected(name)
+
+    logits = models(name, cache_type_k="f32", cache_type_v="f32").forward(run_of(tokens)).rows()
+
+    assert logits.dtype == np.float32
+    assert nmse(logits, right) < FLOAT_LIMIT
+
+
+@pytest.mark.parametrize("name", QUANTISED_NAMES)
+def test_quantised_models_are_near_llama_cpp(models, name):
+    tokens, right = expected(name)
+
+    logits = models(name).forward(run_of(tokens)).rows()
+
+    assert nmse(logits, right) < (COARSE_LIMIT if name.endswith(("q2_k", "q3_k")) else QUANTISED_LIMIT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tokens_logits_do_not_depend_on_how_the_prompt_is_cut(models, name):
+    tokens = some_tokens(96)
+    model = models(name)
+    alone = token_by_token(model, tokens)
+
+    for sizes in ([96], [2] * 48, [3, 1, 64, 28], [8] * 12, [32, 64]):
+        assert np.array_equal(in_chunks(model, tokens, sizes), alone)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tokens_logits_do_not_depend_on_the_number_of_threads(models, name):
+    tokens = some_tokens(40)
+    together = in_chunks(models(name), tokens, [1, 2, 5, 32])
+
+    for threads in (1, 3):
+        model = load(tiny_file(name), threads=threads)
+        assert np.array_equal(in_chunks(model, tokens, [1, 2, 5, 32]), together)
+        model.close()
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense", "llama-dense-q4_k", "llama-dense-q4_0"])
+def test_passes_longer_than_the_buffers_are_cut_without_a_trace(models, name):
+    tokens = some_tokens(700)
+    model = models(name)
+    whole = model.forward(run_of(tokens)).rows().copy()
+
+    assert np.array_equal(in_chunks(model, tokens, [333, 200, 167]), whole)
+    assert np.array_equal(in_chunks(model, tokens[:300], [1] * 300), whole[:300])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slots_do_not_disturb_each_other(models, name):
+    model = models(name)
+    first, second = some_tokens(9, seed=1), some_tokens(5, seed=2)
+    alone = token_by_token(model, first, slot=0), token_by_token(model, second, slot=1)
+
+    both = model.forward(joined(run_of(second, slot=1), run_of(first, slot=0))).rows().copy()
+
+    assert np.array_equal(both, np.concatenate([alone[1], alone[0]]))
+
+
+def test_tokens_of_several_slots_may_be_mixed_in_passes_of_any_length(models):
+    model = models("llama-dense")
+    first, second = some_tokens(400, seed=1), some_tokens(400, seed=2)
+    alone = [model.forward(run_of(tokens, slot=slot)).rows().copy() for slot, tokens in enumerate((first, second))]
+    tokens, slots = np.stack([first, second], 1).reshape(-1), np.tile(np.int32([0, 1]), 400)
+    batch = type(run_of([1]))(tokens, slots, np.repeat(np.arange(400, dtype=np.int32), 2), np.arange(800, dtype=np.int32))
+
+    mixed = model.forward(batch).rows()
+
+    assert np.array_equal(mixed[0::2], alone[0])
+    assert np.array_equal(mixed[1::2], alone[1])
+
+
+def test_only_the_wanted_rows_are_computed(models):
+    model, tokens = models("qwen2-dense"), some_tokens(20)
+    whole = model.forward(run_of(tokens)).rows().copy()
+
+    assert np.array_equal(model.forward(run_of(tokens, rows=[3, 7, 19])).rows(), whole[[3, 7, 19]])
+    assert model.forward(run_of(tokens, rows=[])).rows().shape == (0, 128)
+
+
+def test_what_was_stored_is_overwritten_by_a_later_pass(models):
+    model, tokens = models("gemma3-dense"), some_tokens(30)
+    right = in_chunks(model, tokens, [20, 10])
+    model.forward(run_of(tokens[:20]))
+    model.forward(run_of(some_tokens(10, seed=3), start=20))
+
+    assert np.array_equal(model.forward(run_of(tokens[20:], start=20)).rows(), right[20:])
+
+
+def write_odd_model(path, *, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_rot, kind, n_vocab=77):
+    """A llama model of awkward shapes."""
+    rng = np.random.default_rng(5)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(256)
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_head_count(n_heads)
+    writer.add_head_count_kv(n_kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(n_rot)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(n_vocab)
+
+    def add(name, *shape):
+        values = (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(name, np.float32(1) + np.float32(0.2) * rng.standard_normal(shape).astype(np.float32))
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+    add("token_embd.weight", n_vocab, n_embd)
+    add("output_norm.weight", n_embd)
+    for layer in range(2):
+        add(f"blk.{layer}.attn_norm.weight", n_embd)
+        add(f"blk.{layer}.attn_q.weight", n_heads * head_dim, n_embd)
+        add(f"blk.{layer}.attn_k.weight", n_kv_heads * head_dim, n_embd)
+        add(f"blk.{layer}.attn_v.weight", n_kv_heads * head_dim, n_embd)
+        add(f"blk.{layer}.attn_output.weight", n_embd, n_heads * head_dim)
+        add(f"blk.{layer}.ffn_norm.weight", n_embd)
+        add(f"blk.{layer}.ffn_gate.weight", n_ff, n_embd)
+        add(f"blk.{layer}.ffn_up.weight", n_ff, n_embd)
+        add(f"blk.{layer}.ffn_down.weight", n_embd, n_ff)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
+ODD_SHAPES = {
+    "odd head size": {"n_embd": 36, "n_heads": 3, "n_kv_heads": 1, "head_dim": 12, "n_ff": 50, "n_rot": 12, "kind": F32},
+    "partial rope": {"n_embd": 40, "n_heads": 4, "n_kv_heads": 2, "head_dim": 22, "n_ff": 33, "n_rot": 10, "kind": F32},
+    "five values of 16": {"n_embd": 96, "n_heads": 7, "n_kv_heads": 7, "head_dim": 80, "n_ff": 70, "n_rot": 80, "kind": F32},
+    "32 columns": {"n_embd": 96, "n_heads": 4, "n_kv_heads": 1, "head_dim": 72, "n_ff": 160, "n_rot": 72, "kind": Q8_0},
+    "large heads": {"n_embd": 64, "n_heads": 10, "n_kv_heads": 2, "head_dim": 256, "n_ff": 64, "n_rot": 256, "kind": Q8_0},
+}
+
+
+@pytest.mark.parametrize("shape", ODD_SHAPES)
+def test_awkward_shapes_are_right_and_do_not_depend_on_the_pass(shape, tmp_path):
+    write_odd_model(tmp_path / "odd.gguf", **ODD_SHAPES[shape])
+    file, tokens = ModelFile.open(tmp_path / "odd.gguf"), some_tokens(40) % 77
+    exact = {"cache_type_k": "f32", "cache_type_v": "f32"}
+    model, oracle = load(file, **exact), load(file, Reference, **exact)
+
+    logits = model.forward(run_of(tokens)).rows().copy()
+
+    limit = 1e-10 if ODD_SHAPES[shape]["kind"] is F32 else ROUNDING_LIMIT
+    assert nmse(logits, oracle.forward(run_of(tokens)).rows()) < limit
+    assert np.array_equal(token_by_token(model, tokens), logits)
+    model.close()
+
+
+def test_long_windows_and_contexts_agree_with_the_reference(models):
+    tokens = some_tokens(600)
+    right = load(tiny_file("gemma3-dense"), Reference).forward(run_of(tokens, rows=[0, 299, 511, 599])).rows()
+
+    assert (
+        nmse(models("gemma3-dense").forward(run_of(tokens, rows=[0, 299, 511, 599])).rows(), right) < 1e-6
+    )  # f16 keys, values
+
+
+def test_two_models_live_side_by_side(models):
+    tokens = some_tokens(12)
+    names = ("llama-dense-q4_k", "qwen3-dense")
+    alone = [token_by_token(models(name), tokens) for name in names]
+
+    for i, token in enumerate(tokens):
+        for name, logits in zip(names, alone, strict=True):
+            assert np.array_equal(models(name).forward(run_of([token], start=i)).rows()[0], logits[i])
+
+
+def test_an_idle_model_takes_no_cpu_time(models):
+    models("llama-dense").forward(run_of([1, 2, 3]))
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.5)
+
+    assert time.process_time() - before < 0.05
+
+
+def test_more_threads_than_cores_finish(models):
+    model = load(tiny_file("llama-dense"), threads=9)
+
+    assert np.array_equal(in_chunks(model, some_tokens(20), [1] * 20), in_chunks(models("llama-dense"), some_tokens(20), [20]))
+    model.close()
+
+
+def test_threads_end_with_the_model_closed_or_collected():
+    before = threading.active_count()
+    closed, dropped = load(tiny_file("llama-dense")), load(tiny_file("llama-dense"))
+    assert threading.active_count() == before + 2
+
+    closed.close()
+    closed.close()
+    gone = weakref.ref(dropped)
+    del dropped
+    gc.collect()
+
+    assert gone() is None
+    assert threading.active_count() == before
+    with pytest.raises(AuguryError, match="closed"):
+        closed.forward(run_of([1]))
+
+
+def test_a_process_that_forgets_its_model_ends(tmp_path):
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from oracles.models import tiny_file\n"
+        "from oracles.passes import run_of\n"
+        "from augury.backends.numba_cpu import NumbaCpu\n"
+        "from augury.interfaces import Progress\n"
+        "from augury.options import NoOptions\n"
+        "from augury.plugins.architectures.llama import Llama\n"
+        "from augury.types import ModelOptions\n"
+        "file = tiny_file('llama-dense')\n"
+        "model = NumbaCpu(NoOptions()).load(file, Llama.plan(file), ModelOptions(threads=3, n_ctx=64), Progress())\n"
+        "model.forward(run_of([1, 2, 3]))\n"
+    )
+
+    subprocess.run([sys.executable, script, *sys.path], check=True, timeout=60)
+
+
+def test_an_interrupted_pass_leaves_the_model_usable(models, monkeypatch):
+    model, tokens = load(tiny_file("llama-dense"), threads=3), some_tokens(6)
+    lead = offsets.lead
+
+    def interrupt(address):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(offsets, "lead", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.forward(run_of(tokens))
+    monkeypatch.setattr(offsets, "lead", lead)
+
+    assert np.array_equal(model.forward(run_of(tokens)).rows(), models("llama-dense").forward(run_of(tokens)).rows())
+    model.close()
+
+
+def test_the_file_may_be_closed_after_loading():
+    file, tokens = tiny_file("llama-dense"), some_tokens(5)
+    model = load(file)
+    before = model.forward(run_of(tokens)).rows().copy()
+    file.close()
+    gc.collect()
+
+    assert np.array_equal(model.forward(run_of(tokens)).rows(), before)
+    model.close()
+
+
+def test_what_is_outside_is_refused(models):
+    model = models("llama-dense")
+
+    with pytest.raises(CapacityError, match="1024 positions"):
+        model.forward(run_of([1], start=1024))
+    with pytest.raises(CapacityError, match="slot 2"):
+        model.forward(run_of([1], slot=2))
+    with pytest.raises(OptionError, match="0 to 127"):
+        model.forward(run_of([128]))
+    with pytest.raises(UnsupportedError, match="f16 or f32"):
+        load(tiny_file("llama-dense"), cache_type_k="q4_0")
+
+
+def test_the_memory_table_names_all_large_parts(models):
+    table = {line.purpose: line.n_bytes for line in models("llama-dense").memory_table()}
+
+    assert table.keys() == {"weights", "KV cache", "scratch", "rope tables", "logits"}
+    spec = models("llama-dense").state_spec
+    assert table["KV cache"] == pytest.approx(spec.n_slots * spec.n_ctx * spec.n_bytes_per_position, rel=0.01)
+
+
+def test_loading_reports_its_progress():
+    calls = []
+
+    class Recorder(Progress):
+        def __call__(self, task, done, total):
+            calls.append((task, done, total))
+
+    file = tiny_file("llama-dense")
+    load(file, progress=Recorder()).close()
+
+    loads = [(done, total) for task, done, total in calls if task == "load"]
+    assert loads[0][0] == 0
+    assert loads[-1] == (loads[0][1], loads[0][1])
+    assert loads == sorted(loads)
