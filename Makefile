@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
 BIN := $(VENV)/bin
+# setuptools warns on every strict install that build/ must stay, which the rules below see to
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
 
 .PHONY: demo test dev install lint bench clean
 
@@ -23,18 +25,18 @@ test: dev
 # Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.
 install: $(BIN)/python
 	rm -rf build
-	$(BIN)/python -m pip install --quiet --editable . --config-settings editable_mode=strict
+	$(PIP) --editable . --config-settings editable_mode=strict
 
 dev: $(BIN)/python
 	rm -rf build
-	$(BIN)/python -m pip install --quiet --group dev
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable . --config-settings editable_mode=strict
+	$(PIP) --group dev
+	$(PIP) --no-build-isolation --editable . --config-settings editable_mode=strict
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "augury needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PIP) --upgrade 'pip>=25.1'
 
 lint: dev
 	$(BIN)/ruff format --check .
