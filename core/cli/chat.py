@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +43,10 @@ def _run(args: argparse.Namespace) -> int:
     with engine:
         if sys.stdin.isatty():
             say(f"{engine.info.name}; /help lists commands")
-        conversation = Conversation(engine, params, is_coloured=args.stats)
+        conversation = Conversation(engine, params, has_stats=args.stats)
         for line in _lines():
             if not conversation.hear(line):
                 break
-            if args.stats and conversation.summary is not None:
-                say(run_line([conversation.summary]))
     return 0
 
 
@@ -69,12 +68,12 @@ def _lines() -> Iterator[str]:
 class Conversation:
     """The messages so far, and the commands that a line may be instead of one."""
 
-    def __init__(self, engine: Engine, params: dict[str, Any], *, is_coloured: bool) -> None:
+    def __init__(self, engine: Engine, params: dict[str, Any], *, has_stats: bool) -> None:
         self.messages: list[dict[str, str]] = []
         self.summary: Summary | None = None  # of the last answer
         self._engine = engine
         self._params = params
-        self._is_coloured = is_coloured
+        self._has_stats = has_stats
 
     def hear(self, line: str) -> bool:
         """Answer a line; false where the user wants to leave."""
@@ -100,17 +99,18 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         asked = [*self.messages, {"role": "user", "content": text}]
-        running = self._engine.submit(messages=asked, **self._params)
-        writer = Writer(has_tokenizer=True, is_coloured=self._is_coloured)
+        writer = Writer(has_tokenizer=True, is_coloured=self._has_stats)
         try:
-            for piece in running:
-                writer.write(piece)
-        except KeyboardInterrupt:
-            running.cancel()
+            running = self._engine.submit(messages=asked, **self._params)
+            with contextlib.suppress(KeyboardInterrupt):  # which ends the answer: an iterator that is given up cancels
+                for piece in running:
+                    writer.write(piece)
+            result = running.result()
         except AuguryError as error:
             say(f"augury: {error}; /reset starts anew")
             return
         writer.end()
-        result = running.result()
         self.summary = result.stats
+        if self._has_stats:
+            say(run_line([self.summary]))
         self.messages = [*asked, {"role": "assistant", "content": result.text}]
