@@ -1,0 +1,1 @@
+"""Kernels of the CPU backend, and what writes them as LLVM IR."""
