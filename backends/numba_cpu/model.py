@@ -82,18 +82,19 @@ class NumbaCpuModel(Model):
             places = np.empty(n, np.int64)
             places[order] = np.arange(n)
             rows = places[rows]
+        if n <= MAX_TOKENS:
+            self._pass(tokens, slots, positions, rows, 0)
+            return ArrayLogits(self._logits[:n_rows, : self.info.n_vocab])
         written: list[np.ndarray] = []
         n_written = 0
         for start in range(0, n, MAX_TOKENS):
             end = min(start + MAX_TOKENS, n)
-            here = np.arange(n_rows) if n <= MAX_TOKENS else np.flatnonzero((rows >= start) & (rows < end))
+            here = np.flatnonzero((rows >= start) & (rows < end))
             self._pass(tokens[start:end], slots[start:end], positions[start:end], rows[here] - start, n_written)
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
-        if not is_sorted and len(written) > 1:
-            logits = logits[np.argsort(np.concatenate(written))]
-        return ArrayLogits(logits)
+        return ArrayLogits(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
 
     def memory_table(self) -> Sequence[Allocation]:
         """Weights, KV cache and what a pass needs."""
@@ -145,4 +146,5 @@ class NumbaCpuModel(Model):
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:
-    return bool(len(indices) and (indices.min() < 0 or indices.max() >= n))
+    # one reduction, not two, for this is done thrice a pass: negative numbers are large as unsigned ones
+    return bool(len(indices) and indices.view(np.uint32).max() >= n)

@@ -86,9 +86,6 @@ zero_below = operation(  # y where x is not below the limit, else 0
     (f32x16, types.float32, f32x16),
     lambda b, x, limit, y: b.select(b.fcmp_ordered("<", x, splat(b, limit, F32X16)), constant(F32X16, 0.0), y),
 )
-fma_scalar = operation(
-    "fma_scalar", types.float32, (types.float32,) * 3, lambda b, x, y, z: call(b, "llvm.fma.f32", F32, x, y, z)
-)
 
 # Threads. `exchange` is ordered with every other one, which plain atomic loads and stores are not.
 exchange = operation("exchange", i64, (i64, i64), lambda b, a, v: b.atomic_rmw("xchg", pointer(b, a, I64), v, "seq_cst"))
