@@ -48,8 +48,8 @@ def dequantised(kind: TensorType, source: np.ndarray, n_rows: int) -> np.ndarray
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """Round activations (n, k) float32 to 1/127 of the largest magnitude of each 32; float64."""
-    blocks = x.reshape(len(x), -1, 32)
+    """Round activations (n, k) float32 to 1/127 of the largest magnitude of each 16; float64."""
+    blocks = x.reshape(len(x), -1, 16)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     counts = largest >= np.float32(1e-35)
     inverse = np.float32(127) / np.where(counts, largest, np.float32(1))

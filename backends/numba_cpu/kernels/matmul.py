@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels.dot import choose_target
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_32
+from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_16
 from augury.backends.numba_cpu.kernels.repack import float_repack, quantised_repack
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
@@ -48,7 +48,7 @@ def _write(sums: int, y: int, n: int, ldy: int) -> None:
 
 def quantised_matmul(fmt: Format, target: str) -> Any:
     """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
-    kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_32"]
+    kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_16"]
     block_lines = fmt.unit_bytes // fmt.unit_blocks // VECTOR + 1
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
@@ -107,7 +107,7 @@ class MatmulKernel:
         matmul: (w, x, y, n, n_cols, p0, p1, ldy, scratch): y[t * ldy + row], float32, for the rows of panels p0..p1 and all
             n <= MAX_TOKENS tokens. ldy is at least the rows of all panels, as whole panels are written. x is what
             `quantize` made of the n tokens; scratch has SCRATCH_BYTES, and no other thread uses it.
-        quantize: (x, out, n, k, i0, i1): (n, k) float32 → `activation_bytes` bytes; see `quantize_q8_32`.
+        quantize: (x, out, n, k, i0, i1): (n, k) float32 → `activation_bytes` bytes; see `quantize_q8_16`.
         embed: (w, row, n_cols, out, scratch): one row as (n_cols,) float32, the same bits as ggml's dequantisation.
         repack: (source, w, n_rows, n_cols, p0, p1): panels p0..p1 from the rows of a model file.
     """
@@ -139,4 +139,4 @@ def _kernels(kind: str, target: str) -> MatmulKernel:
     fmt = FORMATS[kind]
     if fmt.float_bytes:
         return MatmulKernel(kind, float_matmul(fmt), quantize_f32, float_embed(fmt), float_repack(fmt))
-    return MatmulKernel(kind, quantised_matmul(fmt, target), quantize_q8_32, quantised_embed(fmt), quantised_repack(fmt))
+    return MatmulKernel(kind, quantised_matmul(fmt, target), quantize_q8_16, quantised_embed(fmt), quantised_repack(fmt))

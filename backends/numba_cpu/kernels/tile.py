@@ -1,8 +1,9 @@
 """Tiles: 32 rows x a few tokens x some blocks of 32 columns, all sums in registers; emitted as LLVM IR.
 
 One order of float operations holds for every tile: per token and row, blocks in ascending order; in a block its halves in
-order; of each first `sum += to_f32(dot) * (scale * activation scale)`, fused, then `sum += minimum * scaled sum`, fused. So a
-sum never depends on how many tokens share a tile, or on which tile a token falls into.
+order: `sum += to_f32(dot) * (scale * activation scale)`, fused; after each stretch of columns that share a minimum
+`sum += minimum * sum of their activations`, fused. So a sum never depends on how many tokens share a tile, or on which tile
+a token falls into.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from augury.backends.numba_cpu.kernels.format import (
     ACTIVATION_BYTES,
     BLOCK,
     FORMATS,
-    NEGATIVE_SUM,
+    HALVES,
     NEGATIVE_SUMS,
     PANEL_ROWS,
-    SCALE,
-    SCALED_SUM,
+    SCALES,
+    SUM,
     VECTOR,
 )
 from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I32X16, I64, U8X64, call, emit_prefetch, load, splat, store
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 # Tokens per tile, the largest first. What does not fit in 32 registers of 512 bits spills, which costs more than it saves.
 TILES = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
-_TOKEN = ACTIVATION_BYTES["q8_32"]
+_TOKEN = ACTIVATION_BYTES["q8_16"]
 
 
 class _Sums:
@@ -79,39 +80,39 @@ def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType
 
 def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Callable[..., ir.Value], block: Block, x: ir.Value, sums: _Sums) -> None:
     """Multiply one block of weights with the same block of the tokens at x."""
-    for half in range(fmt.halves):
+    for half in range(HALVES):
         dots = [[_first_dot(b, fmt, x, t, half)] * len(GROUPS) for t in range(sums.n_tokens)]
-        for v in range(half * LOGICAL // fmt.halves, (half + 1) * LOGICAL // fmt.halves):
+        for v in range(half * LOGICAL // HALVES, (half + 1) * LOGICAL // HALVES):
             weights = block.weights(b, v)
             for t in range(sums.n_tokens):
                 columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, I32X16), U8X64)
                 dots[t] = [dot(b, dots[t][g], weights[g], columns) for g in GROUPS]
-        scales = block.scales(b, half)
+        scales = block.scales(b, half if fmt.halves == HALVES else 0)
+        has_minimum = fmt.has_minimum and (fmt.halves == HALVES or half == HALVES - 1)
         for t in range(sums.n_tokens):
-            scale = _repeat(b, x, t * _TOKEN + SCALE, F32X16)
+            scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, F32X16)
             for g in GROUPS:
                 sums.fma(b, t, g, b.sitofp(dots[t][g], F32X16), b.fmul(scales[g][0], scale))
-            if fmt.has_minimum:
-                scaled_sum = _scaled_sum(b, fmt, x, t, half)
+            if has_minimum:
+                total = _sum(b, fmt, x, t, half)
                 for g in GROUPS:
-                    sums.fma(b, t, g, scales[g][1], scaled_sum)
+                    sums.fma(b, t, g, scales[g][1], total)
 
 
 def _first_dot(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return what a dot product starts at: it takes the offset of the weights away, exactly and at no cost."""
     if not fmt.offset:
         return ir.Constant(I32X16, None)
-    place = NEGATIVE_SUM if fmt.halves == 1 else NEGATIVE_SUMS + 4 * half
-    negative = load(b, at(b, x, t * _TOKEN + place), I32)
+    negative = load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32)
     return splat(b, b.shl(negative, ir.Constant(I32, fmt.offset.bit_length() - 1)), I32X16)
 
 
-def _scaled_sum(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
+def _sum(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return the sum of a token's activations over the columns that share a minimum."""
     if fmt.halves == 1:
-        return _repeat(b, x, t * _TOKEN + SCALED_SUM, F32X16)
+        return _repeat(b, x, t * _TOKEN + SUM, F32X16)
     negative = b.sitofp(load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32), F32)
-    return splat(b, b.fmul(b.fneg(negative), load(b, at(b, x, t * _TOKEN + SCALE), F32)), F32X16)
+    return splat(b, b.fmul(b.fneg(negative), load(b, at(b, x, t * _TOKEN + SCALES + 4 * half), F32)), F32X16)
 
 
 def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Value, sums: _Sums) -> None:

@@ -138,20 +138,21 @@ def test_float_weights_multiply_with_any_number_of_columns(kind, n_cols):
     assert_close(multiply(matrix, x), x.astype(np.float64), w, 1e-6)
 
 
-def test_activations_round_to_the_nearest_of_255_steps_per_32_columns():
+def test_activations_round_to_the_nearest_of_255_steps_per_16_columns():
     matrix, _ = random_matrix(TensorType.Q8_0, 15)
     x = activations(16, 9)
-    x[3, :32] = 1e-38
+    x[3, :16] = 1e-38
     x[4] = 0
     records = quantised(matrix, x).reshape(COLS // 32, 9, 52)
-    steps = records[..., :32].view(np.int8).astype(np.int32)
-    scale = np.ascontiguousarray(records[..., 44:48]).view(np.float32)
-    assert np.array_equal((steps.astype(np.float64) * scale).transpose(1, 0, 2).reshape(9, COLS), weights.rounded(x))
-    sums = np.ascontiguousarray(records[..., 32:44]).view(np.int32)
-    expected = [steps[..., :16].sum(axis=2), steps[..., 16:].sum(axis=2), steps.sum(axis=2)]
-    assert np.array_equal(sums, -np.stack(expected, axis=2))
-    scaled = np.ascontiguousarray(records[..., 48:52]).view(np.float32)[..., 0]
-    assert np.array_equal(scaled, scale[..., 0] * steps.sum(axis=2).astype(np.float32))
+    steps = records[..., :32].view(np.int8).astype(np.int32).reshape(COLS // 32, 9, 2, 16)
+    scales = np.ascontiguousarray(records[..., 40:48]).view(np.float32)
+    values = steps.astype(np.float64) * scales[..., np.newaxis]
+    assert np.array_equal(values.transpose(1, 0, 2, 3).reshape(9, COLS), weights.rounded(x))
+    sums = steps.sum(axis=3)
+    assert np.array_equal(np.ascontiguousarray(records[..., 32:40]).view(np.int32), -sums)
+    total = np.ascontiguousarray(records[..., 48:52]).view(np.float32)[..., 0]
+    scaled = scales * sums.astype(np.float32)
+    assert np.array_equal(total, scaled[..., 0] + scaled[..., 1])
 
 
 @pytest.mark.parametrize("kind", [TensorType.Q8_0, TensorType.F32], ids=lambda kind: kind.name)
