@@ -24,7 +24,7 @@ from augury.running import Running
 from augury.sequence import Sequence
 from augury.session import EngineSession
 from augury.speculation import Speculation, choose_drafter
-from augury.types import ModelOptions
+from augury.types import Allocation, ModelOptions
 from augury.worker import Worker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from augury.interfaces import Backend, Drafter, MemoryManager, Model
     from augury.tokenizer import Tokenizer
-    from augury.types import Allocation, ModelInfo, Result, Token
+    from augury.types import ModelInfo, Result, Token
 
     Prompt = str | Items[int] | np.ndarray
     Message = Mapping[str, Any]
@@ -136,7 +136,7 @@ class Engine:
             metadata = loader.open(model).metadata
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(metadata, tokenizer)
-            target = loader.load(model, options)
+            target = loader.load(model, options, purpose="target")
             memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
             manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)
             drafters: list[Drafter] = []
@@ -145,6 +145,7 @@ class Engine:
                 drafters = [drafter_class(drafter_options, session) for session in sessions]
             loader.close_files()
             chosen = {"model": str(model), "backend": backend_class.name, "memory": memory_class.name}
+            effective = attrs.asdict(options) | {"threads": target.n_threads}
             engine = cls(
                 target,
                 manager,
@@ -153,7 +154,7 @@ class Engine:
                 tokenizer=tokenizer,
                 template=template,
                 speculation=speculation,
-                config=chosen | attrs.asdict(options) | {"spec_type": str(speculation), "speculative": speculation.effective()},
+                config=chosen | effective | {"spec_type": str(speculation), "speculative": speculation.effective()},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
             )
             engine.load_s = perf_counter() - start
@@ -251,8 +252,12 @@ class Engine:
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
 
     def memory_table(self) -> list[Allocation]:
-        """What the models hold, the target's first: weights, KV cache, scratch."""
-        return [line for model in self._loader.models for line in model.memory_table()]
+        """What the models hold, the target's first: weights, KV cache, scratch, each behind the model's name."""
+        return [
+            Allocation(f"{model.info.name}: {line.purpose}", line.n_bytes)
+            for model in self._loader.models
+            for line in model.memory_table()
+        ]
 
     def close(self) -> None:
         """Cancel what runs and give back threads and memory. May be called twice."""

@@ -88,6 +88,7 @@ class Model(ABC):
 
     info: ModelInfo
     state_spec: StateSpec
+    n_threads: int = 1  # that compute a pass
 
     @abstractmethod
     def forward(self, batch: Batch) -> Logits:

@@ -54,15 +54,18 @@ class Loader:
             self._files[str(reference)] = ModelFile.open(resolve(reference, self._registry, self._progress))
         return self._files[str(reference)]
 
-    def load(self, reference: str | Path, options: ModelOptions) -> Model:
-        """The model that `reference` means, with slots of its own; the same reference and options load once."""
+    def load(self, reference: str | Path, options: ModelOptions, *, purpose: str) -> Model:
+        """The model that `reference` means; the same reference and options load once for the same purpose.
+
+        A target that is its own draft model is loaded twice: each needs slots of its own.
+        """
 
         def make() -> Model:
             file = self.open(reference)
             self.models.append(self._backend.load(file, plan_of(file, self._registry), options, self._progress))
             return self.models[-1]
 
-        return self.shared.get(("model", str(reference), options), make)
+        return self.shared.get(("model", purpose, str(reference), options), make)
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

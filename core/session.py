@@ -58,7 +58,7 @@ class EngineSession(Session):
 
     def load(self, reference: str, options: ModelOptions) -> Model:
         """See `Session.load`."""
-        return self._loader.load(reference, options)
+        return self._loader.load(reference, options, purpose="draft")
 
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""

@@ -54,6 +54,7 @@ class NumbaCpuModel(Model):
         # per token of a pass: id, position, slot, wanted row; then runs of one slot: first token, tokens, slot
         self._inputs = np.zeros((7, MAX_TOKENS), np.int64)
         self._runs = self._inputs[4:].reshape(-1)
+        self.n_threads = n_threads
         self._team = Team(n_threads)
         self._is_closed = False
         fields = {

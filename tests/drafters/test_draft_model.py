@@ -108,7 +108,7 @@ class FakeSession(Session):
         self._common.setdefault("loads", []).append((reference, options))
         return self._model
 
-    def load_tokenizer(self, reference):  # noqa: ARG002 - the interface's
+    def load_tokenizer(self, reference):
         return self._draft_tokenizer
 
     def shared(self, key, make):

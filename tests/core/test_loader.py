@@ -1,0 +1,99 @@
+"""Loading through the public door: what is shared, what is not, and what is said when it cannot be."""
+
+import numpy as np
+import pytest
+from oracles.models import tiny_model
+
+from augury import Engine, ModelFileError, OptionError, PluginError, UnsupportedError
+
+GREEDY = {"temperature": 0.0}
+
+
+def load(**how):
+    return Engine.load(tiny_model("llama-dense"), **({"backend": "reference", "n_ctx": 64} | how))
+
+
+def test_a_target_that_drafts_for_itself_has_two_memories():
+    with load(draft_model=tiny_model("llama-dense"), draft_max=4) as engine, load() as plain:
+        models = engine._loader.models
+        assert len(models) == 2
+        assert models[0] is not models[1]
+        result = engine.generate([5, 6, 7], max_tokens=20, **GREEDY)
+        assert result.tokens == plain.generate([5, 6, 7], max_tokens=20, **GREEDY).tokens
+        assert result.stats.acceptance_rate == 1.0
+
+
+def test_slots_share_one_draft_model():
+    with load(draft_model=tiny_model("llama-dense"), slots=3) as engine:
+        assert len(engine._loader.models) == 2
+
+
+def test_the_memory_table_names_models_and_purposes():
+    with load(draft_model=tiny_model("llama-dense-q4_0")) as engine:
+        purposes = [line.purpose for line in engine.memory_table()]
+        assert {"llama-dense", "llama-dense-q4_0"} == {purpose.partition(":")[0] for purpose in purposes}
+        assert all(line.n_bytes > 0 for line in engine.memory_table())
+
+
+def test_the_configuration_says_what_is_in_force():
+    with load(spec_type="ngram-simple:n=3", slots=2) as engine:
+        config = engine.config
+    assert config["spec_type"] == "ngram-simple:n=3"
+    assert config["speculative"]["ngram-simple"] == {"n": 3, "m": 48}
+    assert (config["backend"], config["memory"], config["n_slots"], config["threads"]) == ("reference", "contiguous", 2, 1)
+    assert engine.load_s > 0
+
+
+def test_a_model_without_a_readable_tokenizer_runs_on_token_ids():
+    with load() as engine:
+        assert engine.tokenizer is None
+        result = engine.generate(np.array([1, 2, 3]), max_tokens=3, **GREEDY)
+    assert (len(result.tokens), result.text) == (3, "")
+
+
+def test_a_draft_model_alone_asks_for_its_drafter():
+    with load(draft_model=tiny_model("llama-dense-q4_0")) as engine:
+        assert engine.config["spec_type"].startswith("draft-model:model=")
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"spec_type": "ngram-simpl"}, PluginError, "did you mean 'ngram-simple'"),
+        ({"spec_type": "ngram-simple:k=1"}, OptionError, "there is no option 'k'"),
+        ({"spec_type": "ngram-simple:n=0"}, OptionError, "n is '0', expected"),
+        ({"spec_type": "draft-model"}, OptionError, "-md"),
+        ({"spec_type": "ngram-simple", "draft_model": "x.gguf"}, OptionError, "uses none"),
+        ({"spec_type": "ngram-simple,draft-model"}, UnsupportedError, "one drafter at a time"),
+        ({"spec_type": "ngram-simple", "spec_options": {"draft-model": {"p_min": 0.5}}}, OptionError, "drafter in use"),
+        ({"draft_model": "nowhere.gguf"}, ModelFileError, "nowhere.gguf"),
+        ({"backend": "numba"}, PluginError, "no backend 'numba'"),
+        ({"memory": "paged"}, PluginError, "no memory 'paged'"),
+        ({"slots": 0}, OptionError, "slots is 0"),
+        ({"n_ctx": "many"}, OptionError, "n_ctx is 'many'"),
+        ({"threads": -1}, OptionError, "threads is -1"),
+        ({"draft_max": -1}, OptionError, "n_max is -1"),
+        ({"cache_type_k": "q3"}, UnsupportedError, "q3"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(how, error, message):
+    with pytest.raises(error, match=message):
+        load(**how)
+
+
+def test_an_unknown_model_is_named_with_what_is_known():
+    with pytest.raises(ModelFileError, match="smollm2"):
+        Engine.load("smollm")
+
+
+def test_an_unknown_architecture_is_a_model_file_error(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "lama")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match="'lama' is not supported; did you mean 'llama'"):
+        Engine.load(tmp_path / "x.gguf")
