@@ -18,6 +18,8 @@ REGISTRY = Registry.discover()
 BACKENDS = sorted(REGISTRY.backends)
 SPECS = {  # how a drafter is made to draft on the tiny models; one without an entry runs as it is
     "ngram-simple": "ngram-simple:n=1,m=5",
+    "ngram-map-k": "ngram-map-k:n=1,m=5",
+    "ngram-map-k4v": "ngram-map-k4v:n=1,m=3",
     # the same model in a coarser weight type: often right, often not
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
 }
