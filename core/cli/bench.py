@@ -1,4 +1,4 @@
-"""`augury bench`: this model and these texts, plain decoding against drafters, in turns.
+"""`augury bench`: this model and these texts, plain decoding against drafters, in turns; passes are timed by `bench_passes`.
 
 Each drafter gets an engine of its own, one after another, so that one model at a time is in memory. On each engine plain and
 drafted generation take turns (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster meanwhile is
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, run_passes
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, read_prompts
 from augury.cli.report import say, spec_type_of, table
@@ -54,7 +55,9 @@ class Comparison:
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "bench", help="compare drafters with plain decoding", description="Compare drafters with plain decoding, in turns."
+        "bench",
+        help="time the model, and compare drafters with plain decoding",
+        description="Compare drafters with plain decoding, in turns, or time the model's passes.",
     )
     add_prompt_flags(parser)
     add_model_flags(parser, registry, argv, has_slots=False)
@@ -63,10 +66,15 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "--turns", type=int, default=3, metavar="N", help="generations with and without each drafter (default: 3)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_pass_flags(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    return run_passes(args) if are_passes_wanted(args) else _run_drafters(args)
+
+
+def _run_drafters(args: argparse.Namespace) -> int:
     if args.turns < 1:
         raise OptionError(f"--turns is {args.turns}, expected at least 1")
     params = {"seed": _SEED} | request_params(args) | {"cache_prompt": False}

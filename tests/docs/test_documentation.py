@@ -50,11 +50,12 @@ def test_sampling_options_are_documented():
         assert f"| `{option.name}` | {option.default} | {option.help} |" in lines
 
 
-def test_every_flag_of_run_is_documented():
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_every_flag_of_a_command_is_documented(command):
     from augury.cli.command_line import make_parser
 
     parser = make_parser(Registry.discover())
     (subparsers,) = (action for action in parser._actions if action.dest == "command")
     text = (ROOT / "docs/options.md").read_text()
-    flags = {max(action.option_strings, key=len) for action in subparsers.choices["run"]._actions if action.option_strings}
+    flags = {max(action.option_strings, key=len) for action in subparsers.choices[command]._actions if action.option_strings}
     assert not {flag for flag in flags if f"`{flag}`" not in text}

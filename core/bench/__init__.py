@@ -1,0 +1,1 @@
+"""Measuring speed: one pass, a prompt, generation; alone, and in turns with another program."""

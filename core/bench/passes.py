@@ -1,0 +1,67 @@
+"""Times a model's passes, below the engine: what speculation costs and yields depends on them alone."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.bench.measure import Runner
+from augury.errors import CapacityError
+from augury.types import Batch
+
+if TYPE_CHECKING:
+    from augury.bench.measure import Measure
+    from augury.interfaces import Model
+
+__all__ = ["ModelRunner"]
+
+_CHUNK = 512  # tokens per pass while a slot is filled
+_SEED = 1
+
+
+class ModelRunner(Runner):
+    """Passes of a model over random tokens, in its first slot."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        n_ctx = model.state_spec.n_ctx
+        self._tokens = np.random.default_rng(_SEED).integers(0, model.info.n_vocab, n_ctx, dtype=np.int32)
+        self._n_filled = 0
+
+    def prepare(self, depth: int) -> None:
+        """Fill the slot; what earlier measures left there is as good as anything."""
+        for start in range(self._n_filled, depth, _CHUNK):
+            self._model.forward(self._batch(start, min(_CHUNK, depth - start), n_rows=0))
+        self._n_filled = max(self._n_filled, depth)
+
+    def seconds(self, measure: Measure) -> float:
+        """Run a measure once. Batches are made before the clock starts.
+
+        Raises:
+            CapacityError: It does not fit into a slot.
+        """
+        end, n_ctx = measure.depth + measure.n, self._model.state_spec.n_ctx
+        if end > n_ctx:
+            raise CapacityError(f"{measure.n} tokens at depth {measure.depth} do not fit into a slot of {n_ctx} positions")
+        if measure.kind == "decode":
+            return self._decode([self._batch(position, 1, n_rows=1) for position in range(measure.depth, end)])
+        batch = self._batch(measure.depth, measure.n, n_rows=measure.n if measure.kind == "curve" else 1)
+        start = perf_counter()
+        self._model.forward(batch).argmax()
+        return perf_counter() - start
+
+    def _decode(self, batches: list[Batch]) -> float:
+        start = perf_counter()
+        token = batches[0].tokens[0]
+        for batch in batches:
+            batch.tokens[0] = token
+            token = self._model.forward(batch).argmax()[0]
+        return perf_counter() - start
+
+    def _batch(self, start: int, n: int, *, n_rows: int) -> Batch:
+        """Tokens `start` to `start + n`, of which the last `n_rows` have logits."""
+        positions = np.arange(start, start + n, dtype=np.int32)
+        rows = np.arange(n - n_rows, n, dtype=np.int32)
+        return Batch(self._tokens[start : start + n].copy(), np.zeros(n, np.int32), positions, rows)

@@ -1,0 +1,148 @@
+"""`augury bench --curve`, `-p N`, `-d N`: how fast the model's passes are, below the engine and its drafters."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from augury import log
+from augury.bench.measure import Measure
+from augury.bench.passes import ModelRunner
+from augury.bench.sweep import sweep
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import table
+from augury.errors import OptionError, UnsupportedError
+from augury.loader import Loader
+from augury.options import build
+from augury.types import ModelOptions
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from augury.bench.measure import Kind, Timing
+    from augury.interfaces import Model
+
+__all__ = ["add_pass_flags", "are_passes_wanted", "run_passes"]
+
+_COUNTS = re.compile(r"\d+(,\d+)*")
+
+
+def add_pass_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what chooses passes."""
+    group = parser.add_argument_group("passes, instead of drafters", "-p 512 and -n 64 then count tokens, as in llama-bench.")
+    group.add_argument(
+        "--curve",
+        type=lambda text: _counts(text, "--curve", least=1),
+        default=(),
+        metavar="1,2,4",
+        help="time passes over so many tokens with the logits of all, as checking drafts takes",
+    )
+    group.add_argument(
+        "-d",
+        "--depth",
+        type=lambda text: _counts(text, "--depth", least=0),
+        metavar="0,4096",
+        help="tokens that the slot holds before (default: 0)",
+    )
+
+
+def are_passes_wanted(args: argparse.Namespace) -> bool:
+    """Whether the command line asks for passes: by `--curve`, `-d`, or a prompt that is a count."""
+    return bool(args.curve or args.depth is not None or (args.prompt and all(map(_COUNTS.fullmatch, args.prompt))))
+
+
+def measures_of(args: argparse.Namespace) -> list[Measure]:
+    """What the command line asks for, in the order of its figures.
+
+    Raises:
+        OptionError: There is nothing to measure, or a text or a count makes no sense here.
+    """
+    if args.file or args.prompt_tokens or args.spec_type or args.model_draft:
+        raise OptionError("passes are timed without prompts and drafters; leave out -f, --prompt-tokens, --spec-type and -md")
+    prefills = [n for text in args.prompt for n in _counts(text, "-p", least=1)]
+    if args.n_predict != -1 and args.n_predict < 1:
+        raise OptionError(f"-n is {args.n_predict}, expected at least 1")
+    decodes = [args.n_predict] if args.n_predict != -1 else []
+    sizes: dict[Kind, Sequence[int]] = {"curve": args.curve, "prefill": prefills, "decode": decodes}
+    measures = [Measure(kind, n, depth) for kind in sizes for depth in args.depth or (0,) for n in sizes[kind]]
+    if not measures:
+        raise OptionError("there is nothing to time; give --curve 1,2,4,8, -p 512 or -n 64")
+    return list(dict.fromkeys(measures))
+
+
+def run_passes(args: argparse.Namespace) -> int:
+    """Time and print what the command line asks for."""
+    measures = measures_of(args)
+    with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
+        timings = sweep(ModelRunner(model), measures)
+        about = {"model": args.model, "threads": model.n_threads}
+    if args.json:
+        sys.stdout.write(json.dumps(about | told(timings)) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(timings))
+    return 0
+
+
+@contextmanager
+def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
+    """The model alone, with one slot, closed afterwards.
+
+    Raises:
+        AuguryError: As loading does.
+    """
+    log.configure(is_verbose=args.verbose)
+    backend = args.registry.choose("backend", None) if args.backend == "auto" else args.registry.find("backend", args.backend)
+    if (reason := backend.unavailable_reason()) is not None:
+        raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
+    options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
+    with ProgressDisplay() as progress:
+        loader = Loader(args.registry, backend(build(backend.options_class, {}, backend.name)), progress)
+        try:
+            model = loader.load(args.model, options, purpose="bench")
+            loader.close_files()
+            progress.close()
+            yield model
+        finally:
+            loader.close()
+
+
+def told(timings: Sequence[Timing]) -> dict[str, Any]:
+    """Figures as JSON has them, by kind."""
+    rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
+    for timing in timings:
+        measure = timing.measure
+        figures = {"ms": timing.ms, "tok_s": timing.tok_s, "spread_ms": list(timing.spread_ms)}
+        rows[measure.kind].append({"n": measure.n, "depth": measure.depth} | figures)
+    return rows
+
+
+def _lines(timings: Sequence[Timing]) -> Iterator[str]:
+    single = {each.measure.depth: each.ms for each in timings if each.measure.kind == "curve" and each.measure.n == 1}
+    rows = [["measure", "n", "depth", "ms", "quartiles", "tok/s", "against n=1"]]
+    for timing in timings:
+        measure = timing.measure
+        low, high = timing.spread_ms
+        has_cost = measure.kind == "curve" and measure.depth in single
+        rows.append(
+            [
+                "pass" if measure.kind == "curve" else measure.kind,
+                str(measure.n),
+                str(measure.depth),
+                f"{timing.ms:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{timing.tok_s:.1f}",
+                f"{timing.ms / single[measure.depth]:.2f}x" if has_cost else "",
+            ]
+        )
+    yield from table(rows, is_right=(False, True, True, True, True, True, True))
+
+
+def _counts(text: str, flag: str, *, least: int) -> tuple[int, ...]:
+    counts = tuple(int(each) for each in text.split(",")) if _COUNTS.fullmatch(text) else ()
+    if not counts or min(counts) < least:
+        raise OptionError(f"{flag} is {text!r}, expected whole numbers from {least} on with commas, such as 1,2,4")
+    return counts

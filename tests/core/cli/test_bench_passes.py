@@ -1,0 +1,71 @@
+"""`augury bench` with counts instead of texts, on a tiny model."""
+
+import json
+
+import pytest
+from oracles.models import tiny_model
+
+from augury.cli import main
+from augury.cli.command_line import make_parser
+from augury.registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch):
+    monkeypatch.setattr("augury.bench.sweep._MAX_ROUNDS", 2)
+
+
+def here():
+    return ["bench", "-m", str(tiny_model("llama-dense")), "--backend", "reference", "-t", "1"]
+
+
+def test_json_is_one_object_of_figures_by_kind(capsys):
+    assert main([*here(), "--curve", "1,2", "-p", "6", "-n", "3", "-d", "0,4", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    told = json.loads(out)
+    assert set(told) == {"model", "threads", "curve", "prefill", "decode"}
+    assert (told["model"], told["threads"]) == (str(tiny_model("llama-dense")), 1)
+    assert [(row["n"], row["depth"]) for row in told["curve"]] == [(1, 0), (2, 0), (1, 4), (2, 4)]
+    assert [(row["n"], row["depth"]) for row in told["prefill"]] == [(6, 0), (6, 4)]
+    assert [(row["n"], row["depth"]) for row in told["decode"]] == [(3, 0), (3, 4)]
+    for row in told["curve"] + told["prefill"] + told["decode"]:
+        assert row["tok_s"] == pytest.approx(row["n"] * 1e3 / row["ms"])
+        assert row["spread_ms"][0] <= row["ms"] <= row["spread_ms"][1]
+
+
+def test_the_table_sets_passes_against_a_single_token(capsys):
+    assert main([*here(), "--curve", "1,4", "-d", "2"]) == 0
+    head, single, four = capsys.readouterr().out.splitlines()
+    assert head.split()[:5] == ["measure", "n", "depth", "ms", "quartiles"]
+    assert single.split()[:3] == ["pass", "1", "2"]
+    assert single.split()[-1] == "1.00x"
+    assert four.split()[-1].endswith("x")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--curve", "1,x"], "--curve is '1,x'"),
+        (["--curve", "0"], "--curve is '0'"),
+        (["--curve", "1", "-d", "-4"], "-d"),
+        (["-d", "4"], "nothing to time"),
+        (["-p", "4", "-n", "0"], "-n is 0"),
+        (["-p", "4", "--spec-type", "ngram-simple"], "--spec-type"),
+        (["-p", "words", "--curve", "2"], "-p is 'words'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys, words, expected):
+    try:
+        code = main([*here(), *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-p", "a text"], ["-p", "512 words"], ["-n", "8"]])
+def test_texts_are_for_drafters(words):
+    from augury.cli.bench_passes import are_passes_wanted
+
+    assert not are_passes_wanted(make_parser(Registry.discover()).parse_args(["bench", *words]))
