@@ -128,10 +128,14 @@ def soften(scores, first, end, low, high):
         simd.put_f32(scores + 4 * p, MASKED)
     for p in range(max(high, begin), stop):
         simd.put_f32(scores + 4 * p, MASKED)
-    largest = simd.splat_f32(MASKED)
-    for p in range(begin, stop, 16):
-        largest = maximum(simd.load_f32(scores + 4 * p), largest)
-    top = simd.max_lanes(largest)
+    a = b = simd.splat_f32(MASKED)
+    p = begin
+    while p + 32 <= stop:
+        a, b = maximum(simd.load_f32(scores + 4 * p), a), maximum(simd.load_f32(scores + 4 * p + 64), b)
+        p += 32
+    if p < stop:
+        a = maximum(simd.load_f32(scores + 4 * p), a)
+    top = simd.max_lanes(maximum(a, b))
     limit = simd.splat_f32(top)
     total = simd.zero_f32()
     for p in range(begin, stop, 16):
@@ -180,7 +184,7 @@ def finish(layer, kept, token, head):
 
 @helper
 def rows_of_tile(left):
-    """How many of the rows that are left share the next tile: never one alone after many, for a row alone costs as much as four."""
+    """How many of the rows that are left share the next tile; a row alone costs as much as two or three."""
     if MAX_ROWS < 6:
         return min(left, MAX_ROWS)
     if left == 5:
@@ -188,6 +192,13 @@ def rows_of_tile(left):
     if left in (7, 8):
         return 4
     return min(left, 6)
+
+
+@helper
+def share_of_lines(lines, tile, n_tiles):
+    """How many of the cache lines to be fetched with each step a tile asks for."""
+    each = (lines + n_tiles - 1) // n_tiles
+    return each if tile * each < lines else 0
 
 
 @helper
@@ -203,34 +214,38 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
     bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
 
     @helper
-    def score_tile(n_rows, keys, queries, d, scale, out):
+    def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
         if n_rows == 1:
-            score(type_k, 1, keys, queries, d, scale, out)
+            score(type_k, 1, keys, queries, d, scale, out, ahead, lines)
         elif n_rows == 2:
-            score(type_k, 2, keys, queries, d, scale, out)
+            score(type_k, 2, keys, queries, d, scale, out, ahead, lines)
         elif n_rows == 3:
-            score(type_k, 3, keys, queries, d, scale, out)
+            score(type_k, 3, keys, queries, d, scale, out, ahead, lines)
         elif n_rows == 4:
-            score(type_k, 4, keys, queries, d, scale, out)
+            score(type_k, 4, keys, queries, d, scale, out, ahead, lines)
         else:
-            score(type_k, 6, keys, queries, d, scale, out)
+            score(type_k, 6, keys, queries, d, scale, out, ahead, lines)
 
     @helper
-    def weigh_tile(n_rows, weights, count, values, width, out, stride):
+    def weigh_tile(n_rows, weights, count, values, width, out, stride, ahead, lines):
         if n_rows == 1:
-            weigh(type_v, 1, weights, count, values, width, out, stride)
+            weigh(type_v, 1, weights, count, values, width, out, stride, ahead, lines)
         elif n_rows == 2:
-            weigh(type_v, 2, weights, count, values, width, out, stride)
+            weigh(type_v, 2, weights, count, values, width, out, stride, ahead, lines)
         elif n_rows == 3:
-            weigh(type_v, 3, weights, count, values, width, out, stride)
+            weigh(type_v, 3, weights, count, values, width, out, stride, ahead, lines)
         elif n_rows == 4:
-            weigh(type_v, 4, weights, count, values, width, out, stride)
+            weigh(type_v, 4, weights, count, values, width, out, stride, ahead, lines)
         else:
-            weigh(type_v, 6, weights, count, values, width, out, stride)
+            weigh(type_v, 6, weights, count, values, width, out, stride, ahead, lines)
 
     @helper
-    def attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, parts):
-        """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0."""
+    def attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, parts, tile, n_tiles):
+        """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
+
+        The tiles of a chunk divide fetching the next one; a tile alone fetches what it needs next. Where nothing is to be
+        fetched, there are 0 tiles.
+        """
         d, window = get_i64(layer + D), get_i64(layer + WINDOW)
         padded = (get_i64(layer + DV) + 15) // 16 * 16
         start, bytes_of_part = CHUNK * chunk, _HEAD + 4 * padded
@@ -245,8 +260,16 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             put_i64(scratch + 8 * r, q + 4 * here)
         scores = scratch + _QUERY_BYTES
         scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
+        distance, lines_k, lines_v = CHUNK, 0, 0
+        if n_tiles == 1:
+            distance = POSITIONS
+        if tile < n_tiles:
+            lines_k = share_of_lines(POSITIONS * bytes_k // _LINE, tile, n_tiles)
+            lines_v = share_of_lines(POSITIONS * bytes_v // _LINE, tile, n_tiles)
         for p in range(first // POSITIONS * POSITIONS, end, POSITIONS):
-            score_tile(n_rows, keys + bytes_k * d * (start + p), scratch, d, scale, scores + 4 * p)
+            here = keys + bytes_k * d * (start + p)
+            ahead = here + bytes_k * d * distance + tile * lines_k * _LINE * d
+            score_tile(n_rows, here, scratch, d, scale, scores + 4 * p, ahead, lines_k)
         for r in range(n_rows):
             position = get_i64(positions + 8 * ((row + r) // share)) - start
             low, high = max(position - window + 1, 0), min(position + 1, CHUNK)
@@ -258,14 +281,15 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             simd.put_f32(parts + r * bytes_of_part, top)
             simd.put_f32(parts + r * bytes_of_part + 4, total)
         here = values + bytes_v * padded * (start + first)
-        weigh_tile(n_rows, scores + 4 * first, end - first, here, padded, parts + _HEAD, bytes_of_part)
+        ahead = here + bytes_v * padded * distance + tile * lines_v * _LINE * ((end - first) * padded // POSITIONS)
+        weigh_tile(n_rows, scores + 4 * first, end - first, here, padded, parts + _HEAD, bytes_of_part, ahead, lines_v)
 
     @helper
     def attend_part(layer, state, scratch, place, group, row0, row1, chunk0, chunk1, parts):
         """Attend with rows row0..row1 of a KV head to chunks chunk0..chunk1.
 
-        Row r is head r % (H/G) of the group and token r // (H/G) of the run of tokens at `place`. Where `parts` is 0, the chunks
-        are all that the rows see, and the rows are written; else what each chunk adds to them is stored there.
+        Row r is head r % (H/G) of the group and token r // (H/G) of the run of tokens at `place`. Where `parts` is 0, the
+        chunks are all that the rows see, and the rows are written; else what each chunk adds to them is stored there.
         """
         n_groups, start, slot = get_i64(layer + G), get_i64(place), get_i64(place + 16)
         share = get_i64(layer + H) // n_groups
@@ -281,17 +305,20 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             for row in range(row1 - row0):
                 clear(kept + row * bytes_of_part, bytes_of_part)
         for chunk in range(chunk0, chunk1):
-            row = row0
+            row, tile, n_tiles = row0, 0, 0
+            if chunk + 1 < chunk1 or row1 - row0 <= MAX_ROWS:
+                n_tiles = (row1 - row0 + MAX_ROWS - 1) // MAX_ROWS
             while row < row1:
                 n_rows = rows_of_tile(row1 - row)
                 to = own
                 if parts != 0:
                     to = parts + ((chunk - chunk0) * (row1 - row0) + row - row0) * bytes_of_part
-                attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, to)
+                attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, to, tile, n_tiles)
                 if parts == 0:
                     for r in range(n_rows):
                         merge(kept + (row + r - row0) * bytes_of_part, to + r * bytes_of_part, bytes_of_part)
                 row += n_rows
+                tile += 1
         if parts == 0:
             for row in range(row0, row1):
                 finish(layer, kept + (row - row0) * bytes_of_part, start + row // share, group * share + row % share)

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from augury.backends.numba_cpu.kernels.simd import F16, F32, F32X16, I64, call, f32x16, load, splat, store
+from augury.backends.numba_cpu.kernels.simd import F16, F32, F32X16, I64, call, emit_prefetch, f32x16, load, splat, store
 from augury.backends.numba_cpu.kernels.unpack import at
 
 if TYPE_CHECKING:
@@ -41,13 +41,22 @@ def _scaled(b: ir.IRBuilder, index: ir.Value, n_bytes: int) -> ir.Value:
     return b.mul(index, ir.Constant(I64, n_bytes))
 
 
+def _prefetch(b: ir.IRBuilder, stream: ir.Value, lines: ir.Value) -> None:
+    """Ask for the next cache lines of the stream whose address lies in a stack slot."""
+    with cgutils.for_range(b, lines):
+        address = b.load(stream)
+        emit_prefetch(b, address, 3)
+        b.store(at(b, address, _VECTOR), stream)
+
+
 class _Sums:
     """Sums of rows x vectors, in stack slots that LLVM turns into registers."""
 
     def __init__(self, b: ir.IRBuilder, n_rows: int, n_vectors: int) -> None:
         self._slots = [[cgutils.alloca_once(b, F32X16) for _ in range(n_vectors)] for _ in range(n_rows)]
-        for slot in sum(self._slots, []):
-            b.store(ir.Constant(F32X16, None), slot)
+        for slots in self._slots:
+            for slot in slots:
+                b.store(ir.Constant(F32X16, None), slot)
 
     def add(self, b: ir.IRBuilder, vectors: Sequence[ir.Value], factors: Sequence[ir.Value]) -> None:
         """Add vectors * the float at each row's address."""
@@ -61,15 +70,19 @@ class _Sums:
         return [[b.load(slot) for slot in slots] for slots in self._slots]
 
 
-def _score(_: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scale: Any, out: Any) -> Any:
+def _score(
+    _: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scale: Any, out: Any, ahead: Any, lines: Any
+) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        keys, queries, d, scale, out = args[2:]
+        keys, queries, d, scale, out, ahead, lines = args[2:]
         n_bytes = BYTES[kind.literal_value]
         rows = range(n_rows.literal_value)
         heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
         block = _scaled(b, d, LANES * n_bytes)
         sums = _Sums(b, len(rows), N_VECTORS)
+        stream = cgutils.alloca_once_value(b, ahead)
         with cgutils.for_range(b, d) as loop:
+            _prefetch(b, stream, lines)
             key = b.add(keys, _scaled(b, loop.index, LANES * n_bytes))
             vectors = []
             for _v in range(N_VECTORS):
@@ -81,15 +94,28 @@ def _score(_: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scal
                 store(b, at(b, out, r * SCORE_BYTES + v * _VECTOR), b.fmul(vector, scale))
         return context.get_dummy_value()
 
-    return types.void(kind, n_rows, types.int64, types.int64, types.int64, f32x16, types.int64), generate
+    return types.void(kind, n_rows, *[types.int64] * 3, f32x16, *[types.int64] * 3), generate
 
 
-def _weigh(_: Any, kind: Any, n_rows: Any, weights: Any, count: Any, values: Any, width: Any, out: Any, stride: Any) -> Any:
+def _weigh(
+    _: Any,
+    kind: Any,
+    n_rows: Any,
+    weights: Any,
+    count: Any,
+    values: Any,
+    width: Any,
+    out: Any,
+    stride: Any,
+    ahead: Any,
+    lines: Any,
+) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        weights, count, values, width, out, stride = args[2:]
+        weights, count, values, width, out, stride, ahead, lines = args[2:]
         n_bytes, rows = BYTES[kind.literal_value], range(n_rows.literal_value)
         step = _scaled(b, width, n_bytes)
         done: ir.Value = ir.Constant(I64, 0)
+        stream = cgutils.alloca_once_value(b, ahead)
         for n_vectors in (N_VECTORS, 1):
             columns = ir.Constant(I64, LANES * n_vectors)
             n_tiles = b.udiv(b.sub(width, done), columns)
@@ -98,6 +124,7 @@ def _weigh(_: Any, kind: Any, n_rows: Any, weights: Any, count: Any, values: Any
                 sums = _Sums(b, len(rows), n_vectors)
                 start = b.add(values, _scaled(b, first, n_bytes))
                 with cgutils.for_range(b, count) as loop:
+                    _prefetch(b, stream, lines)
                     value = b.add(start, b.mul(loop.index, step))
                     vectors = [_load(b, kind.literal_value, at(b, value, LANES * n_bytes * v)) for v in range(n_vectors)]
                     weight = b.add(weights, _scaled(b, loop.index, 4))
@@ -110,12 +137,14 @@ def _weigh(_: Any, kind: Any, n_rows: Any, weights: Any, count: Any, values: Any
             done = b.add(done, b.mul(n_tiles, columns))
         return context.get_dummy_value()
 
-    return types.void(kind, n_rows, *[types.int64] * 6), generate
+    return types.void(kind, n_rows, *[types.int64] * 8), generate
 
 
-# score(type, n_rows, keys, queries, d, scale, out): scale * (query . key) for POSITIONS positions. `keys` points at their first
-# block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES behind those of the one before.
+# score(type, n_rows, keys, queries, d, scale, out, ahead, lines): scale * (query . key) for POSITIONS positions. `keys` points
+# at their first block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES behind those of
+# the one before. Every dimension prefetches `lines` cache lines, from `ahead` on.
 score = intrinsic(prefer_literal=True)(_score)
-# weigh(type, n_rows, weights, count, values, width, out, stride): sums of weight * value over `count` positions, (n_rows, width)
-# float32, rows `stride` bytes apart; width is a multiple of 16, and weights lie as `score` writes scores.
+# weigh(type, n_rows, weights, count, values, width, out, stride, ahead, lines): sums of weight * value over `count` positions,
+# (n_rows, width) float32, rows `stride` bytes apart; width is a multiple of 16, and weights lie as `score` writes scores.
+# Every position of every N_VECTORS vectors of columns prefetches `lines` cache lines, from `ahead` on.
 weigh = intrinsic(prefer_literal=True)(_weigh)
