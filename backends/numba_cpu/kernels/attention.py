@@ -240,11 +240,10 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             weigh(type_v, 6, weights, count, values, width, out, stride, ahead, lines)
 
     @helper
-    def attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, parts, tile, n_tiles):
+    def attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, parts, distance, tile, n_tiles):
         """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
 
-        The tiles of a chunk divide fetching the next one; a tile alone fetches what it needs next. Where nothing is to be
-        fetched, there are 0 tiles.
+        `n_tiles` tiles divide fetching what lies `distance` positions behind; this one is `tile`.
         """
         d, window = get_i64(layer + D), get_i64(layer + WINDOW)
         padded = (get_i64(layer + DV) + 15) // 16 * 16
@@ -260,9 +259,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             put_i64(scratch + 8 * r, q + 4 * here)
         scores = scratch + _QUERY_BYTES
         scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
-        distance, lines_k, lines_v = CHUNK, 0, 0
-        if n_tiles == 1:
-            distance = POSITIONS
+        lines_k = lines_v = 0
         if tile < n_tiles:
             lines_k = share_of_lines(POSITIONS * bytes_k // _LINE, tile, n_tiles)
             lines_v = share_of_lines(POSITIONS * bytes_v // _LINE, tile, n_tiles)
@@ -306,14 +303,21 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 clear(kept + row * bytes_of_part, bytes_of_part)
         for chunk in range(chunk0, chunk1):
             row, tile, n_tiles = row0, 0, 0
-            if chunk + 1 < chunk1 or row1 - row0 <= MAX_ROWS:
+            if chunk + 1 < chunk1:
                 n_tiles = (row1 - row0 + MAX_ROWS - 1) // MAX_ROWS
+            if chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
+                tile, n_tiles = -1, n_tiles - 1
             while row < row1:
                 n_rows = rows_of_tile(row1 - row)
                 to = own
                 if parts != 0:
                     to = parts + ((chunk - chunk0) * (row1 - row0) + row - row0) * bytes_of_part
-                attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, to, tile, n_tiles)
+                distance, part, n_shares = CHUNK, tile, n_tiles
+                if tile < 0:
+                    distance, part, n_shares = POSITIONS, 0, 1
+                attend_chunk(
+                    layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, to, distance, part, n_shares
+                )
                 if parts == 0:
                     for r in range(n_rows):
                         merge(kept + (row + r - row0) * bytes_of_part, to + r * bytes_of_part, bytes_of_part)
@@ -368,21 +372,19 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 if is_cut:
                     n_items = (n_chunks + run - 1) // run
                 while item < first + n_items:
-                    if not is_cut:
-                        attend_part(layer, state, scratch, place, group, row0, row1, chunk0, last + 1, 0)
-                    else:
+                    begin, end, here = 0, n_chunks, 0
+                    if is_cut:
                         begin = (item - first) * run
                         end = min(begin + run, n_chunks)
                         here = parts + begin * (row1 - row0) * bytes_of_part
-                        attend_part(layer, state, scratch, place, group, row0, row1, chunk0 + begin, chunk0 + end, here)
-                        if atomic_add(count, 1) == n_items - 1:
-                            put_i64(count, 0)
-                            for row in range(row0, row1):
-                                clear(kept, bytes_of_part)
-                                for chunk in range(n_chunks):
-                                    to = parts + (chunk * (row1 - row0) + row - row0) * bytes_of_part
-                                    merge(kept, to, bytes_of_part)
-                                finish(layer, kept, get_i64(place) + row // share, group * share + row % share)
+                    attend_part(layer, state, scratch, place, group, row0, row1, chunk0 + begin, chunk0 + end, here)
+                    if is_cut and atomic_add(count, 1) == n_items - 1:
+                        put_i64(count, 0)
+                        for row in range(row0, row1):
+                            clear(kept, bytes_of_part)
+                            for chunk in range(n_chunks):
+                                merge(kept, parts + (chunk * (row1 - row0) + row - row0) * bytes_of_part, bytes_of_part)
+                            finish(layer, kept, get_i64(place) + row // share, group * share + row % share)
                     item = atomic_add(state + CLAIMED, 1)
                 first += n_items
                 if is_cut:
