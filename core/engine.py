@@ -123,7 +123,10 @@ class Engine:
             AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
         """
         start = perf_counter()
-        _check_counts(n_ctx=n_ctx, slots=slots, threads=threads)
+        _check_counts(n_ctx=n_ctx, slots=slots, threads=1 if threads is None else threads)
+        for what, name in (("backend", backend), ("memory", memory)):
+            if not isinstance(name, str):
+                raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
         registry = registry or Registry.discover()
         drafter_class, drafter_options = choose_drafter(registry, spec_type, draft_model, spec_options)
         speculation = Speculation(drafter_class.name, drafter_options, draft_max, draft_min)
@@ -242,13 +245,19 @@ class Engine:
             CapacityError: The tokens do not fit into the context.
         """
         tokens = checked_tokens(token_ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
-        wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows, np.int64).reshape(-1)
-        if ((wanted < 0) | (wanted >= len(tokens))).any():
+        wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows).reshape(-1)
+        if not len(wanted):
+            wanted = wanted.astype(np.int64)  # an empty list has no type of its own
+        if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= len(tokens))).any():
             raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {len(tokens) - 1}, the positions of the tokens given")
         rising, back = np.unique(wanted, return_inverse=True)
         future: Future[np.ndarray] = Future()
         self._worker.evaluate(tokens, rising, future)
-        logits = future.result()
+        try:
+            logits = future.result()
+        except BaseException:  # Ctrl-C while waiting: nobody will ask again
+            future.cancel()
+            raise
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
 
     def memory_table(self) -> list[Allocation]:
@@ -296,9 +305,9 @@ def _backend_class(registry: Registry, name: str) -> type[Backend]:
     return backend
 
 
-def _check_counts(**counts: int | None) -> None:
+def _check_counts(**counts: int) -> None:
     for name, value in counts.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise OptionError(f"{name} is {value!r}, expected a whole number of at least 1")
 
 

@@ -18,7 +18,7 @@ from augury.types import Ask, Batch, Draft, Round, Verdict
 from augury.verify import match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from collections.abc import Sequence as Items
     from typing import Any
 
@@ -114,22 +114,21 @@ class Loop:
         self._waiting.clear()
         return ended
 
-    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
-        """Logits of a text without continuing it.
+    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Generator[np.ndarray | None, None, None]:
+        """Logits of a text without continuing it, a chunk with every step, so that rounds may go on in between.
 
         Args:
             tokens: (T,) int32.
             rows: (r,) int32, rising positions whose logits are wanted.
 
-        Returns:
-            (r, V) float32, or None while all slots are taken.
+        Yields:
+            None while all slots are taken and after every chunk, at last (r, V) float32. Closing the generator frees the slot.
 
         Raises:
             CapacityError: The tokens do not fit.
         """
-        opened = self._memory.open(tokens, may_reuse=False)
-        if opened is None:
-            return None
+        while (opened := self._memory.open(tokens, may_reuse=False)) is None:
+            yield None
         try:
             logits = np.empty((len(rows), self._model.info.n_vocab), np.float32)
             for start in range(0, len(tokens), CHUNK):
@@ -145,9 +144,10 @@ class Loop:
                     )
                 ).rows()
                 self._memory.commit(opened.slot, step, chunk)
+                yield None
         finally:
             self._memory.end(opened.slot)
-        return logits
+        yield logits
 
     # The steps of a round
 

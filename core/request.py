@@ -72,8 +72,8 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
     max_tokens = _count(rest.pop("max_tokens", None), "max_tokens", at_least=1)
     logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
     stop = rest.pop("stop", ())
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(isinstance(each, str) and each for each in stops):
+    stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
     flags = {key: _flag(rest.pop(key, default), key) for key, default in (("ignore_eos", False), ("cache_prompt", True))}
     if rest:
@@ -81,7 +81,7 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
         key = next(iter(rest))
         raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
     return Request(
-        prompt, sampling=sampling, max_tokens=max_tokens, stop=stops, logprobs=logprobs, speculation=speculation, **flags
+        prompt, sampling=sampling, max_tokens=max_tokens, stop=tuple(stops), logprobs=logprobs, speculation=speculation, **flags
     )
 
 

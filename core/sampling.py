@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
-from augury.errors import OptionError
+from augury.errors import ModelFileError, OptionError
 from augury.options import Option, option, options_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,13 @@ __all__ = ["Sampler", "SamplingParams"]
 
 def _bias(value: Mapping[int, float] | None) -> dict[int, float]:
     try:
-        return {int(token): float(bias) for token, bias in (value or {}).items()}
-    except (AttributeError, TypeError, ValueError):
+        biases = {int(token): float(bias) for token, bias in (value or {}).items()}
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise OptionError(f"logit_bias is {value!r}, expected a mapping from token ids to numbers") from None
+    for token, bias in biases.items():
+        if not bias < np.inf:  # NaN compares with nothing
+            raise OptionError(f"logit_bias of token {token} is {bias}, expected a finite number, or -inf to forbid the token")
+    return biases
 
 
 @frozen
@@ -89,9 +93,12 @@ class Sampler:
         for token in params.logit_bias:
             if not 0 <= token < n_vocab:
                 raise OptionError(f"logit_bias names token {token}, the vocabulary has tokens 0 to {n_vocab - 1}")
+        bias = dict(params.logit_bias) | dict.fromkeys(forbidden, -np.inf)
+        if sum(each == -np.inf for each in bias.values()) >= n_vocab:
+            raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = attrs.evolve(params, seed=seed)
-        self._bias = dict(params.logit_bias) | dict.fromkeys(forbidden, -np.inf)
+        self._bias = bias
         self._n_vocab = n_vocab
         self._stream = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms = np.empty(0)
@@ -109,10 +116,15 @@ class Sampler:
             row: Which of its rows.
             history: (h,) int32, prompt and output before this token.
             index: How many tokens the request emitted before this one.
+
+        Raises:
+            ModelFileError: The model computes no numbers.
         """
         params = self.params
         n_top = 1 if params.temperature == 0 else (params.top_k or self._n_vocab)
         ids, values = self._candidates(logits, row, history, n_top)
+        if not len(ids) or not np.isfinite(values[0]):
+            raise ModelFileError("the model's logits are not finite numbers; its weights are damaged, fetch the file again")
         if params.temperature == 0:
             return int(ids[0])
         probabilities = _softmax(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,7 +12,7 @@ from augury.errors import OptionError, UnsupportedError
 from augury.options import Spec, build, nearest, options_of, parse_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from augury.interfaces import Drafter
@@ -40,7 +41,11 @@ def choose_drafter(
         PluginError: There is no such drafter.
         OptionError: An option is unknown, out of range, or goes to a drafter that is not in use.
     """
-    texts = (spec_type,) if isinstance(spec_type, str) else tuple(spec_type)
+    texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
+    if not all(isinstance(text, str) for text in texts):
+        raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, such as 'ngram-simple'")
+    if not hasattr(spec_options or {}, "items"):
+        raise OptionError(f"spec_options is {spec_options!r}, expected a mapping from drafters' names to options")
     specs = [spec for text in texts for spec in parse_specs(text) if spec.name != "none" or spec.values]
     if not specs:
         specs = [Spec("none" if draft_model is None else "draft-model")]
@@ -51,7 +56,7 @@ def choose_drafter(
     values: dict[str, Any] = {}
     for name, given in (spec_options or {}).items():
         if registry.find("drafter", name) is drafter:
-            values |= given
+            values |= _mapping(given, f"spec_options: {name}")
         elif given:
             raise OptionError(f"options are given for {name}, but the drafter in use is {drafter.name}")
     values |= dict(spec.values)
@@ -93,9 +98,9 @@ class Speculation:
         known = (*_KEYS, *(() if self.drafter == "none" else (self.drafter,)))
         for key in wishes:
             if key not in known:
-                raise OptionError(f"speculative: there is no {key!r}{nearest(key, known)}")
+                raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), known)}")
         changed = attrs.evolve(self, **{key: wishes[key] for key in ("n_max", "n_min") if key in wishes})
-        values = dict(wishes.get(self.drafter, {}))
+        values = dict(_mapping(wishes.get(self.drafter, {}), f"speculative: {self.drafter}"))
         if wishes.get("p_min") is not None:
             values["p_min"] = wishes["p_min"]
         if values:
@@ -119,6 +124,14 @@ class Speculation:
         if self.drafter != "none" and (options := attrs.asdict(self.options)):
             told[self.drafter] = options
         return told
+
+
+def _mapping(values: Any, where: str) -> Mapping[str, Any]:
+    """The options of one drafter, if that is what they are."""
+    if not hasattr(values, "items") or not all(isinstance(key, str) for key in values):
+        raise OptionError(f"{where} is {values!r}, expected a mapping from options' names to values")
+    checked: Mapping[str, Any] = values
+    return checked
 
 
 def _with_options(drafter: str, options: Any, values: Mapping[str, Any]) -> Any:

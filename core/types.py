@@ -10,6 +10,8 @@ from attrs import Factory, field, frozen
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from augury.blocks import Plan
+    from augury.gguf import ModelFile
     from augury.interfaces import Drafter
 
 __all__ = [
@@ -65,6 +67,19 @@ class ModelInfo:
     n_layers: int
     n_ctx_train: int
     n_bytes: int  # of the file
+
+    @classmethod
+    def of(cls, file: ModelFile, plan: Plan) -> ModelInfo:
+        """The facts of a file and its plan."""
+        return cls(
+            name=file.path.stem,
+            architecture=plan.architecture,
+            n_vocab=plan.n_vocab,
+            n_embd=plan.embedding.n_embd,
+            n_layers=len(plan.attentions),
+            n_ctx_train=plan.n_ctx_train,
+            n_bytes=file.n_bytes,
+        )
 
 
 @frozen

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -11,6 +13,7 @@ from attrs import frozen
 from augury.errors import AuguryError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from concurrent.futures import Future
 
     import numpy as np
@@ -23,8 +26,7 @@ __all__ = ["Worker"]
 
 @frozen(eq=False)
 class _Evaluation:
-    tokens: np.ndarray
-    rows: np.ndarray
+    steps: Generator[np.ndarray | None, None, None]
     future: Future[np.ndarray]
 
 
@@ -47,10 +49,10 @@ class Worker:
             self._changed.notify()
 
     def evaluate(self, tokens: np.ndarray, rows: np.ndarray, future: Future[np.ndarray]) -> None:
-        """Compute logits as soon as a slot is free; see `Loop.evaluate`."""
+        """Compute logits as soon as a slot is free, between the rounds; see `Loop.evaluate`. Cancelling the future ends it."""
         with self._changed:
             self._start()
-            self._evaluations.append(_Evaluation(tokens, rows, future))
+            self._evaluations.append(_Evaluation(self._loop.evaluate(tokens, rows), future))
             self._changed.notify()
 
     def close(self) -> None:
@@ -79,7 +81,9 @@ class Worker:
                     self._loop.add(self._inbox.popleft())
             if is_closed:
                 self._finish(self._loop.abandon())
-                self._evaluate()
+                for evaluation in self._evaluations:
+                    evaluation.steps.close()
+                    _settle(evaluation.future, AuguryError("the engine was closed"))
                 return
             try:
                 self._finish(self._loop.round())
@@ -92,15 +96,24 @@ class Worker:
             sequence.running.finish(None if error is not None else sequence.result(), error)
 
     def _evaluate(self) -> None:
-        while self._evaluations:
-            wanted = self._evaluations[0]
-            try:
-                logits = self._loop.evaluate(wanted.tokens, wanted.rows)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
-                self._evaluations.popleft()
-                wanted.future.set_exception(error)
-                continue
-            if logits is None:
-                return  # all slots are taken: try again after the next round
+        """Go a step on with the evaluation that is first in line; the next one follows after the next round."""
+        if not self._evaluations:
+            return
+        first = self._evaluations[0]
+        outcome: np.ndarray | Exception | None
+        try:
+            outcome = AuguryError("the evaluation was cancelled") if first.future.cancelled() else next(first.steps)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            outcome = error
+        if outcome is not None:
             self._evaluations.popleft()
-            wanted.future.set_result(logits)
+            first.steps.close()
+            _settle(first.future, outcome)
+
+
+def _settle(future: Future[np.ndarray], outcome: np.ndarray | Exception) -> None:
+    with suppress(InvalidStateError):  # cancelled at the last moment
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 __all__ = ["NgramIndex"]
@@ -9,7 +11,7 @@ __all__ = ["NgramIndex"]
 # Tokens are digits of a number in this base, modulo 2^64: any odd base that has an inverse there and mixes high bits does
 # (this one is 2^64 over the golden ratio, Knuth's multiplicative hashing).
 _BASE = 0x9E3779B97F4A7C15
-_INVERSE = pow(_BASE, -1, 2**64)
+_N_FIRST = 2048  # powers that are kept: a round's n-grams need no more
 
 
 class NgramIndex:
@@ -55,7 +57,7 @@ class NgramIndex:
         return int(starts[-1]) if len(starts) else None
 
 
-def window_hashes(tokens: np.ndarray, n: int) -> np.ndarray:
+def window_hashes(tokens: np.ndarray, n: int, base: int = _BASE) -> np.ndarray:
     """Hash every n-gram of a text; equal n-grams have equal hashes, wherever they stand.
 
     The hash of t[i], …, t[i+n-1] is the sum of t[i+k]·B^k modulo 2^64: a difference of two prefix sums of t[j]·B^j, moved to
@@ -64,18 +66,28 @@ def window_hashes(tokens: np.ndarray, n: int) -> np.ndarray:
     Args:
         tokens: (t,) int32, t ≥ n, non-negative.
         n: Length of an n-gram.
+        base: B, odd.
 
     Returns:
         (t - n + 1,) uint64.
     """
     sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
-    np.cumsum(tokens.astype(np.uint64) * _powers(_BASE, len(tokens)), out=sums[1:])
-    hashes: np.ndarray = (sums[n:] - sums[:-n]) * _powers(_INVERSE, len(tokens) - n + 1)
+    np.cumsum(tokens.astype(np.uint64) * _powers(base, len(tokens)), out=sums[1:])
+    hashes: np.ndarray = (sums[n:] - sums[:-n]) * _powers(pow(base, -1, 2**64), len(tokens) - n + 1)
     return hashes
 
 
 def _powers(base: int, count: int) -> np.ndarray:
     """base^0, base^1, … modulo 2^64, (count,) uint64."""
+    return _first_powers(base)[:count] if count <= _N_FIRST else _computed_powers(base, count)
+
+
+@functools.cache
+def _first_powers(base: int) -> np.ndarray:
+    return _computed_powers(base, _N_FIRST)
+
+
+def _computed_powers(base: int, count: int) -> np.ndarray:
     powers = np.full(count, base, dtype=np.uint64)
     powers[0] = 1
     np.cumprod(powers, out=powers)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from augury.errors import CapacityError, UnsupportedError
+from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Backend
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from augury.types import ModelOptions
 
 CACHE_TYPES = ("f16", "f32")
+MAX_THREADS = 1024  # more than any machine has cores, few enough that a typing error is answered at once
 
 
 class NumbaCpu(Backend):
@@ -29,17 +30,24 @@ class NumbaCpu(Backend):
         for flag, found in (("cache_type_k", options.cache_type_k), ("cache_type_v", options.cache_type_v)):
             if found not in CACHE_TYPES:
                 raise UnsupportedError(f"{flag} is {found!r}, but numba-cpu stores {' or '.join(CACHE_TYPES)}")
+        threads = options.threads or n_physical_cores()
+        if threads > MAX_THREADS:
+            raise OptionError(f"threads is {threads}, expected at most {MAX_THREADS}; as many as there are cores is best")
         # numba is imported here, not at the top: listing plugins must not wait for it
+        from augury.backends.numba_cpu.lowering import state_bytes
+        from augury.backends.numba_cpu.memory import n_bytes_of_machine
         from augury.backends.numba_cpu.model import NumbaCpuModel
 
+        wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
+        advice = "ask for a smaller context or fewer slots"
+        # the system promises more memory than it has, and ends the process that takes it at its word
+        n_needed, n_there = file.n_bytes + state_bytes(plan, options), n_bytes_of_machine()
+        if n_needed > n_there:
+            raise CapacityError(f"{wanted} needs {n_needed / 2**30:.1f} GiB, there are {n_there / 2**30:.1f} GiB; {advice}")
         try:
-            return NumbaCpuModel(file, plan, options, options.threads or n_physical_cores(), progress)
+            return NumbaCpuModel(file, plan, options, threads, progress)
         except MemoryError as error:
-            message = (
-                f"no memory for {file.path.name} with {options.n_slots} slots of {options.n_ctx} positions; "
-                "ask for a smaller context or fewer slots"
-            )
-            raise CapacityError(message) from error
+            raise CapacityError(f"no memory for {wanted}; {advice}") from error
 
 
 def n_physical_cores() -> int:

@@ -64,6 +64,14 @@ def bytes_per_position(plan: Plan, options: ModelOptions) -> int:
     return sum(sum(_cache_bytes(block, options)) for block in plan.attentions)
 
 
+def state_bytes(plan: Plan, options: ModelOptions) -> int:
+    """What all slots' KV caches and the tables of positions take."""
+    ropes = {(block.rope.frequencies.tobytes(), block.rope.magnitude): len(block.rope.frequencies) for block in plan.attentions}
+    # of a table float64 angles, sines and cosines exist for a moment, beside the float32 that stay
+    tables = options.n_ctx * sum(ropes.values()) * 8 * 5
+    return options.n_slots * _up(options.n_ctx, _BLOCK) * bytes_per_position(plan, options) + tables
+
+
 def lower(plan: Plan, weights: Weights, options: ModelOptions, n_threads: int, arena: Arena) -> Lowered:
     """Write the tapes of a plan whose weights are loaded."""
     types = (options.cache_type_k, options.cache_type_v)

@@ -33,15 +33,7 @@ class NumbaCpuModel(Model):
     """A plan on the CPU."""
 
     def __init__(self, file: ModelFile, plan: Plan, options: ModelOptions, n_threads: int, progress: Progress) -> None:
-        self.info = ModelInfo(
-            name=file.path.stem,
-            architecture=plan.architecture,
-            n_vocab=plan.n_vocab,
-            n_embd=plan.embedding.n_embd,
-            n_layers=len(plan.attentions),
-            n_ctx_train=plan.n_ctx_train,
-            n_bytes=file.n_bytes,
-        )
+        self.info = ModelInfo.of(file, plan)
         n_bytes = lowering.bytes_per_position(plan, options)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
         self._n_tokens_known = plan.embedding.n_vocab

@@ -28,15 +28,7 @@ class Reference(Backend):
 
     def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
-        info = ModelInfo(
-            name=file.path.stem,
-            architecture=plan.architecture,
-            n_vocab=plan.n_vocab,
-            n_embd=plan.embedding.n_embd,
-            n_layers=len(plan.attentions),
-            n_ctx_train=plan.n_ctx_train,
-            n_bytes=file.n_bytes,
-        )
+        info = ModelInfo.of(file, plan)
         try:
             return ReferenceModel(info, plan, Weights.load(file, plan, progress), options)
         except MemoryError as error:

@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _leave_pipe()
         return 0
+    except OSError as error:  # such as a disk that is full; files that are read have errors of their own
+        _leave_pipe()
+        sys.stderr.write(f"augury: {error}\n")
+        return AuguryError.exit_code
     except AuguryError as error:
         sys.stderr.write(f"augury: {' '.join(str(error).split())}\n")
         return error.exit_code
@@ -66,6 +70,6 @@ def _run(words: list[str]) -> int:
 
 
 def _leave_pipe() -> None:
-    """Whoever read the output has left, as `head` does: nothing is to be said when Python flushes at exit."""
+    """Nobody takes the output any more, as where `head` has left: nothing is to be said when Python flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,7 +25,11 @@ class PathSource(Source):
         """Whether `reference` is a file, begins as paths do, or ends in .gguf without naming another source."""
         if reference.startswith((".", "/", "~")):
             return True
-        return Path(reference).is_file() or (reference.endswith(".gguf") and ":" not in reference)
+        try:
+            is_file = Path(reference).is_file()
+        except OSError:  # longer than a name can be
+            is_file = False
+        return is_file or (reference.endswith(".gguf") and ":" not in reference)
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - nothing is downloaded
@@ -36,9 +40,10 @@ class PathSource(Source):
         """
         try:
             path = Path(reference).expanduser()
-        except RuntimeError as error:  # ~name of an unknown user
+            exists = path.exists()
+        except (RuntimeError, OSError) as error:  # ~name of an unknown user; longer than a path can be
             raise ModelFileError(f"{reference}: {error}") from error
-        if not path.exists():
+        if not exists:
             raise ModelFileError(f"{reference}: there is no such file")
         return path
 

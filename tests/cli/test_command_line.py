@@ -309,6 +309,18 @@ def test_a_reader_that_leaves_is_no_error():
     assert "BrokenPipe" not in err
 
 
+def test_a_full_disk_is_an_error_of_one_line():
+    words = ["run", *GREEDY, "--prompt-tokens", "1,2,3"]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "augury", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 1
+    assert "No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
 def test_an_interrupt_exits_with_130(capsys, monkeypatch):
     from augury.engine import Engine
 

@@ -3,11 +3,13 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
+from augury.engine import Engine
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Drafter
 
@@ -115,6 +117,79 @@ def test_evaluate_waits_for_a_free_slot(engine):
     assert [len(running.result().tokens) for running in busy] == [100, 100]
 
 
+def test_requests_go_on_beside_a_long_evaluation():
+    with toy_engine(n_ctx=30_000, slots=2) as engine:
+        evaluated = threading.Thread(target=engine.evaluate, args=([1] * 29_000,), kwargs={"rows": [0]})
+        evaluated.start()
+        deadline = time.monotonic() + 30
+        while not engine._worker._evaluations:
+            assert time.monotonic() < deadline
+        assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
+        assert evaluated.is_alive()
+        evaluated.join()
+
+
+def test_an_evaluation_that_is_interrupted_frees_its_slot(monkeypatch):
+    def interrupted(future, timeout=None):
+        raise KeyboardInterrupt
+
+    with toy_engine(n_ctx=30_000, slots=1) as engine:
+        monkeypatch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.evaluate([1] * 29_000, rows=[0])
+        monkeypatch.undo()
+        start = time.monotonic()
+        assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
+        interrupted_s = time.monotonic() - start
+        start = time.monotonic()
+        engine.evaluate([1] * 29_000, rows=[0])
+        assert interrupted_s < (time.monotonic() - start) / 2
+
+
+def test_closing_the_engine_ends_evaluations():
+    engine = toy_engine(n_ctx=30_000, slots=1)
+    outcome = []
+
+    def evaluate():
+        with pytest.raises(AuguryError, match="closed") as caught:
+            engine.evaluate([1] * 29_000, rows=[0])
+        outcome.append(caught.value)
+
+    evaluating = threading.Thread(target=evaluate)
+    evaluating.start()
+    deadline = time.monotonic() + 30
+    while not engine._worker._evaluations:
+        assert time.monotonic() < deadline
+    engine.close()
+    evaluating.join()
+    assert len(outcome) == 1
+
+
+@pytest.mark.parametrize("rows", [[2], [-1], ["a"], [0.5], [10**30]])
+def test_rows_that_are_no_positions_are_refused(engine, rows):
+    with pytest.raises(OptionError, match="expected 0 to 1"):
+        engine.evaluate([1, 2], rows=rows)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": None},
+        {"slots": None},
+        {"backend": None},
+        {"memory": None},
+        {"spec_type": None},
+        {"spec_type": [5]},
+        {"spec_options": 5},
+        {"spec_type": "ngram-simple", "spec_options": {"ngram-simple": 5}},
+        {"spec_type": "ngram-simple", "spec_options": {"ngram-simple": {5: 5}}},
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_before_anything_is_loaded(options):
+    with pytest.raises(OptionError, match="expected"):
+        Engine.load("/absent.gguf", **options)
+
+
 def test_a_closed_engine_says_so():
     engine = toy_engine(drafter=ScriptedDrafter)
     running = engine.submit([1], **GREEDY)
@@ -148,6 +223,10 @@ def test_an_idle_engine_uses_no_processor_time(engine):
         ([1], {"max_tokens": 0}, OptionError, "max_tokens is 0"),
         ([1], {"max_tokens": "many"}, OptionError, "max_tokens is 'many'"),
         ([1], {"stop": ["x", ""]}, OptionError, "stop is"),
+        ([1], {"stop": 5}, OptionError, "stop is 5"),
+        ([1], {"logit_bias": dict.fromkeys(range(16), float("-inf"))}, OptionError, "leave at least one"),
+        ([1], {"speculative": {5: 5}}, OptionError, "there is no 5"),
+        ([1], {"speculative": {"none": 5}}, OptionError, "there is no 'none'"),
         ([1], {"stop": "x"}, UnsupportedError, "no tokenizer"),
         ([1], {"logprobs": -1}, OptionError, "logprobs is -1"),
         ([1], {"ignore_eos": "yes"}, OptionError, "ignore_eos is 'yes'"),

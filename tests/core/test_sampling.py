@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.errors import OptionError
+from augury.errors import ModelFileError, OptionError
 from augury.logits import ArrayLogits
 from augury.sampling import Sampler, SamplingParams
 
@@ -138,6 +138,8 @@ def test_without_a_seed_every_sampler_has_its_own():
         ({"min_p": "much"}, "min_p is 'much', expected a number"),
         ({"seed": -1}, "seed is -1"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "token 1 is nan"),
+        ({"logit_bias": {1: float("inf")}}, "token 1 is inf"),
     ],
 )
 def test_wrong_values_are_refused_with_what_was_expected(values, message):
@@ -148,3 +150,10 @@ def test_wrong_values_are_refused_with_what_was_expected(values, message):
 def test_a_bias_outside_the_vocabulary_is_refused():
     with pytest.raises(OptionError, match="token 99"):
         Sampler(SamplingParams(logit_bias={99: 1.0}), n_vocab=V)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_no_numbers_are_the_models_fault(temperature):
+    sampler = Sampler(SamplingParams(temperature=temperature, repeat_penalty=1.1), n_vocab=V)
+    with pytest.raises(ModelFileError, match="not finite"):
+        sampler.choose(of(np.full((1, V), np.nan)), 0, np.array([1, 2], np.int32), 0)

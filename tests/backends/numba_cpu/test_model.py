@@ -13,6 +13,7 @@ from oracles.passes import joined, run_of
 
 from augury.backends.numba_cpu import NumbaCpu
 from augury.backends.numba_cpu.kernels import team as offsets
+from augury.backends.numba_cpu.memory import n_bytes_of_machine
 from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.gguf import ModelFile
@@ -401,3 +402,24 @@ def test_loading_reports_its_progress():
     assert loads[0][0] == 0
     assert loads[-1] == (loads[0][1], loads[0][1])
     assert loads == sorted(loads)
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": 10**9}, {"n_ctx": 10**18}, {"n_slots": 10**9}, {"n_slots": 10**18}])
+def test_more_memory_than_the_machine_has_is_refused_at_once(options):
+    start = time.monotonic()
+    with pytest.raises(CapacityError, match="GiB; ask for a smaller context"):
+        load(tiny_file("llama-dense"), **options)
+    assert time.monotonic() - start < 5
+
+
+def test_the_limit_of_a_container_counts(tmp_path):
+    whole = n_bytes_of_machine(tmp_path / "absent")
+    (tmp_path / "limit").write_text("1048576\n")
+    (tmp_path / "none").write_text("max\n")
+    assert n_bytes_of_machine(tmp_path / "limit") == 1048576 < whole
+    assert n_bytes_of_machine(tmp_path / "none") == whole
+
+
+def test_an_absurd_number_of_threads_is_refused():
+    with pytest.raises(OptionError, match="threads is 1000000"):
+        load(tiny_file("llama-dense"), threads=1_000_000)

@@ -21,8 +21,15 @@ def test_names_of_other_sources_are_left_to_them(reference):
     assert not PathSource.handles(reference)
 
 
-@pytest.mark.parametrize("reference", ["./absent", "/absent/model", "absent.gguf", "~nobody-of-this-name/m.gguf"])
+@pytest.mark.parametrize(
+    "reference",
+    ["./absent", "/absent/model", "absent.gguf", "~nobody-of-this-name/m.gguf", "x" * 5000 + ".gguf", "/" + "x" * 5000],
+)
 def test_a_path_to_nothing_is_an_error_that_names_it(reference, tmp_path):
     assert PathSource.handles(reference)
     with pytest.raises(ModelFileError, match=reference):
         PathSource.fetch(reference, tmp_path, Progress())
+
+
+def test_a_text_longer_than_any_path_is_none():
+    assert not PathSource.handles("x" * 5000)

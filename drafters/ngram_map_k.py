@@ -1,0 +1,64 @@
+"""`ngram-map-k`: what followed the last n tokens where they first stood, as far as it was right the last time.
+
+The last n tokens, the key, are looked up in the text before them; the m tokens behind are the draft. How many of them the
+target accepted bounds the next draft of the same key::
+
+    key   draft        accepted   next draft
+    a b   c d e f      c d        c d
+    a b   c d          c          c
+
+Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
+2n + m; the m tokens behind the occurrence end before the token in front of the one just sampled; and a key is looked up where
+the table of `augury.drafters.ngram_first_table` has it. (`min_hits`, which llama.cpp accepts for this drafter, has no effect
+there.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.drafters.ngram_map import Continuation, NgramMap
+from augury.hookspecs import hookimpl
+from augury.options import option
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from augury.interfaces import Drafter, Session
+
+__all__ = ["NgramMapK", "NgramMapKOptions"]
+
+
+@frozen
+class NgramMapKOptions:
+    """Options of `ngram-map-k`."""
+
+    n: int = option(12, help="length of the key that is looked up", ge=1, le=1024, aliases=("spec-ngram-map-k-size-n",))
+    m: int = option(48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k-size-m",))
+
+
+class NgramMapK(NgramMap):
+    """Keeps for every key how far its last draft was right."""
+
+    name = "ngram-map-k"
+    options_class = NgramMapKOptions
+
+    def __init__(self, options: NgramMapKOptions, session: Session) -> None:
+        super().__init__(options, session)
+        self._keys: dict[bytes, Continuation] = {}
+
+    def _forget(self) -> None:
+        self._keys.clear()
+
+    def _continuation(self, text: np.ndarray, key: bytes, start: int) -> Continuation:  # noqa: ARG002 - the interface's
+        if key not in self._keys:
+            self._keys[key] = Continuation(bound=self.options.m)
+        return self._keys[key]
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `ngram-map-k`."""
+    return [NgramMapK]

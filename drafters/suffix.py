@@ -1,0 +1,137 @@
+"""`suffix`: what most often followed the longest ending of the text that occurred before.
+
+The text's ending is looked up in the slot's texts, prompts and outputs, of this request and of earlier ones. The more of it
+occurred before, the longer is the draft; where the occurrences went on differently, the more frequent way is taken, and it ends
+where it becomes improbable::
+
+    occurrences of "a b":   a b c d e, a b c d f, a b g        min_prob 0.5
+    draft                   c (2/3), d (2/3)                   e (1/3) is left out
+
+Shorter endings occurred more often and say more about frequency. So the longest and those down to half of it are tried, and the
+draft is taken that promises more tokens: the sum of its tokens' probabilities.
+
+Source: Oliaro et al. 2024, "SuffixDecoding" (arXiv 2411.04975), section 3; the names of the options are those of its
+implementations. What differs: frequencies are taken from the two dozen occurrences that agree longest, so that a round costs
+the same however often a text repeats itself; and depth bounds the ending alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+from augury.options import option
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from augury.interfaces import Session
+
+__all__ = ["Suffix", "SuffixOptions"]
+
+
+@frozen
+class SuffixOptions:
+    """Options of `suffix`."""
+
+    max_depth: int = option(24, help="length of the text's ending that is looked up, at most", ge=1, le=256)
+    factor: float = option(
+        1.0, help="length of a draft at most, in lengths of the ending found", ge=0, le=1024, per_request=True
+    )
+    offset: float = option(
+        0.0, help="tokens that a draft may be longer or, below 0, shorter than that", ge=-1024, le=1024, per_request=True
+    )
+    min_prob: float = option(
+        0.1, help="a draft ends before the first token that is less probable by frequency", ge=0, le=1, per_request=True
+    )
+    max_tokens: int = option(262144, help="tokens kept for a slot; beyond, the older half is forgotten", ge=1024)
+
+
+class Suffix(Drafter):
+    """Keeps the slot's texts in a suffix array. What is learnt lives as long as the slot."""
+
+    name = "suffix"
+    options_class = SuffixOptions
+
+    def __init__(self, options: SuffixOptions, session: Session) -> None:
+        super().__init__(options, session)
+        from augury.drafters.suffix_array import SuffixArray
+
+        self._texts = SuffixArray(options.max_depth, options.max_tokens)
+        self._texts.begin()
+        self._n_seen = 0  # of the request's text
+
+    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - requests without drafts may lie between
+        """Start a text, but leave out what it has in common with the one before, except for the last tokens of that."""
+        before = self._texts.text
+        n_both = min(len(before), len(history))
+        differ = (before[:n_both] != history[:n_both]).nonzero()[0]
+        n_same = int(differ[0]) if len(differ) else n_both
+        self._texts.begin()
+        self._n_seen = max(n_same - self.options.max_depth, 0)
+        self._learn(history)
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Propose the way on that promises most tokens."""
+        self._learn(history)
+        matches = self._texts.matches()
+        if not matches:
+            return Draft()
+        longest, shortest = matches[0][0], matches[-1][0]
+        texts = self._texts.tokens
+        n_max = self._n_max(longest, limit)
+        ways = [texts[position : position + n_max].tolist() for _, position in matches]
+        n_longest = sum(length == longest for length, _ in matches)
+        tokens, score = self._way(ways[:n_longest], n_max)
+        if shortest < longest:
+            others, their_score = self._way(ways, min(self._n_max(shortest, limit), n_max))
+            if their_score > score:
+                tokens = others
+        return Draft(tokens)
+
+    def _n_max(self, length: int, limit: int) -> int:
+        return max(min(limit, int(self.options.factor * length + self.options.offset)), 0)
+
+    def _learn(self, history: np.ndarray) -> None:
+        if len(history) > self._n_seen:
+            self._texts.extend(history[self._n_seen :])
+            self._n_seen = len(history)
+
+    def _way(self, ways: list[list[int]], n_max: int) -> tuple[list[int], float]:
+        """The most frequent of `ways`, token by token, and the sum of the tokens' probabilities."""
+        n_all, n_before = len(ways), 0
+        tokens: list[int] = []
+        score = 0.0
+        while len(tokens) < n_max:
+            i = len(tokens)
+            if len(ways) != n_before and ways.count(ways[0]) == len(ways):  # no choices left
+                rest = ways[0][i:n_max]
+                rest = rest[: rest.index(-1)] if -1 in rest else rest
+                probability = len(ways) / n_all
+                if probability >= self.options.min_prob:
+                    tokens += rest
+                    score += probability * len(rest)
+                break
+            n_before = len(ways)
+            column = [way[i] for way in ways if i < len(way) and way[i] >= 0]  # -1: that text ends
+            if not column:
+                break
+            token = max(dict.fromkeys(column), key=column.count)  # of equals what stands behind the longest, latest match
+            n_agreeing = column.count(token)
+            if n_agreeing < self.options.min_prob * n_all:
+                break
+            tokens.append(token)
+            score += n_agreeing / n_all
+            if n_agreeing < len(ways):
+                ways = [way for way in ways if i < len(way) and way[i] == token]
+        return tokens, score
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `suffix`."""
+    return [Suffix]

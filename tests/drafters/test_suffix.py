@@ -1,0 +1,138 @@
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.suffixes import longest_match
+
+from augury.drafters.suffix import Suffix, SuffixOptions, augury_drafters
+from augury.errors import OptionError
+from augury.options import build, options_of
+
+NO_LIMIT = 10**6
+
+
+def drafter_of(**options):
+    return Suffix(SuffixOptions(**options), None)
+
+
+def as_history(tokens):
+    history = np.array(tokens, dtype=np.int32)
+    history.flags.writeable = False
+    return history
+
+
+def drafted(drafter, text, limit=NO_LIMIT):
+    return drafter.draft(as_history(text), limit).tokens.tolist()
+
+
+def test_a_draft_is_as_long_as_the_ending_that_occurred_before():
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert drafted(drafter_of(), [*text, 1]) == [2]
+    assert drafted(drafter_of(), [*text, 1, 2, 3]) == [4, 5, 6]
+    assert drafted(drafter_of(factor=2.0), [*text, 1, 2]) == [3, 4, 5, 6]
+    assert drafted(drafter_of(offset=1.0), [*text, 1, 2]) == [3, 4, 5]
+    assert drafted(drafter_of(offset=-2.0), [*text, 1, 2]) == []
+    assert drafted(drafter_of(max_depth=2), [*text, 1, 2, 3]) == [4, 5]
+    assert drafted(drafter_of(), [*text, 0]) == []
+
+
+def test_of_several_ways_on_the_more_frequent_is_taken_as_far_as_it_is_probable():
+    text = [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 9, 1, 2, 7, 8, 1, 2]
+    assert drafted(drafter_of(offset=3.0), text, 3)[:2] == [3, 4]
+    assert drafted(drafter_of(offset=3.0, min_prob=0.5), text) == [3, 4]
+    assert drafted(drafter_of(offset=3.0, min_prob=0.9), text) == []
+
+
+def test_a_shorter_ending_is_taken_where_it_promises_more():
+    # 5 1 2 went on in three ways, 1 2 mostly in one
+    text = [*[1, 2, 3, 4] * 6, 6, 5, 1, 2, 7, 5, 1, 2, 8, 5, 1, 2, 0, 5, 1, 2]
+    assert drafted(drafter_of(), text) == [3, 4]
+
+
+texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=100))
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts, st.integers(1, 6), st.floats(0.1, 1.0), st.integers(0, 9), st.data())
+def test_drafts_of_any_text_follow_earlier_occurrences_within_their_bounds(text, depth, min_prob, limit, data):
+    drafter = drafter_of(max_depth=depth, min_prob=min_prob)
+    length = data.draw(st.integers(1, len(text)))
+    if data.draw(st.booleans(), label="begin is called"):
+        drafter.begin(as_history(text[:length]), 0)
+    while length <= len(text):
+        longest, _ = longest_match(text[:length], depth)
+        draft = drafted(drafter, text[:length], limit)
+        assert len(draft) <= min(longest, limit)
+        if draft:
+            seen = text[:length]
+            assert any(seen[i : i + 1 + len(draft)] == [seen[-1], *draft] for i in range(length))
+        if limit:  # a single occurrence leaves no choice, so the draft is what stands behind it
+            assert draft or not longest or min_prob > 0.1
+        length += data.draw(st.integers(1, 12))
+
+
+@settings(max_examples=80, deadline=None)
+@given(texts, texts, st.data())
+def test_a_reused_prefix_is_known_whether_or_not_it_is_given_again(first, second, data):
+    n_shared = data.draw(st.integers(0, len(first)))
+    second = first[:n_shared] + second
+    drafter = drafter_of(max_depth=3)
+    drafter.begin(as_history(first), 0)
+    drafter.end()
+    drafter.begin(as_history(second), n_shared)
+    known = [*first, -1, *second]
+    draft = drafted(drafter, second)
+    longest, _ = longest_match(second, 3)
+    assert draft or not longest
+    assert not draft or any(known[i : i + 1 + len(draft)] == [second[-1], *draft] for i in range(len(known)))
+
+
+def test_a_slot_remembers_earlier_requests_and_slots_do_not_know_each_other():
+    first, second = drafter_of(), drafter_of()
+    first.begin(as_history([1, 2, 3, 4, 5]), 0)
+    assert drafted(first, [1, 2, 3, 4, 5, 6]) == []
+    first.end()
+    first.begin(as_history([9, 2, 3]), 0)
+    assert drafted(first, [9, 2, 3]) == [4, 5]
+    assert drafted(second, [9, 2, 3]) == []
+
+
+def test_tokens_that_a_request_without_drafts_left_in_the_slot_are_learnt():
+    drafter = drafter_of(max_depth=1)
+    drafter.begin(as_history([1, 2, 3, 4, 5, 6]), 0)
+    drafter.begin(as_history([11, 12, 13, 14, 15, 11]), 4)
+    assert drafted(drafter, [11, 12, 13, 14, 15, 11]) == [12]
+
+
+def test_a_draft_ends_where_the_text_that_it_follows_ends():
+    drafter = drafter_of(offset=9.0)
+    drafter.begin(as_history([1, 2, 3]), 0)
+    drafter.begin(as_history([7, 8, 1]), 0)
+    assert drafted(drafter, [7, 8, 1]) == [2, 3]
+
+
+def test_a_request_may_bring_bounds_of_its_own():
+    options = options_of(SuffixOptions)
+    assert {name for name, option in options.items() if option.is_per_request} == {"factor", "offset", "min_prob"}
+    drafter = drafter_of()
+    text = [1, 2, 3, 4, 5, 1, 2]
+    drafter.options = attrs.evolve(drafter.options, factor=0.5)
+    assert drafted(drafter, text) == [3]
+
+
+def test_options_out_of_range_are_refused():
+    for key, value in (
+        ("max_depth", "0"),
+        ("factor", "-1"),
+        ("factor", "inf"),
+        ("offset", "nan"),
+        ("min_prob", "2"),
+        ("max_tokens", "10"),
+    ):
+        with pytest.raises(OptionError, match=key):
+            build(SuffixOptions, {key: value}, "--spec-type suffix")
+
+
+def test_it_is_offered_under_its_name():
+    assert [drafter.name for drafter in augury_drafters()] == ["suffix"]
