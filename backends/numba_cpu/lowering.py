@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FORMATS = {"f16": 2, "f32": 4}
 _NO_WINDOW = 1 << 40
 _OVERREAD = 16  # floats that a kernel may read (never use) behind a table
-_BLOCK = 32  # positions that a slot's memory is padded to: what attention scores at once
+_BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
 
 
 @frozen
@@ -77,7 +77,12 @@ def lower(plan: Plan, weights: Weights, options: ModelOptions, n_threads: int, a
     types = (options.cache_type_k, options.cache_type_v)
     tables: dict[tuple[bytes, float], int] = {}
     buffers = Buffers.make(plan, arena)
-    layers = [_layer(block, weights, options, buffers, tables, arena) for block in plan.attentions]
+    value_dim = max(block.value_dim for block in plan.attentions)
+    parts = (
+        arena.zeros(attention.parts_bytes(value_dim, options.n_ctx, n_threads), "scratch"),
+        arena.zeros(attention.counts_bytes(n_threads), "scratch"),
+    )
+    layers = [_layer(block, weights, options, buffers, tables, arena, parts) for block in plan.attentions]
     writers = [Writer(plan, weights, types, layers, buffers, arena, n) for n in (n_threads, 0)]
     outputs = tuple(writer.write() for writer in writers)
     private, shared = (writer.tape() for writer in writers)
@@ -91,6 +96,7 @@ def _layer(
     buffers: Buffers,
     tables: dict[tuple[bytes, float], int],
     arena: Arena,
+    parts: tuple[int, int],
 ) -> int:
     """Write what the attention kernels need to know of a layer, in the order of their offsets; returns its address."""
     length = _up(options.n_ctx, _BLOCK)
@@ -103,6 +109,7 @@ def _layer(
         *(q_norm, bits(q_eps), k_norm, bits(k_eps)),
         *(_table(block.rope, options.n_ctx, tables, arena), len(block.rope.frequencies), int(block.rope.is_interleaved)),
         *(keys, values, length, bits(block.scale), block.window or _NO_WINDOW, buffers.mixed),
+        *parts,
     ]
     return arena.keep(np.array(fields, np.int64), "scratch")
 

@@ -208,6 +208,7 @@ ODD_SHAPES = {
     "partial rope": {"n_embd": 40, "n_heads": 4, "n_kv_heads": 2, "head_dim": 22, "n_ff": 33, "n_rot": 10, "kind": F32},
     "five values of 16": {"n_embd": 96, "n_heads": 7, "n_kv_heads": 7, "head_dim": 80, "n_ff": 70, "n_rot": 80, "kind": F32},
     "32 columns": {"n_embd": 96, "n_heads": 4, "n_kv_heads": 1, "head_dim": 72, "n_ff": 160, "n_rot": 72, "kind": Q8_0},
+    "seven heads a group": {"n_embd": 64, "n_heads": 14, "n_kv_heads": 2, "head_dim": 40, "n_ff": 64, "n_rot": 40, "kind": F32},
     "large heads": {"n_embd": 64, "n_heads": 10, "n_kv_heads": 2, "head_dim": 256, "n_ff": 64, "n_rot": 256, "kind": Q8_0},
 }
 
@@ -224,6 +225,47 @@ def test_awkward_shapes_are_right_and_do_not_depend_on_the_pass(shape, tmp_path)
     limit = 1e-10 if ODD_SHAPES[shape]["kind"] is F32 else ROUNDING_LIMIT
     assert nmse(logits, oracle.forward(run_of(tokens)).rows()) < limit
     assert np.array_equal(token_by_token(model, tokens), logits)
+    model.close()
+
+
+def assert_long_contexts_do_not_depend_on_the_pass(model, tokens):
+    """Attention over several chunks, cut by rows or by chunks: the same bits for every token."""
+    whole = model.forward(run_of(tokens)).rows().copy()
+    sizes = [1] * 6 + [2, 3, 4, 5, 6, 7, 8, 11, 16, 27, 32, 50, 64]
+    start = len(tokens) - sum(sizes)
+    for size in sizes:
+        again = model.forward(run_of(tokens[start : start + size], start=start)).rows()
+        assert np.array_equal(again, whole[start : start + size])
+        start += size
+
+    other = (tokens + 1) % 77
+    whole_other = model.forward(run_of(other, slot=1)).rows().copy()
+    for first, second in ((1, 1), (3, 9), (40, 1)):  # tokens of slots whose contexts differ in length
+        parts = (slice(len(tokens) - first, None), slice(530, 530 + second))
+        mixed = joined(run_of(tokens[parts[0]], start=parts[0].start), run_of(other[parts[1]], slot=1, start=parts[1].start))
+        assert np.array_equal(model.forward(mixed).rows(), np.concatenate([whole[parts[0]], whole_other[parts[1]]]))
+    return whole
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("name", ["gemma3-dense", "llama-dense"])
+def test_long_contexts_do_not_depend_on_the_pass(models, name, threads):
+    tokens = some_tokens(1000) % 77
+    whole = assert_long_contexts_do_not_depend_on_the_pass(models(name, threads=threads), tokens)
+
+    assert np.array_equal(whole, models(name).forward(run_of(tokens)).rows())
+
+
+@pytest.mark.parametrize("shape", ["odd head size", "seven heads a group", "large heads"])
+def test_long_contexts_of_awkward_shapes_do_not_depend_on_the_pass(shape, tmp_path):
+    write_odd_model(tmp_path / "odd.gguf", **ODD_SHAPES[shape])
+    file, tokens = ModelFile.open(tmp_path / "odd.gguf"), some_tokens(1000) % 77
+    model, oracle = load(file), load(file, Reference)
+
+    whole = assert_long_contexts_do_not_depend_on_the_pass(model, tokens)
+
+    right = oracle.forward(run_of(tokens, rows=[255, 256, 777, 999])).rows()
+    assert nmse(whole[[255, 256, 777, 999]], right) < (1e-6 if ODD_SHAPES[shape]["kind"] is F32 else ROUNDING_LIMIT)
     model.close()
 
 
