@@ -27,10 +27,12 @@ class ToyModel(Model):
         self.period = period
         self.cells = np.full((n_slots, n_ctx), -1, np.int64)
         self.batches = []
+        self.on_forward = lambda: None  # called in every pass
         self.is_closed = False
 
     def forward(self, batch):
         self.batches.append(batch)
+        self.on_forward()
         rows = []
         wanted = set(batch.rows.tolist())
         for i, (token, slot, position) in enumerate(zip(batch.tokens, batch.slots, batch.positions, strict=True)):

@@ -118,48 +118,56 @@ def test_evaluate_waits_for_a_free_slot(engine):
 
 
 def test_requests_go_on_beside_a_long_evaluation():
-    with toy_engine(n_ctx=30_000, slots=2) as engine:
-        evaluated = threading.Thread(target=engine.evaluate, args=([1] * 29_000,), kwargs={"rows": [0]})
-        evaluated.start()
-        deadline = time.monotonic() + 30
-        while not engine._worker._evaluations:
-            assert time.monotonic() < deadline
-        assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
-        assert evaluated.is_alive()
-        evaluated.join()
+    with toy_engine(n_ctx=3000, slots=2) as engine:
+        toy = engine._worker._loop._model
+        runnings = []
+
+        def submit_once():
+            if not runnings:
+                runnings.append(engine.submit([1], max_tokens=3, **GREEDY))
+
+        toy.on_forward = submit_once
+        engine.evaluate([1] * 2900, rows=[0])  # in six chunks
+        assert len(runnings[0].result().tokens) == 3
+        is_evaluation = [len(batch.tokens) > 1 for batch in toy.batches]
+    assert is_evaluation[:7] == [True, False, True, False, True, False, True]
 
 
 def test_an_evaluation_that_is_interrupted_frees_its_slot(monkeypatch):
     def interrupted(future, timeout=None):
         raise KeyboardInterrupt
 
-    with toy_engine(n_ctx=30_000, slots=1) as engine:
+    with toy_engine(n_ctx=3000, slots=1) as engine:
+        toy, was_interrupted = engine._worker._loop._model, threading.Event()
+        toy.on_forward = lambda: was_interrupted.wait(30)
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            engine.evaluate([1] * 29_000, rows=[0])
+            engine.evaluate([1] * 2900, rows=[0])
         monkeypatch.undo()
-        start = time.monotonic()
+        was_interrupted.set()
         assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
-        interrupted_s = time.monotonic() - start
-        start = time.monotonic()
-        engine.evaluate([1] * 29_000, rows=[0])
-        assert interrupted_s < (time.monotonic() - start) / 2
+        assert sum(len(batch.tokens) > 1 for batch in toy.batches) <= 1
 
 
 def test_closing_the_engine_ends_evaluations():
-    engine = toy_engine(n_ctx=30_000, slots=1)
+    engine = toy_engine(n_ctx=3000, slots=1)
+    has_begun = threading.Event()
     outcome = []
+
+    def stay_until_closing():
+        has_begun.set()
+        while not engine._worker._is_closed:
+            time.sleep(0.001)
 
     def evaluate():
         with pytest.raises(AuguryError, match="closed") as caught:
-            engine.evaluate([1] * 29_000, rows=[0])
+            engine.evaluate([1] * 2900, rows=[0])
         outcome.append(caught.value)
 
+    engine._worker._loop._model.on_forward = stay_until_closing
     evaluating = threading.Thread(target=evaluate)
     evaluating.start()
-    deadline = time.monotonic() + 30
-    while not engine._worker._evaluations:
-        assert time.monotonic() < deadline
+    assert has_begun.wait(30)
     engine.close()
     evaluating.join()
     assert len(outcome) == 1
