@@ -22,12 +22,16 @@ _SEED = 1
 
 
 class ModelRunner(Runner):
-    """Passes of a model over random tokens, in its first slot."""
+    """Passes of a model over random tokens, in its first slot.
+
+    Attributes:
+        tokens: (n_ctx,) int32, those at each position; what is generated differs.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
         n_ctx = model.state_spec.n_ctx
-        self._tokens = np.random.default_rng(_SEED).integers(0, model.info.n_vocab, n_ctx, dtype=np.int32)
+        self.tokens = np.random.default_rng(_SEED).integers(0, model.info.n_vocab, n_ctx, dtype=np.int32)
         self._n_filled = 0
 
     def prepare(self, depth: int) -> None:
@@ -64,4 +68,4 @@ class ModelRunner(Runner):
         """Tokens `start` to `start + n`, of which the last `n_rows` have logits."""
         positions = np.arange(start, start + n, dtype=np.int32)
         rows = np.arange(n - n_rows, n, dtype=np.int32)
-        return Batch(self._tokens[start : start + n].copy(), np.zeros(n, np.int32), positions, rows)
+        return Batch(self.tokens[start : start + n].copy(), np.zeros(n, np.int32), positions, rows)

@@ -1,4 +1,4 @@
-"""`augury bench --curve`, `-p N`, `-d N`: how fast the model's passes are, below the engine and its drafters."""
+"""`augury bench --curve`, `-p N`, `-d N`, `--vs`: how fast the model's passes are, below the engine and its drafters."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import json
 import re
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury import log
 from augury.bench.measure import Measure
 from augury.bench.passes import ModelRunner
+from augury.bench.server import ServerOptions, ServerRunner
 from augury.bench.sweep import sweep
+from augury.bench.versus import MIN_PAIRS, compare
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import table
 from augury.errors import OptionError, UnsupportedError
+from augury.interfaces import Progress
 from augury.loader import Loader
+from augury.models import resolve
 from augury.options import build
 from augury.types import ModelOptions
 
@@ -24,11 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from augury.bench.measure import Kind, Timing
+    from augury.bench.versus import Ratio
     from augury.interfaces import Model
 
 __all__ = ["add_pass_flags", "are_passes_wanted", "run_passes"]
 
 _COUNTS = re.compile(r"\d+(,\d+)*")
+_MARGIN = 8
+_WIDE = 1.5  # the memory of a quiet machine makes less of a difference
+_NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
 def add_pass_flags(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +57,17 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
         metavar="0,4096",
         help="tokens that the slot holds before (default: 0)",
     )
+    group.add_argument(
+        "--vs", type=Path, metavar="PATH", help="take turns with the llama-server at this path, and print ratios"
+    )
+    group.add_argument(
+        "--pairs", type=int, default=MIN_PAIRS, metavar="N", help=f"turns of each with --vs (default and least: {MIN_PAIRS})"
+    )
 
 
 def are_passes_wanted(args: argparse.Namespace) -> bool:
-    """Whether the command line asks for passes: by `--curve`, `-d`, or a prompt that is a count."""
-    return bool(args.curve or args.depth is not None or (args.prompt and all(map(_COUNTS.fullmatch, args.prompt))))
+    """Whether the command line asks for passes: by `--curve`, `-d`, `--vs`, or a prompt that is a count."""
+    return bool(args.curve or args.depth is not None or args.vs or (args.prompt and all(map(_COUNTS.fullmatch, args.prompt))))
 
 
 def measures_of(args: argparse.Namespace) -> list[Measure]:
@@ -77,14 +92,34 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
 def run_passes(args: argparse.Namespace) -> int:
     """Time and print what the command line asks for."""
     measures = measures_of(args)
+    if args.pairs < MIN_PAIRS:
+        raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
     with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
-        timings = sweep(ModelRunner(model), measures)
-        about = {"model": args.model, "threads": model.n_threads}
+        runner = ModelRunner(model)
+        about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
+        if args.vs is None:
+            timings = sweep(runner, measures)
+            lines = list(_lines(timings))
+        else:
+            with _server(args, runner, model) as server:
+                ratios = compare(runner, server, measures, args.pairs)
+            timings = [ratio.ours for ratio in ratios]
+            about["vs"] = {"peer": str(args.vs), "pairs": args.pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
+            lines = [*_ratio_lines(ratios), *_notes(args, ratios)]
     if args.json:
         sys.stdout.write(json.dumps(about | told(timings)) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in _lines(timings))
+        sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
+
+
+def _server(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
+    """The peer with the same model, threads, room and cache, over the same tokens."""
+    path = resolve(args.model, args.registry, Progress())
+    # room for one token more than augury needs: the last one generated is stored, too
+    n_ctx = model.state_spec.n_ctx + _MARGIN
+    options = ServerOptions(args.vs, path, model.n_threads, n_ctx, args.cache_type_k, args.cache_type_v)
+    return ServerRunner(options, runner.tokens, model.info.n_vocab)
 
 
 @contextmanager
@@ -129,7 +164,7 @@ def _lines(timings: Sequence[Timing]) -> Iterator[str]:
         has_cost = measure.kind == "curve" and measure.depth in single
         rows.append(
             [
-                "pass" if measure.kind == "curve" else measure.kind,
+                _NAMES[measure.kind],
                 str(measure.n),
                 str(measure.depth),
                 f"{timing.ms:.2f}",
@@ -139,6 +174,46 @@ def _lines(timings: Sequence[Timing]) -> Iterator[str]:
             ]
         )
     yield from table(rows, is_right=(False, True, True, True, True, True, True))
+
+
+def _told_ratio(ratio: Ratio) -> dict[str, Any]:
+    measure = ratio.ours.measure
+    return {
+        "kind": measure.kind,
+        "n": measure.n,
+        "depth": measure.depth,
+        "tok_s": ratio.ours.tok_s,
+        "peer_tok_s": ratio.theirs.tok_s,
+        "ratio": ratio.median,
+        "interval": list(ratio.interval),
+    }
+
+
+def _ratio_lines(ratios: Sequence[Ratio]) -> list[str]:
+    rows = [["measure", "n", "depth", "tok/s", "peer's tok/s", "ratio", "95 % interval"]]
+    for ratio in ratios:
+        measure, (low, high) = ratio.ours.measure, ratio.interval
+        rows.append(
+            [
+                _NAMES[measure.kind],
+                str(measure.n),
+                str(measure.depth),
+                f"{ratio.ours.tok_s:.1f}",
+                f"{ratio.theirs.tok_s:.1f}",
+                f"{ratio.median:.2f}x",
+                f"{low:.2f} to {high:.2f}",
+            ]
+        )
+    return table(rows, is_right=(False, True, True, True, True, True, True))
+
+
+def _notes(args: argparse.Namespace, ratios: Sequence[Ratio]) -> list[str]:
+    notes = [f"medians of {args.pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
+    if any(ratio.interval[1] > _WIDE * ratio.interval[0] for ratio in ratios):
+        notes.append("wide intervals: something else was busy on this machine; repeat when it is quiet")
+    if args.curve:
+        notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")
+    return notes
 
 
 def _counts(text: str, flag: str, *, least: int) -> tuple[int, ...]:
