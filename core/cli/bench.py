@@ -1,4 +1,4 @@
-"""`augury bench`: this model and these texts, plain decoding against drafters, in turns; passes are timed by `bench_passes`.
+"""`augury bench`: this model and these texts, plain decoding against drafters, in turns; what else it times lies beside.
 
 Each drafter gets an engine of its own, one after another, so that one model at a time is in memory. On each engine plain and
 drafted generation take turns (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster meanwhile is
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, run_passes
+from augury.cli.bench_startup import run_startup
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, read_prompts
 from augury.cli.report import say, spec_type_of, table
@@ -57,7 +58,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser = subparsers.add_parser(
         "bench",
         help="time the model, and compare drafters with plain decoding",
-        description="Compare drafters with plain decoding, in turns, or time the model's passes.",
+        description="Compare drafters with plain decoding, in turns, or time passes or starts.",
     )
     add_prompt_flags(parser)
     add_model_flags(parser, registry, argv, has_slots=False)
@@ -66,12 +67,18 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "--turns", type=int, default=3, metavar="N", help="generations with and without each drafter (default: 3)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--startup", action="store_true", help="time a cold and --turns warm starts to the first token instead")
     add_pass_flags(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    return run_passes(args) if are_passes_wanted(args) else _run_drafters(args)
+    is_about_passes = are_passes_wanted(args)
+    if args.startup and is_about_passes:
+        raise OptionError("--startup times starts alone; time passes with a command of their own")
+    if args.startup:
+        return run_startup(args)
+    return run_passes(args) if is_about_passes else _run_drafters(args)
 
 
 def _run_drafters(args: argparse.Namespace) -> int:
