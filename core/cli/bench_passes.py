@@ -36,7 +36,7 @@ __all__ = ["add_pass_flags", "are_passes_wanted", "run_passes"]
 
 _COUNTS = re.compile(r"\d+(,\d+)*")
 _MARGIN = 8
-_WIDE = 1.5  # the memory of a quiet machine makes less of a difference
+_WIDE = 1.5  # highest over lowest of an interval; on a quiet machine it stays below
 _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
@@ -210,7 +210,7 @@ def _ratio_lines(ratios: Sequence[Ratio]) -> list[str]:
 def _notes(args: argparse.Namespace, ratios: Sequence[Ratio]) -> list[str]:
     notes = [f"medians of {args.pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
     if any(ratio.interval[1] > _WIDE * ratio.interval[0] for ratio in ratios):
-        notes.append("wide intervals: something else was busy on this machine; repeat when it is quiet")
+        notes.append("wide intervals: this machine was busy with something else, or changed its speed; repeat when it is quiet")
     if args.curve:
         notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")
     return notes
