@@ -36,7 +36,7 @@ __all__ = ["add_pass_flags", "are_passes_wanted", "run_passes"]
 
 _COUNTS = re.compile(r"\d+(,\d+)*")
 _MARGIN = 8
-_WIDE = 1.5  # highest over lowest of an interval; on a quiet machine it stays below
+_WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
 _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
