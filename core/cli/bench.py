@@ -88,7 +88,7 @@ def _run_drafters(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     comparisons = []
     for spec_type, draft_model in _competitors(args):
-        engine, _ = load_engine(args, [spec_type], draft_model)
+        engine = load_engine(args, [spec_type], draft_model)
         with engine:
             about = {"model": engine.config["model"], "backend": engine.config["backend"], "threads": engine.config["threads"]}
             comparisons.append(_compare(engine, prompts, params, args.turns))

@@ -39,7 +39,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
-    engine, _ = load_engine(args, args.spec_type, args.model_draft)
+    engine = load_engine(args, args.spec_type, args.model_draft)
     with engine:
         if sys.stdin.isatty():
             say(f"{engine.info.name}; /help lists commands")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from augury import log
@@ -41,11 +40,8 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     add_drafter_flags(parser, registry, argv)
 
 
-def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None) -> tuple[Engine, float]:
+def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None) -> Engine:
     """Load what the flags ask for.
-
-    Returns:
-        The engine, and the seconds that loading took, downloads included.
 
     Raises:
         AuguryError: As `Engine.load` does.
@@ -53,7 +49,6 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
     from augury.engine import Engine
 
     log.configure(is_verbose=args.verbose)
-    started = perf_counter()
     in_use = names_in_use(spec_type, args.registry) or (["draft-model"] if draft_model else [])
     with ProgressDisplay() as progress:
         engine = Engine.load(
@@ -73,11 +68,10 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
             progress=progress,
             registry=args.registry,
         )
-    load_s = perf_counter() - started
     if args.verbose:
         show_configuration(engine)
-        say(f"loaded in {load_s:.2f} s")
-    return engine, load_s
+        say(f"loaded in {engine.load_s:.2f} s")
+    return engine
 
 
 def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_strict: bool) -> dict[str, dict[str, Any]]:

@@ -66,7 +66,7 @@ def spec_type_of(engine: Engine) -> str:
     return str(Spec(name, tuple((key, str(value)) for key, value in values)))
 
 
-def as_json(engine: Engine, result: Result, load_s: float, *, has_logprobs: bool) -> dict[str, Any]:
+def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, Any]:
     """The object that `run --json` prints for one prompt."""
     summary, timings = result.stats, result.stats.timings
     told: dict[str, Any] = {
@@ -78,7 +78,7 @@ def as_json(engine: Engine, result: Result, load_s: float, *, has_logprobs: bool
         "text": result.text,
         "finish_reason": result.finish_reason,
         "timings": {
-            "load_s": load_s,
+            "load_s": engine.load_s,
             "prompt_s": timings.prompt_s,
             "predict_s": timings.predict_s,
             "prompt_per_second": timings.prompt_per_second,

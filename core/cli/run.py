@@ -38,12 +38,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
     prompts = read_prompts(args)
-    engine, load_s = load_engine(args, args.spec_type, args.model_draft)
+    engine = load_engine(args, args.spec_type, args.model_draft)
     runnings: list[Running] = []
     with engine:
         runnings.extend(engine.submit(**(params | prompt.arguments())) for prompt in prompts)
         if args.json:
-            results = [_print_json(engine, running, load_s, has_logprobs=args.logprobs is not None) for running in runnings]
+            results = [_print_json(engine, running, has_logprobs=args.logprobs is not None) for running in runnings]
         else:
             results = _print_texts(engine, runnings, args)
     if args.stats:
@@ -54,9 +54,9 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_json(engine: Engine, running: Running, load_s: float, *, has_logprobs: bool) -> Result:
+def _print_json(engine: Engine, running: Running, *, has_logprobs: bool) -> Result:
     result = running.result()
-    sys.stdout.write(json.dumps(as_json(engine, result, load_s, has_logprobs=has_logprobs), ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(as_json(engine, result, has_logprobs=has_logprobs), ensure_ascii=False) + "\n")
     sys.stdout.flush()
     return result
 
