@@ -244,8 +244,15 @@ class MemoryManager(Plugin, ABC):
         """
 
     @abstractmethod
-    def commit(self, slot: int, step: Step, tokens: np.ndarray) -> None:
-        """After verification: keep `tokens` (m,), the first m of the pass behind `step`, and undo the rest."""
+    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+        """After verification: keep some tokens of the pass and undo the rest.
+
+        Args:
+            slot: Whose tokens.
+            step: What `prepare` gave for the pass.
+            tokens: (m,) int32, those kept, what was replayed included.
+            path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
+        """
 
     @abstractmethod
     def end(self, slot: int) -> None:

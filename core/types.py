@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
@@ -48,12 +49,19 @@ class Batch:
     The pass stores every token's state at (slot, position) before anything attends to it, and a token attends to its slot's
     positions up to its own: what was stored at or behind `positions` by an earlier pass is overwritten, which is all that
     undoing a rejected draft takes.
+
+    With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored j
+    behind the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its logits
+    are, to the bit, those that its path would have as a chain.
     """
 
     tokens: np.ndarray  # (n,) int32
     slots: np.ndarray  # (n,) int32
     positions: np.ndarray  # (n,) int32, logical: 0 is the sequence's first token
     rows: np.ndarray  # (r,) int32, rising indices into the n tokens whose logits are wanted; may be empty
+    parents: np.ndarray | None = None  # (n,) int32, which of the n each follows, -1: what its slot holds; None: chains
+    moves: np.ndarray | None = None  # (m, 3) int32: slot, position from, position to; states copied in order before the pass
+    n_layers: int | None = None  # of the first so many layers and the output alone; None: of all
 
 
 @frozen
@@ -126,11 +134,13 @@ class Step:
     """Leave to add tokens to a slot: the position that the pass starts at, and tokens to replay before the new ones.
 
     `replay` is empty for a KV cache; a manager that restores snapshots names the accepted tokens behind the snapshot here, and
-    the loop puts them in front of the pass, starting at `mark`.
+    the loop puts them in front of the pass, starting at `mark`. `moves` are pairs of positions, from and to, that the pass
+    copies first: where a tree's path was kept, its states come to lie behind each other.
     """
 
     mark: int
     replay: tuple[int, ...] = ()
+    moves: tuple[tuple[int, int], ...] = ()
 
 
 # Drafting and verification
@@ -140,9 +150,14 @@ _NO_TOKENS = tokens_array(())
 
 @frozen(eq=False)
 class Draft:
-    """k proposed tokens that would follow the history; k = 0 declines."""
+    """k proposed tokens that would follow the history; k = 0 declines.
+
+    `parents` makes it a tree: token i follows token parents[i], which is less than i, or the history where it is -1.
+    """
 
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
+    parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
+    probabilities: np.ndarray | None = None  # (k, V) float32: what each token was drawn from; None: it was certain
 
     def __len__(self) -> int:
         return len(self.tokens)

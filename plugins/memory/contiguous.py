@@ -21,6 +21,7 @@ class _Slot:
     def __init__(self, n_ctx: int) -> None:
         self.tokens = np.empty(n_ctx, np.int32)
         self.n = 0
+        self.moves: tuple[tuple[int, int], ...] = ()  # that the next pass has to make
         self.is_free = True
         self.last_used = 0
 
@@ -70,19 +71,24 @@ class Contiguous(MemoryManager):
         """See `MemoryManager.prepare`."""
         if n_new > self.room(slot):
             raise CapacityError(f"{n_new} more tokens do not fit: slot {slot} has room for {self.room(slot)}")
-        return Step(mark=self._slots[slot].n)
+        return Step(mark=self._slots[slot].n, moves=self._slots[slot].moves)
 
-    def commit(self, slot: int, step: Step, tokens: np.ndarray) -> None:
+    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """See `MemoryManager.commit`."""
         state = self._slots[slot]
         state.n = step.mark + len(tokens)
         state.tokens[step.mark : state.n] = tokens
+        places = range(len(tokens)) if path is None else path.tolist()
+        state.moves = tuple((step.mark + place, step.mark + i) for i, place in enumerate(places) if place != i)
 
     def end(self, slot: int) -> None:
         """See `MemoryManager.end`."""
         self._clock += 1
-        self._slots[slot].is_free = True
-        self._slots[slot].last_used = self._clock
+        state = self._slots[slot]
+        if state.moves:  # whether a last pass has made them is not known where it failed
+            state.n, state.moves = state.moves[0][1], ()
+        state.is_free = True
+        state.last_used = self._clock
 
     @property
     def n_bytes(self) -> int:

@@ -88,3 +88,26 @@ def test_what_does_not_fit_is_a_capacity_error_and_changes_nothing():
 
 def test_its_bytes_are_those_of_all_slots():
     assert manager(n_slots=2, n_ctx=8).n_bytes == 2 * 8 * 10
+
+
+def test_a_tree_s_path_comes_to_lie_behind_the_mark():
+    memory = manager()
+    slot = memory.open(tokens(1, 2), may_reuse=True).slot
+    fill(memory, slot, [1, 2])
+    step = memory.prepare(slot, 5)
+    memory.commit(slot, step, tokens(3, 4, 5), path=np.array([0, 2, 4], np.int32))
+    after = memory.prepare(slot, 1)
+    assert (after.mark, after.moves) == (5, ((4, 3), (6, 4)))
+    fill(memory, slot, [6])
+    assert memory.prepare(slot, 1).moves == ()
+
+
+def test_states_that_were_not_moved_are_not_reused():
+    memory = manager(n_slots=1)
+    slot = memory.open(tokens(1, 2), may_reuse=True).slot
+    fill(memory, slot, [1, 2])
+    memory.commit(slot, memory.prepare(slot, 3), tokens(3, 4), path=np.array([0, 2], np.int32))
+    memory.end(slot)
+    opened = memory.open(tokens(1, 2, 3, 4, 5), may_reuse=True)
+    assert opened.n_reused == 3
+    assert memory.prepare(slot, 1).moves == ()
