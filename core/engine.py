@@ -15,7 +15,7 @@ import numpy as np
 from augury.chat import ChatTemplate
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.loader import Loader
+from augury.loader import Loader, make_backend
 from augury.loop import Loop
 from augury.options import build
 from augury.registry import Registry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from augury.interfaces import Backend, Drafter, MemoryManager, Model
+    from augury.interfaces import Drafter, MemoryManager, Model
     from augury.tokenizer import Tokenizer
     from augury.types import ModelInfo, Result, Token
 
@@ -130,10 +130,8 @@ class Engine:
         registry = registry or Registry.discover()
         drafter_class, drafter_options = choose_drafter(registry, spec_type, draft_model, spec_options)
         speculation = Speculation(drafter_class.name, drafter_options, draft_max, draft_min)
-        backend_class = _backend_class(registry, backend)
-        loader = Loader(
-            registry, backend_class(build(backend_class.options_class, {}, backend_class.name)), progress or Progress()
-        )
+        device = make_backend(registry, backend)
+        loader = Loader(registry, device, progress or Progress())
         options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
         try:
             metadata = loader.open(model).metadata
@@ -147,7 +145,7 @@ class Engine:
                 sessions = (EngineSession(slot, target.info, options, tokenizer, loader) for slot in range(slots))
                 drafters = [drafter_class(drafter_options, session) for session in sessions]
             loader.close_files()
-            chosen = {"model": str(model), "backend": backend_class.name, "memory": memory_class.name}
+            chosen = {"model": str(model), "backend": device.name, "memory": memory_class.name}
             effective = attrs.asdict(options) | {"threads": target.n_threads}
             engine = cls(
                 target,
@@ -296,13 +294,6 @@ class Engine:
             else:
                 ids = self._template.encode(messages)
         return checked_tokens(ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
-
-
-def _backend_class(registry: Registry, name: str) -> type[Backend]:
-    backend: type[Backend] = registry.choose("backend", None) if name == "auto" else registry.find("backend", name)
-    if (reason := backend.unavailable_reason()) is not None:
-        raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
-    return backend
 
 
 def _check_counts(**counts: int) -> None:

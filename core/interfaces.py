@@ -7,9 +7,10 @@ Hooks (`augury.hookspecs`) hand the classes over once; from then on these method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from augury.options import NoOptions
+from augury.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -157,17 +158,25 @@ class Architecture(Plugin, ABC):
 
 
 class Session(ABC):
-    """What the engine offers the drafter of one slot."""
+    """What the engine offers the drafter of one slot. `sampling` and `verify` are the request's, and set before `begin`."""
 
     slot: int
     n_slots: int
     model: ModelInfo
     options: ModelOptions  # how the target was loaded
     tokenizer: Tokenizer | None
+    sampling: SamplingParams = SamplingParams(temperature=0.0)
+    verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
 
     @abstractmethod
-    def load(self, reference: str, options: ModelOptions) -> Model:
-        """Load a second model, with slots of its own, onto the target's backend; the same reference and options load once."""
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Model:
+        """Load a second model, with slots of its own; the same reference, options and backend load once.
+
+        Args:
+            reference: A name or a path.
+            options: How it is loaded.
+            backend: The name of another backend than the target's.
+        """
 
     @abstractmethod
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
@@ -183,7 +192,12 @@ class Drafter(Plugin, ABC):
 
     `history` is a read-only (h,) int32 view of prompt and output so far. Its last token was just sampled and is not yet in the
     target's memory. A drafter never writes into it and may keep no reference beyond the request.
+
+    `scope` declares how long what it learns from texts lives, and so who may feel it: the `request`, the `slot` with its
+    further requests, or the `process`, all slots together and whatever it may save for the next one.
     """
+
+    scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
 
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options

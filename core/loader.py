@@ -8,7 +8,7 @@ from augury.errors import ModelFileError, UnsupportedError
 from augury.gguf import ModelFile
 from augury.log import get_logger
 from augury.models import resolve
-from augury.options import nearest
+from augury.options import build, nearest
 from augury.session import Shared
 from augury.tokenizer import load_tokenizer
 
@@ -21,7 +21,20 @@ if TYPE_CHECKING:
     from augury.tokenizer import Tokenizer
     from augury.types import ModelOptions
 
-__all__ = ["Loader", "plan_of"]
+__all__ = ["Loader", "make_backend", "plan_of"]
+
+
+def make_backend(registry: Registry, name: str) -> Backend:
+    """The backend that is called `name`, or the preferred one for `auto`.
+
+    Raises:
+        PluginError: There is no such backend.
+        UnsupportedError: It cannot run on this machine.
+    """
+    backend: type[Backend] = registry.choose("backend", None) if name == "auto" else registry.find("backend", name)
+    if (reason := backend.unavailable_reason()) is not None:
+        raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
+    return backend(build(backend.options_class, {}, backend.name))
 
 
 def plan_of(file: ModelFile, registry: Registry) -> Plan:
@@ -54,18 +67,19 @@ class Loader:
             self._files[str(reference)] = ModelFile.open(resolve(reference, self._registry, self._progress))
         return self._files[str(reference)]
 
-    def load(self, reference: str | Path, options: ModelOptions, *, purpose: str) -> Model:
-        """The model that `reference` means; the same reference and options load once for the same purpose.
+    def load(self, reference: str | Path, options: ModelOptions, *, purpose: str, backend: str | None = None) -> Model:
+        """The model that `reference` means; the same arguments load once. `backend` names another one than the engine's.
 
         A target that is its own draft model is loaded twice: each needs slots of its own.
         """
 
         def make() -> Model:
             file = self.open(reference)
-            self.models.append(self._backend.load(file, plan_of(file, self._registry), options, self._progress))
+            device = self._backend if backend is None else make_backend(self._registry, backend)
+            self.models.append(device.load(file, plan_of(file, self._registry), options, self._progress))
             return self.models[-1]
 
-        return self.shared.get(("model", purpose, str(reference), options), make)
+        return self.shared.get(("model", purpose, str(reference), options, backend), make)
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

@@ -56,9 +56,9 @@ class EngineSession(Session):
         self.tokenizer = tokenizer
         self._loader = loader
 
-    def load(self, reference: str, options: ModelOptions) -> Model:
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Model:
         """See `Session.load`."""
-        return self._loader.load(reference, options, purpose="draft")
+        return self._loader.load(reference, options, purpose="draft", backend=backend)
 
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""

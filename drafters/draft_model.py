@@ -43,6 +43,7 @@ class DraftModelOptions:
     threads: int | None = option(None, help="its threads", ge=1, aliases=("td", "threads-draft"))
     cache_type_k: str | None = option(None, help="type of the keys in its KV cache", aliases=("ctkd", "cache-type-k-draft"))
     cache_type_v: str | None = option(None, help="type of the values", aliases=("ctvd", "cache-type-v-draft"))
+    backend: str | None = option(None, help="what computes it", aliases=("backend-draft",))
     p_min: float = option(
         0.0,
         help="a draft ends where the draft model's best token is less probable than this",
@@ -57,7 +58,8 @@ class DraftModel(Drafter):
     """Lets a draft model write ahead."""
 
     name = "draft-model"
-    aliases = ("draft-simple",)
+    aliases = ("draft-simple", "draft")
+    scope = "request"  # it learns nothing; the KV cache, which outlives a request, changes no draft
     options_class = DraftModelOptions
 
     def __init__(self, options: DraftModelOptions, session: Session) -> None:
@@ -67,9 +69,9 @@ class DraftModel(Drafter):
         reference, load_options = options.model, _load_options(options, session.options)
 
         def make() -> DraftRunner:
-            return _runner(reference, load_options, session)
+            return _runner(reference, load_options, options.backend, session)
 
-        self._runner: DraftRunner = session.shared((self.name, reference, load_options), make)
+        self._runner: DraftRunner = session.shared((self.name, reference, load_options, options.backend), make)
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the runner knows what it holds itself
         """Feed the prompt, as far as it is not what the draft model's slot holds anyway."""
@@ -119,13 +121,13 @@ def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOpti
     return attrs.evolve(target, **{name: value for name, value in own.items() if value is not None})
 
 
-def _runner(reference: str, load_options: ModelOptions, session: Session) -> DraftRunner:
+def _runner(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> DraftRunner:
     """The draft model, once it is known to speak the target's language."""
     from augury.drafters.draft_runner import DraftRunner
     from augury.drafters.vocabulary_match import check_sizes, check_tokenizers
 
     check_tokenizers(session.tokenizer, session.load_tokenizer(reference))  # before the weights, which take longer
-    model = session.load(reference, load_options)
+    model = session.load(reference, load_options, backend)
     check_sizes(session.model.n_vocab, model.info.n_vocab)
     return DraftRunner(model, n_slots=load_options.n_slots, n_vocab=session.model.n_vocab)
 

@@ -35,6 +35,8 @@ class NgramMap(Drafter):
     What is learnt lives as long as the request.
     """
 
+    scope = "request"
+
     def __init__(self, options: Any, session: Session) -> None:
         super().__init__(options, session)
         from augury.drafters.ngram_first_table import NgramFirstTable

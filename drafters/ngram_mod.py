@@ -63,6 +63,7 @@ class NgramMod(Drafter):
     """Learns into the engine's pool and drafts from it."""
 
     name = "ngram-mod"
+    scope = "process"
     options_class = NgramModOptions
 
     def __init__(self, options: NgramModOptions, session: Session) -> None:

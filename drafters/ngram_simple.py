@@ -55,6 +55,7 @@ class NgramSimple(Drafter):
     """Looks up the last n tokens in an index of the request's own text."""
 
     name = "ngram-simple"
+    scope = "request"
     options_class = NgramSimpleOptions
 
     def __init__(self, options: NgramSimpleOptions, session: Session) -> None:

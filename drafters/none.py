@@ -18,6 +18,7 @@ class NoDrafter(Drafter):
     """Declines every time."""
 
     name = "none"
+    scope = "request"
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the interface's
         """Decline."""

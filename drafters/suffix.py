@@ -55,6 +55,7 @@ class Suffix(Drafter):
     """Keeps the slot's texts in a suffix array. What is learnt lives as long as the slot."""
 
     name = "suffix"
+    scope = "slot"
     options_class = SuffixOptions
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:

@@ -23,6 +23,14 @@ def test_a_target_that_drafts_for_itself_has_two_memories():
         assert result.stats.acceptance_rate == 1.0
 
 
+def test_a_draft_model_may_run_on_a_backend_of_its_own():
+    small = tiny_model("llama-dense-q4_0")
+    with load(draft_model=small, spec_options={"draft-model": {"backend": "numba-cpu"}}) as engine:
+        assert [type(model).__module__.split(".")[2] for model in engine._loader.models] == ["reference", "numba_cpu"]
+    with pytest.raises(PluginError, match="numba-cp"):
+        load(draft_model=small, spec_options={"draft-model": {"backend": "numba-cp"}})
+
+
 def test_slots_share_one_draft_model():
     with load(draft_model=tiny_model("llama-dense"), slots=3) as engine:
         assert len(engine._loader.models) == 2

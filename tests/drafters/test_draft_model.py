@@ -104,8 +104,8 @@ class FakeSession(Session):
         self.tokenizer, self._draft_tokenizer = tokenizer, draft_tokenizer
         self._model, self._common = model, common
 
-    def load(self, reference, options):
-        self._common.setdefault("loads", []).append((reference, options))
+    def load(self, reference, options, backend=None):
+        self._common.setdefault("loads", []).append((reference, options, backend))
         return self._model
 
     def load_tokenizer(self, reference):
@@ -336,10 +336,10 @@ def test_all_slots_share_one_model_that_is_loaded_as_the_target_unless_told_othe
     common = {}
     model = CheckedModel(n_slots=2, n_ctx=64)
     drafters_of(model, common=common)
-    drafters_of(model, common=common, ctx=32, threads=1, cache_type_k="f16", cache_type_v="f32")
+    drafters_of(model, common=common, ctx=32, threads=1, cache_type_k="f16", cache_type_v="f32", backend="other")
     assert common["loads"] == [
-        ("small.gguf", ModelOptions(2, 64, 3, "f32", "f16")),
-        ("small.gguf", ModelOptions(2, 32, 1, "f16", "f32")),
+        ("small.gguf", ModelOptions(2, 64, 3, "f32", "f16"), None),
+        ("small.gguf", ModelOptions(2, 32, 1, "f16", "f32"), "other"),
     ]
 
 
@@ -368,8 +368,8 @@ def test_without_tokenizers_the_sizes_are_compared():
         drafters_of(CheckedModel(), n_vocab=200)
 
 
-def test_it_is_offered_under_its_name_and_llama_cpps():
+def test_it_is_offered_under_its_name_and_those_of_others():
     (drafter,) = augury_drafters()
-    assert (drafter.name, drafter.aliases) == ("draft-model", ("draft-simple",))
+    assert (drafter.name, drafter.aliases) == ("draft-model", ("draft-simple", "draft"))
     aliases = {alias for option in options_of(DraftModelOptions).values() for alias in option.aliases}
-    assert {"md", "cd", "td", "ctkd", "ctvd", "draft-p-min"} <= aliases
+    assert {"md", "cd", "backend-draft", "td", "ctkd", "ctvd", "draft-p-min"} <= aliases
