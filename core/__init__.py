@@ -1,16 +1,26 @@
-"""augury: speculative decoding for GGUF language models, bit-identical to plain decoding."""
+"""augury: speculative decoding for GGUF language models, bit-identical to plain decoding.
+
+The names below are imported when they are first used: a plugin that needs one of them, and every run of pytest beside which
+augury is installed, does not wait for the rest.
+"""
+
+from __future__ import annotations
 
 if __name__ != "augury":
     raise ImportError(f"this package is imported as augury, not as {__name__}; install it first: pip install .")
 
-from augury.engine import Engine
-from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
-from augury.hookspecs import hookimpl
-from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Model, Session, Source
-from augury.options import option
-from augury.registry import Registry
-from augury.running import Running
-from augury.types import Draft, Result, Token, Verdict
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from augury.engine import Engine
+    from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
+    from augury.hookspecs import hookimpl
+    from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Model, Session, Source
+    from augury.options import option
+    from augury.registry import Registry
+    from augury.running import Running
+    from augury.types import Draft, Result, Token, Verdict
 
 __all__ = [
     "Architecture",
@@ -36,3 +46,23 @@ __all__ = [
     "hookimpl",
     "option",
 ]
+
+_MODULES = {
+    "engine": ("Engine",),
+    "errors": ("AuguryError", "CapacityError", "ModelFileError", "OptionError", "PluginError", "UnsupportedError"),
+    "hookspecs": ("hookimpl",),
+    "interfaces": ("Architecture", "Backend", "Drafter", "MemoryManager", "Model", "Session", "Source"),
+    "options": ("option",),
+    "registry": ("Registry",),
+    "running": ("Running",),
+    "types": ("Draft", "Result", "Token", "Verdict"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'augury' has no attribute {name!r}")
+    value = getattr(import_module(f"augury.{_HOMES[name]}"), name)
+    globals()[name] = value  # from now on it is found without this function
+    return value
