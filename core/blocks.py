@@ -148,6 +148,12 @@ class Plan:
         """The attention layers in order; each has KV cache layers of its own."""
         return tuple(block for block in self.blocks if isinstance(block, Attention))
 
+    def layers(self, n_layers: int | None = None) -> tuple[Block, ...]:
+        """The blocks of the first `n_layers` layers, or of all; a layer is an `Attention` and what follows it."""
+        starts = [i for i, block in enumerate(self.blocks) if isinstance(block, Attention)]
+        end = -1 if n_layers is None or n_layers == len(starts) else starts[n_layers]
+        return self.blocks[1:end]
+
     @property
     def n_vocab(self) -> int:
         """V: how many logits a row has."""

@@ -2,6 +2,7 @@
 
 Two tapes do the same: one for passes of a token or two, where every thread norms and quantises for itself, and one for
 longer passes, where the threads divide that work, too (see `kernels/step.py`). They share weights, KV cache and buffers.
+A pass through the first layers alone is a shorter tape of the same records.
 """
 
 from __future__ import annotations
@@ -28,21 +29,29 @@ _OVERREAD = 16  # floats that a kernel may read (never use) behind a table
 _BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
 
 
-@frozen
+@frozen(eq=False)
 class Lowered:
     """A model's tapes.
 
     Attributes:
-        private: (n_records, 16) int64, for passes of up to `tape.PRIVATE_TOKENS` tokens.
-        shared: (n_records, 16) int64, for longer ones.
         outputs: the entries of the output matrix, where the address of the logits is to be put before a pass.
         logits_width: floats from one row of logits to the next.
     """
 
-    private: np.ndarray = field(repr=False)
-    shared: np.ndarray = field(repr=False)
     outputs: tuple[np.ndarray, ...] = field(repr=False)
     logits_width: int
+    _writers: tuple[Writer, ...] = field(repr=False)
+    _tapes: dict[int | None, tuple[np.ndarray, ...]] = field(factory=dict, init=False, repr=False)
+
+    def tapes(self, n_layers: int | None) -> tuple[np.ndarray, ...]:
+        """The tapes of all layers, or of the first `n_layers` and the output, written when they are first asked for.
+
+        Returns:
+            (n_records, 16) int64, for passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
+        """
+        if n_layers not in self._tapes:
+            self._tapes[n_layers] = tuple(writer.tape(n_layers) for writer in self._writers)
+        return self._tapes[n_layers]
 
 
 def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
@@ -83,10 +92,9 @@ def lower(plan: Plan, weights: Weights, options: ModelOptions, n_threads: int, a
         arena.zeros(attention.counts_bytes(n_threads), "scratch"),
     )
     layers = [_layer(block, weights, options, buffers, tables, arena, parts) for block in plan.attentions]
-    writers = [Writer(plan, weights, types, layers, buffers, arena, n) for n in (n_threads, 0)]
+    writers = tuple(Writer(plan, weights, types, layers, buffers, arena, n) for n in (n_threads, 0))
     outputs = tuple(writer.write() for writer in writers)
-    private, shared = (writer.tape() for writer in writers)
-    return Lowered(private, shared, outputs, _up(plan.n_vocab, 32))
+    return Lowered(outputs, _up(plan.n_vocab, 32), writers)
 
 
 def _layer(

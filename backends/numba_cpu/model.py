@@ -76,14 +76,15 @@ class NumbaCpuModel(Model):
             places[order] = np.arange(n)
             rows = places[rows]
         if n <= MAX_TOKENS:
-            self._pass(tokens, slots, positions, rows, 0)
+            self._pass(tokens, slots, positions, rows, 0, batch.n_layers)
             return ArrayLogits(self._logits[:n_rows, : self.info.n_vocab])
         written: list[np.ndarray] = []
         n_written = 0
         for start in range(0, n, MAX_TOKENS):
             end = min(start + MAX_TOKENS, n)
             here = np.flatnonzero((rows >= start) & (rows < end))
-            self._pass(tokens[start:end], slots[start:end], positions[start:end], rows[here] - start, n_written)
+            span = slice(start, end)
+            self._pass(tokens[span], slots[span], positions[span], rows[here] - start, n_written, batch.n_layers)
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
@@ -100,7 +101,15 @@ class NumbaCpuModel(Model):
             self._team.close()
             del self._arena, self._weights, self._lowered, self._logits
 
-    def _pass(self, tokens: np.ndarray, slots: np.ndarray, positions: np.ndarray, rows: np.ndarray, first_row: int) -> None:
+    def _pass(
+        self,
+        tokens: np.ndarray,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        rows: np.ndarray,
+        first_row: int,
+        n_layers: int | None,
+    ) -> None:
         """Compute up to MAX_TOKENS tokens, sorted by slot; their logits go to the rows from `first_row` on."""
         n, inputs, state = len(tokens), self._inputs, self._team.state
         inputs[0, :n] = tokens
@@ -117,10 +126,9 @@ class NumbaCpuModel(Model):
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
-        is_private = n <= PRIVATE_TOKENS
-        entry = self._lowered.outputs[0 if is_private else 1]
-        entry[0, 4] = self._logits.ctypes.data + first_row * self._logits.strides[0]
-        self._team.run(self._lowered.private if is_private else self._lowered.shared)
+        way = 0 if n <= PRIVATE_TOKENS else 1
+        self._lowered.outputs[way][0, 4] = self._logits.ctypes.data + first_row * self._logits.strides[0]
+        self._team.run(self._lowered.tapes(n_layers)[way])
 
     def _check(self, batch: Batch) -> None:
         """Refuse what would be read or written beside an array: kernels do not look."""
@@ -136,6 +144,8 @@ class NumbaCpuModel(Model):
                 f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {self._n_tokens_known - 1}"
             )
             raise OptionError(message)
+        if batch.n_layers is not None and not 1 <= batch.n_layers <= self.info.n_layers:
+            raise OptionError(f"a pass through {batch.n_layers} layers, expected 1 to {self.info.n_layers}")
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

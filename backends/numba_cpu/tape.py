@@ -94,22 +94,34 @@ class Writer:
         self._x = self._own(buffers.x, n_embd)
         self._normed = self._own(buffers.normed, n_embd)
         self._pending: tuple[int, Norm | None] = (0, None)  # what the next norm adds to x first, normed or as it is
+        self._layer_starts: list[tuple[int, tuple[int, Norm | None]]] = []  # records before each layer, and what is pending
+        self._n_output = 0  # records of the output
 
     def write(self) -> np.ndarray:
         """Write the whole plan; returns the entry of the output matrix."""
-        blocks, layers = self._plan.blocks, iter(self._layers)
+        layers = iter(self._layers)
         self._embedding(self._plan.embedding)
-        for block in blocks[1:-1]:
+        for block in self._plan.layers():
             if isinstance(block, Attention):
+                self._layer_starts.append((len(self._records), self._pending))
                 self._attention(block, next(layers))
             else:
                 assert isinstance(block, FeedForward)
                 self._feed_forward(block)
-        return self._output(self._plan.output)
+        n_before = len(self._records)
+        entry = self._output(self._plan.output)
+        self._n_output = len(self._records) - n_before
+        return entry
 
-    def tape(self) -> np.ndarray:
-        """What was written, (n_records, 16) int64."""
-        return np.array([record + [0] * (_RECORD - len(record)) for record in self._records], np.int64)
+    def tape(self, n_layers: int | None = None) -> np.ndarray:
+        """What was written, (n_records, 16) int64: all of it, or the first `n_layers` layers and the output."""
+        records = self._records
+        if n_layers is not None and n_layers < len(self._layer_starts):
+            end, pending = self._layer_starts[n_layers]
+            # the output begins with a norm that adds what the layer before it left: here that is another layer
+            norm = self._norm_record(self._plan.output.norm, pending, is_output=True)
+            records = [*records[:end], norm, *records[len(records) - self._n_output + 1 :]]
+        return np.array([record + [0] * (_RECORD - len(record)) for record in records], np.int64)
 
     def _own(self, shared: int, width: int) -> _Rows:
         """Rows that every thread has for itself, or, where they work together, the shared ones."""
@@ -120,7 +132,7 @@ class Writer:
 
     def _add(self, kernel: Any, *operands: int, is_private: bool = False) -> None:
         """Write a record; a barrier follows unless every thread goes on with what is its own."""
-        self._records.append([address(kernel), int(not is_private), *operands])
+        self._records.append(_record(kernel, operands, is_private=is_private))
 
     def _embedding(self, block: Embedding) -> None:
         matrix, private = self._weights.matrix(block.weight), bool(self._n_threads)
@@ -155,12 +167,15 @@ class Writer:
 
     def _norm(self, norm: Norm, *, is_output: bool = False) -> None:
         """X += pending; normed = norm(x)."""
-        (y, post), private = self._pending, bool(self._n_threads)
+        self._records.append(self._norm_record(norm, self._pending, is_output=is_output))
+
+    def _norm_record(self, norm: Norm, pending: tuple[int, Norm | None], *, is_output: bool) -> list[int]:
+        (y, post), private = pending, bool(self._n_threads)
         (post_weight, post_eps), (weight, eps) = self._weights.norm(post), self._weights.norm(norm)
         added = (y, -(-norm.size // 32) * 32, post_weight, bits(post_eps))
         normed = (self._normed.address, self._normed.stride)
         operands = (self._x.address, self._x.stride, *added, weight, bits(eps), norm.size, *normed)
-        self._add(step.add_norm, *operands, int(private), int(is_output), is_private=private)
+        return _record(step.add_norm, (*operands, int(private), int(is_output)), is_private=private)
 
     def _multiply(self, x: _Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Products of x with matrices, each to an address."""
@@ -205,6 +220,10 @@ class Writer:
         places = (x.address, x.stride, out.address, out.stride, x.width, n_blocks(x.width))
         self._add(step.quantize, kernel, *places, int(private), int(is_output), is_private=private)
         return out
+
+
+def _record(kernel: Any, operands: Sequence[int], *, is_private: bool) -> list[int]:
+    return [address(kernel), int(not is_private), *operands]
 
 
 def bits(value: float) -> int:

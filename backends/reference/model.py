@@ -44,7 +44,7 @@ class ReferenceModel(Model):
         self._check(batch)
         caches = iter(self._caches)
         x = self._embed(self._plan.embedding, weights, batch.tokens)
-        for block in self._plan.blocks[1:-1]:
+        for block in self._plan.layers(batch.n_layers):
             if isinstance(block, Attention):
                 x = x + self._attention(block, weights, next(caches), batch, x)
             else:
@@ -118,6 +118,8 @@ class ReferenceModel(Model):
             raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
         if _is_outside(batch.tokens, n_vocab):
             raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_vocab - 1}")
+        if batch.n_layers is not None and not 1 <= batch.n_layers <= self.info.n_layers:
+            raise OptionError(f"a pass through {batch.n_layers} layers, expected 1 to {self.info.n_layers}")
 
 
 def _each(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarray:

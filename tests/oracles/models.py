@@ -1,7 +1,7 @@
 """Tiny two-layer models with random weights, and what llama.cpp computes with them.
 
 `NAMES` are models; `tiny_model(NAME)` is the path of its GGUF file, written once per test run, and `expected(NAME)` tokens and
-logits. `tiny_file(NAME)` opens it, `altered` makes a `ModelFile` that differs from it without writing anything.
+logits. `tiny_file(NAME)` opens it, `altered` and `with_layers` make `ModelFile`s that differ from it without writing anything.
 
 The data: `NAME.head` is the size of a GGUF file (8 bytes, little-endian) and its header; the weights are derived from the
 names of model and tensor. `NAME.npz` has tokens (T,) int32 and logits (T, V) float32 of every position, float32 KV cache,
@@ -16,6 +16,7 @@ import hashlib
 import tempfile
 from pathlib import Path
 
+import attrs
 import gguf
 import numpy as np
 from gguf.quants import quantize
@@ -76,6 +77,24 @@ def altered(file: ModelFile, *, metadata=None, without=(), arrays=None) -> Model
         {key: value for key, value in {**file.metadata, **(metadata or {})}.items() if key not in without},
         {name: tensor for name, tensor in tensors.items() if name not in without},
     )
+
+
+def with_layers(file: ModelFile, n_layers: int) -> ModelFile:
+    """A model like `file` with as many layers, which repeat those that it has."""
+    n_there = file.metadata[f"{file.architecture}.block_count"]
+    tensors = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("blk.")}
+    for name, tensor in file.tensors.items():
+        if name.startswith("blk."):
+            _, index, rest = name.split(".", 2)
+            for layer in range(int(index), n_layers, n_there):
+                renamed = f"blk.{layer}.{rest}"
+                tensors[renamed] = attrs.evolve(tensor, name=renamed)
+    metadata = {
+        key: np.resize(value, n_layers) if isinstance(value, np.ndarray) and len(value) == n_there else value
+        for key, value in file.metadata.items()
+    }
+    metadata[f"{file.architecture}.block_count"] = n_layers
+    return ModelFile(file.path, file.paths, file.n_bytes, metadata, tensors)
 
 
 @functools.cache
