@@ -1,70 +1,18 @@
-"""A toy model whose logits are a hash of everything its memory holds up to a token: any slip of memory or order shows."""
+"""A drafter that drafts by a script, and an engine around the toy model that augury ships."""
 
 from __future__ import annotations
-
-import hashlib
 
 import numpy as np
 
 from augury.engine import Engine
-from augury.errors import CapacityError
-from augury.interfaces import Drafter, Model, Progress
+from augury.interfaces import Drafter, Progress
 from augury.loader import Loader
-from augury.logits import ArrayLogits
 from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.speculation import Speculation
-from augury.types import Allocation, Draft, ModelInfo, StateSpec
-
-
-class ToyModel(Model):
-    """Remembers tokens by (slot, position). With `period`, text tends to repeat, so that drafts are often right."""
-
-    def __init__(self, *, n_vocab=16, n_slots=1, n_ctx=64, period=None):
-        self.info = ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
-        self.state_spec = StateSpec(n_slots, n_ctx, 4)
-        self.period = period
-        self.cells = np.full((n_slots, n_ctx), -1, np.int64)
-        self.batches = []
-        self.on_forward = lambda: None  # called in every pass
-        self.is_closed = False
-
-    def forward(self, batch):
-        self.batches.append(batch)
-        self.on_forward()
-        rows = []
-        wanted = set(batch.rows.tolist())
-        for i, (token, slot, position) in enumerate(zip(batch.tokens, batch.slots, batch.positions, strict=True)):
-            if position >= self.state_spec.n_ctx:
-                raise CapacityError("position outside the slot")
-            self.cells[slot, position] = token
-            if i in wanted:
-                rows.append(self.logits(self.cells[slot, : position + 1]))
-        return ArrayLogits(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
-
-    def logits(self, tokens):
-        """What follows `tokens`, all of which must be there."""
-        assert (tokens >= 0).all(), "a position was never stored"
-        digest = hashlib.sha256(tokens.astype(np.int32).tobytes()).digest()
-        key = int.from_bytes(digest[:8], "little")
-        values = np.random.Generator(np.random.Philox(key=key)).standard_normal(self.info.n_vocab)
-        if self.period is not None and len(tokens) >= self.period and digest[8] > 40:
-            values[tokens[-self.period]] += 8
-        return values
-
-    def memory_table(self):
-        return [Allocation("cells", self.cells.nbytes)]
-
-    def close(self):
-        self.is_closed = True
-
-    def plain(self, prompt, n, choose=np.argmax):
-        """What plain decoding gives: n tokens after `prompt`."""
-        tokens = list(prompt)
-        for _ in range(n):
-            tokens.append(int(choose(self.logits(np.array(tokens)))))
-        return tokens[len(prompt) :]
+from augury.testing.toy_model import ToyModel
+from augury.types import Draft
 
 
 class ScriptedDrafter(Drafter):

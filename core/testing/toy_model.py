@@ -1,0 +1,138 @@
+"""A model whose logits are a hash of everything that its memory holds up to a token: any slip of memory or order shows."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import AuguryError, CapacityError, OptionError
+from augury.interfaces import Model
+from augury.logits import ArrayLogits
+from augury.types import Allocation, ModelInfo, StateSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from augury.interfaces import Logits
+    from augury.types import Batch
+
+__all__ = ["ToyModel"]
+
+_NOTHING = -1  # in a cell that no token was stored in
+_SURPRISES = 41 / 256  # share of the tokens that do not repeat what came a period before
+
+
+class ToyModel(Model):
+    """Remembers tokens by slot and place, trees and moves included, and computes nothing else.
+
+    Attributes:
+        cells: (n_slots, n_ctx) int64, the tokens that were stored.
+        batches: The passes so far.
+        on_forward: Called at the beginning of every pass.
+        is_closed: Whether `close` was called.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_vocab: int = 16,
+        n_slots: int = 1,
+        n_ctx: int = 64,
+        period: int | None = None,
+        surprises: float = _SURPRISES,
+        errors: float = 0.0,
+        info: ModelInfo | None = None,
+    ) -> None:
+        """Make a model.
+
+        Args:
+            n_vocab: V.
+            n_slots: How many sequences it holds.
+            n_ctx: Positions of a slot.
+            period: Text tends to repeat what came so many tokens before, so that drafts are often right. None: it does not.
+            surprises: Share of the tokens of which that is not true.
+            errors: Share of the texts after which it expects something else than a model without errors does; a draft model
+                has some.
+            info: What it says of itself; None for a model called "toy".
+        """
+        self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
+        self.state_spec = StateSpec(n_slots, n_ctx, 8)
+        self.cells = np.full((n_slots, n_ctx), _NOTHING, np.int64)
+        self.batches: list[Batch] = []
+        self.on_forward: Callable[[], object] = lambda: None
+        self.is_closed = False
+        self._period = period
+        self._surprises = surprises
+        self._errors = errors
+
+    def forward(self, batch: Batch) -> Logits:
+        """See `Model.forward`; positions between what a slot holds and what it is given are an error of the caller."""
+        self._check(batch)
+        self.batches.append(batch)
+        self.on_forward()
+        for slot, origin, target in batch.moves if batch.moves is not None else ():
+            self.cells[slot, target] = self.cells[slot, origin]
+        wanted = set(batch.rows.tolist())
+        texts: list[np.ndarray] = []  # what each token of the pass follows, and itself
+        first: dict[int, int] = {}  # position of a slot's first token
+        n_seen: dict[int, int] = {}
+        rows = []
+        for i, (token, slot, position) in enumerate(
+            zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
+        ):
+            start, j = first.setdefault(slot, position), n_seen.get(slot, 0)
+            n_seen[slot] = j + 1
+            if batch.parents is None:
+                self.cells[slot, position] = token
+                texts.append(self.cells[slot, : position + 1])
+            else:
+                parent = int(batch.parents[i])
+                texts.append(np.append(texts[parent] if parent >= 0 else self.cells[slot, :start], token))
+                self.cells[slot, start + j] = token
+            if i in wanted:
+                if len(texts[i]) != position + 1 or (texts[i] < 0).any():
+                    raise AuguryError(f"slot {slot}: the token at position {position} follows positions that hold nothing")
+                rows.append(self.logits(texts[i], n_layers=batch.n_layers))
+        return ArrayLogits(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
+
+    def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
+        """What follows `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time something else."""
+        digest = hashlib.sha256(np.asarray(tokens).astype(np.int32).tobytes()).digest()
+        values = _normal(digest[:8], self.info.n_vocab)
+        if self._period is not None and len(tokens) >= self._period and digest[8] >= self._surprises * 256:
+            values[tokens[-self._period]] += 8
+        errors = self._errors if n_layers is None or n_layers >= self.info.n_layers else 0.25
+        return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
+
+    def memory_table(self) -> Sequence[Allocation]:
+        """See `Model.memory_table`."""
+        return [Allocation("cells", self.cells.nbytes)]
+
+    def close(self) -> None:
+        """See `Model.close`."""
+        self.is_closed = True
+
+    def plain(self, prompt: Sequence[int], n: int, choose: Callable[[np.ndarray], object] = np.argmax) -> list[int]:
+        """What plain decoding gives: n tokens after `prompt`."""
+        tokens = list(prompt)
+        for _ in range(n):
+            tokens.append(int(choose(self.logits(np.array(tokens)))))  # type: ignore[call-overload]
+        return tokens[len(prompt) :]
+
+    def _check(self, batch: Batch) -> None:
+        if self.is_closed:
+            raise AuguryError("the toy model is closed")
+        spec = self.state_spec
+        for what, values, n, error in (
+            ("position", batch.positions, spec.n_ctx, CapacityError),
+            ("slot", batch.slots, spec.n_slots, CapacityError),
+            ("token", batch.tokens, self.info.n_vocab, OptionError),
+        ):
+            if len(values) and (values.min() < 0 or values.max() >= n):
+                raise error(f"{what}s from {values.min()} to {values.max()}, expected 0 to {n - 1}")
+
+
+def _normal(key: bytes, n: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).standard_normal(n)
