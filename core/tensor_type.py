@@ -28,7 +28,10 @@ class TensorType(enum.IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ4_NL = 20
+    IQ4_XS = 23
     BF16 = 30
+    MXFP4 = 39
 
     @property
     def block_size(self) -> int:
@@ -55,6 +58,9 @@ _BLOCKS = {
     TensorType.Q4_K: (256, 2 + 2 + 12 + 128),
     TensorType.Q5_K: (256, 2 + 2 + 12 + 32 + 128),
     TensorType.Q6_K: (256, 128 + 64 + 16 + 2),
+    TensorType.IQ4_NL: (32, 2 + 16),
+    TensorType.IQ4_XS: (256, 2 + 2 + 4 + 128),
+    TensorType.MXFP4: (32, 1 + 16),
 }
 
 # With the types that ggml defines and augury does not read: an error that names one is worth more than a number.
@@ -67,10 +73,8 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
     21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
@@ -85,7 +89,6 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
     36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
-    39: "MXFP4",
     40: "NVFP4",
     41: "Q1_0",
 }
@@ -94,7 +97,7 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
 def type_name(type_id: int) -> str:
     """Return what ggml calls a type id, whether augury reads it or not.
 
-    >>> type_name(20), type_name(999)
-    ('IQ4_NL', 'type 999')
+    >>> type_name(16), type_name(999)
+    ('IQ2_XXS', 'type 999')
     """
     return _NAMES.get(type_id, f"type {type_id}")

@@ -5,8 +5,8 @@ logits. `tiny_file(NAME)` opens it, `altered` and `with_layers` make `ModelFile`
 
 The data: `NAME.head` is the size of a GGUF file (8 bytes, little-endian) and its header; the weights are derived from the
 names of model and tensor. `NAME.npz` has tokens (T,) int32 and logits (T, V) float32 of every position, float32 KV cache,
-token by token. `llama-dense-TYPE` has the weights of `llama-dense` in another type; the K-quants, which the `gguf` package
-cannot write, are stored as files.
+token by token. `llama-dense-TYPE` has the weights of `llama-dense` in another type; the K-quants and IQ4, which the
+`gguf` package cannot write, are stored as files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from augury.gguf import ModelFile, Tensor, TensorType
 
 DATA = Path(__file__).parent.parent / "data" / "models"
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
-WRITTEN_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-STORED_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+WRITTEN_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4")
+STORED_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 FLOAT_NAMES = tuple(f"{family}-dense" for family in FAMILIES)
 QUANTISED_NAMES = tuple(f"llama-dense-{kind}" for kind in WRITTEN_TYPES + STORED_TYPES)
 NAMES = FLOAT_NAMES + QUANTISED_NAMES

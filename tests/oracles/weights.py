@@ -19,6 +19,9 @@ HALVES = {
     TensorType.Q4_K: (0, 2),
     TensorType.Q5_K: (0, 2),
     TensorType.Q6_K: (208,),
+    TensorType.IQ4_NL: (0,),
+    TensorType.IQ4_XS: (0,),
+    TensorType.MXFP4: (),
 }
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 QUANTISED = tuple(HALVES)
@@ -26,7 +29,7 @@ QUANTISED = tuple(HALVES)
 
 def random_weights(rng: np.random.Generator, kind: TensorType, n_rows: int, n_cols: int) -> np.ndarray:
     """Make the bytes of a matrix: what gguf quantises from normal numbers, or random blocks for types that it only reads."""
-    if kind in HALVES and kind.name.endswith("K"):
+    if kind.name.startswith("IQ") or kind.name.endswith("K"):
         return random_blocks(rng, kind, n_rows, n_cols)
     numbers = rng.standard_normal((n_rows, n_cols), dtype=np.float32)
     return quants.quantize(numbers, GGMLQuantizationType[kind.name]).view(np.uint8).reshape(-1)
@@ -39,6 +42,9 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n_rows: int, n_col
         blocks[:, place + 1] &= 0xBF
         blocks[::7, place : place + 2] = 0
         blocks[1::7, place + 1] &= 0x83  # denormal
+    if kind is TensorType.MXFP4:
+        blocks[:, 0] = rng.integers(64, 129, len(blocks))
+        blocks[::7, 0] = rng.integers(0, 3)  # denormal, and the smallest that is not
     return blocks.reshape(-1)
 
 

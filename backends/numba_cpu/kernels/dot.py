@@ -1,82 +1,215 @@
-"""The byte dot product on different CPUs: exact integers, so every target gives the same bits."""
+"""The byte dot product on different CPUs: exact integers, so every target gives the same bits.
+
+A `Dot` multiplies logical vectors of weights (unsigned bytes) with columns of activations (signed bytes from -127 to 127) and
+adds products in fours to 32-bit lanes. How it gets there is the target's business: in one instruction, or through sums of 16
+bits that it empties before they can overflow.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llvmlite.binding
+from attrs import frozen
 from llvmlite import ir
 
-from augury.backends.numba_cpu.kernels.simd import I8, I16, I16X32, I32, I32X16, call, constant
+from augury.backends.numba_cpu.kernels.simd import I1, I8, I16, I16X32, I32, I32X16, U8X64, call, constant
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-_HALF_U8, _HALF_I16, _HALF_I32 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
-
-
-def _split(b: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
-    """Cut a vector into its lower and upper half."""
-    half = vector.type.count // 2
-    mask = ir.VectorType(I32, half)
-    return [b.shuffle_vector(vector, vector, ir.Constant(mask, list(range(start, start + half)))) for start in (0, half)]
+_U8X32, _I16X16, _I32X8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
+_U8X16, _I32X4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
 
 
-def _join(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Put two halves together."""
+def _cut(b: ir.IRBuilder, vector: ir.Value, n_parts: int) -> list[ir.Value]:
+    """Cut a vector into parts of equal size, the lowest lanes first."""
+    size = vector.type.count // n_parts
+    mask = ir.VectorType(I32, size)
+    starts = range(0, vector.type.count, size)
+    return [b.shuffle_vector(vector, vector, ir.Constant(mask, list(range(start, start + size)))) for start in starts]
+
+
+def _join(b: ir.IRBuilder, parts: Sequence[ir.Value]) -> ir.Value:
+    """Put the parts of a vector together."""
+    if len(parts) == 1:
+        return parts[0]
+    low, high = _join(b, parts[: len(parts) // 2]), _join(b, parts[len(parts) // 2 :])
     count = 2 * low.type.count
     return b.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, count), list(range(count))))
 
 
-def _avx512vnni(b: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-    return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, unsigned, signed)
+def _signed(b: ir.IRBuilder, weights: ir.Value) -> ir.Value:
+    """Take 128 from unsigned bytes."""
+    return b.xor(weights, constant(U8X64, 0x80))
 
 
-def _avxvnni(b: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-    parts = zip(_split(b, total), _split(b, unsigned), _split(b, signed), strict=True)
-    return _join(b, *(call(b, "llvm.x86.avx512.vpdpbusd.256", _HALF_I32, *part) for part in parts))
+class Dot:
+    """Sums of products of weights of up to `bits` bits; this one through plain 16-bit products, on any CPU."""
+
+    def __init__(self, bits: int) -> None:
+        """Choose what such weights need."""
+        self.bits = bits
+
+    @property
+    def takes_128(self) -> bool:
+        """Whether 128 is taken from weights of 8 bits before they are multiplied."""
+        return False
+
+    def operand(self, _: ir.IRBuilder, weights: ir.Value) -> Any:
+        """Prepare a vector of weights for products with several tokens."""
+        return weights
+
+    def start(self, total: ir.Value) -> Any:
+        """Begin a sum with what is there, i32x16."""
+        return total
+
+    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        """Return the sum with four more products in each lane."""
+        u, s, eight, sixteen = b.bitcast(operand, I16X32), b.bitcast(columns, I16X32), constant(I16X32, 8), constant(I32X16, 16)
+        even = b.and_(u, constant(I16X32, 255)), b.ashr(b.shl(s, eight), eight)
+        for x, y in (even, (b.lshr(u, eight), b.ashr(s, eight))):
+            products = b.bitcast(b.mul(x, y), I32X16)  # 255 * -127 still fits in 16 bits
+            total = b.add(total, b.ashr(b.shl(products, sixteen), sixteen))
+            total = b.add(total, b.ashr(products, sixteen))
+        return total
+
+    def end(self, _: ir.IRBuilder, total: Any) -> ir.Value:
+        """Return the sum, i32x16."""
+        return total
 
 
-def _even_odd(b: ir.IRBuilder, unsigned: ir.Value, signed: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """Widen bytes to 16 bits: the even ones of both operands, then the odd ones."""
-    u, s = b.bitcast(unsigned, I16X32), b.bitcast(signed, I16X32)
-    eight = constant(I16X32, 8)
-    return (b.and_(u, constant(I16X32, 255)), b.ashr(b.shl(s, eight), eight)), (b.lshr(u, eight), b.ashr(s, eight))
+class _Avx512Vnni(Dot):
+    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, operand, columns)
 
 
-def _avx2(b: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-    # not vpmaddubsw, which saturates for weights of 8 bits
-    for u, s in _even_odd(b, unsigned, signed):
-        parts = zip(_split(b, u), _split(b, s), strict=True)
-        total = b.add(total, _join(b, *(call(b, "llvm.x86.avx2.pmadd.wd", _HALF_I32, *part) for part in parts)))
-    return total
+class _AvxVnni(Dot):
+    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        parts = zip(_cut(b, total, 2), _cut(b, operand, 2), _cut(b, columns, 2), strict=True)
+        return _join(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", _I32X8, *part) for part in parts])
 
 
-def _generic(b: ir.IRBuilder, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-    sixteen = constant(I32X16, 16)
-    for u, s in _even_odd(b, unsigned, signed):
-        products = b.bitcast(b.mul(u, s), I32X16)  # 255 * -128 still fits in 16 bits
-        total = b.add(total, b.ashr(b.shl(products, sixteen), sixteen))
-        total = b.add(total, b.ashr(products, sixteen))
-    return total
+class _Avx2(Dot):
+    """Pairs of products in 16 bits (vpmaddubsw), as many as fit, then pairs of those in 32 bits (vpmaddwd).
+
+    The sum saturates, so weights of 8 bits are made signed, and their sign given to the activations: 2 * 128 * 127 fits.
+    """
+
+    @property
+    def takes_128(self) -> bool:
+        return self.bits == 8
+
+    def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
+        if not self.takes_128:
+            return weights, None
+        signed = _signed(b, weights)
+        return call(b, "llvm.abs.v64i8", U8X64, signed, ir.Constant(I1, 0)), signed
+
+    def start(self, total: ir.Value) -> Any:
+        return total, None, 0
+
+    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        whole, pending, count = total
+        unsigned, signs = operand
+        parts = _cut(b, columns, 2)
+        if signs is not None:
+            parts = [call(b, "llvm.x86.avx2.psign.b", _U8X32, *pair) for pair in zip(parts, _cut(b, signs, 2), strict=True)]
+        pairs = zip(_cut(b, unsigned, 2), parts, strict=True)
+        products = _join(b, [call(b, "llvm.x86.avx2.pmadd.ub.sw", _I16X16, *pair) for pair in pairs])
+        pending, count = products if pending is None else b.add(pending, products), count + 1
+        largest = 128 if self.takes_128 else (1 << self.bits) - 1
+        if (count + 1) * largest * 2 * 127 > 0x7FFF:
+            return self.end(b, (whole, pending, count)), None, 0
+        return whole, pending, count
+
+    def end(self, b: ir.IRBuilder, total: Any) -> ir.Value:
+        whole, pending, _ = total
+        if pending is None:
+            return whole
+        halves = [call(b, "llvm.x86.avx2.pmadd.wd", _I32X8, half, constant(_I16X16, 1)) for half in _cut(b, pending, 2)]
+        return b.add(whole, _join(b, halves))
 
 
-_DOTS: dict[str, Callable[..., ir.Value]] = {
-    "avx512vnni": _avx512vnni,
-    "avxvnni": _avxvnni,
-    "avx2": _avx2,
-    "generic": _generic,
+class _NeonDot(Dot):
+    """Products of signed bytes (sdot), to which weights of up to 7 bits are what they are unsigned."""
+
+    @property
+    def takes_128(self) -> bool:
+        return self.bits == 8
+
+    def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
+        return _signed(b, weights) if self.takes_128 else weights
+
+    def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        parts = zip(_cut(b, total, 4), _cut(b, operand, 4), _cut(b, columns, 4), strict=True)
+        return _join(b, [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", _I32X4, *part) for part in parts])
+
+
+def _look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
+    """Choose table[index] by the bits of the index, from any two candidates one."""
+    candidates: list[ir.Value] = [constant(U8X64, value) for value in table]
+    for bit in range(4):
+        is_set = b.icmp_unsigned("!=", b.and_(indices, constant(U8X64, 1 << bit)), constant(U8X64, 0))
+        candidates = [b.select(is_set, high, low) for low, high in zip(candidates[::2], candidates[1::2], strict=True)]
+    return candidates[0]
+
+
+def _look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
+    """Make what looks up with an instruction whose table is repeated in every 16 bytes."""
+
+    def emit(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
+        repeated = ir.Constant(llvm, list(table) * (llvm.count // 16))
+        parts = _cut(b, indices, 64 // llvm.count) if llvm.count < 64 else [indices]
+        return _join(b, [call(b, name, llvm, repeated, part) for part in parts])
+
+    return emit
+
+
+@frozen
+class Target:
+    """A kind of CPU, as the kernels see it.
+
+    Attributes:
+        needed: features that LLVM must report of the host.
+        dot: makes the dot product for weights of some bits.
+        look_up: emits table[index] for 16 bytes and vectors of indices: (builder, table, u8x64) → u8x64.
+        groups: the groups of 16 rows that a tile works on together, as many as its sums leave registers for.
+        tiles: tokens per tile, the largest first, by where weights come from. What does not fit into registers spills, which
+            costs more than it saves.
+    """
+
+    needed: frozenset[str]
+    dot: Callable[[int], Dot]
+    look_up: Callable[..., ir.Value]
+    groups: tuple[tuple[int, ...], ...]
+    tiles: dict[str, tuple[int, ...]]
+
+
+_BOTH, _EACH = ((0, 1),), ((0,), (1,))
+_WIDE = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
+_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 1)}
+_pshufb = _look_up_by("llvm.x86.avx2.pshuf.b", _U8X32)
+# The best first.
+TARGETS = {
+    "avx512vnni": Target(
+        frozenset({"avx512vnni", "avx512bw"}), _Avx512Vnni, _look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), _BOTH, _WIDE
+    ),
+    "avxvnni": Target(frozenset({"avxvnni", "avx2"}), _AvxVnni, _pshufb, _EACH, _NARROW),
+    "avx2": Target(frozenset({"avx2", "fma"}), _Avx2, _pshufb, _EACH, _NARROW),
+    "neondot": Target(
+        frozenset({"neon", "dotprod"}), _NeonDot, _look_up_by("llvm.aarch64.neon.tbl1.v16i8", _U8X16), _EACH, _NARROW
+    ),
+    "generic": Target(frozenset(), Dot, _look_up, _EACH, _NARROW),
 }
-# Target → what the host must have for it.
-_NEEDED = {"avx512vnni": {"avx512vnni", "avx512bw"}, "avxvnni": {"avxvnni"}, "avx2": {"avx2", "fma"}, "generic": set()}
 
 
 def available_targets() -> list[str]:
     """Name the targets that this host can run, the best first."""
     features = llvmlite.binding.get_host_cpu_features()
-    return [target for target, needed in _NEEDED.items() if all(features.get(name, False) for name in needed)]
+    return [name for name, target in TARGETS.items() if all(features.get(feature, False) for feature in target.needed)]
 
 
 def choose_target() -> str:
@@ -93,8 +226,3 @@ def choose_target() -> str:
         msg = f"AUGURY_CPU_TARGET is {asked!r}, but this CPU can run {', '.join(available)}; choose one, or unset it"
         raise OptionError(msg)
     return asked
-
-
-def emit_dot(target: str) -> Callable[..., ir.Value]:
-    """Return what emits `total + sums of four products`, lane by lane: (builder, i32x16, u8x64, s8 as u8x64) → i32x16."""
-    return _DOTS[target]

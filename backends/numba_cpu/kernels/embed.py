@@ -25,7 +25,7 @@ def quantised_embed(fmt: Format) -> Any:
         n_blocks = n_cols // BLOCK
         lane = row % 16 * 4 + row % PANEL_ROWS // 16 * VECTOR
         for k in range(0, n_blocks, unit_blocks):
-            unpack(kind, w + (row // PANEL_ROWS * n_blocks + k) // unit_blocks * unit_bytes, unit_blocks, scratch)
+            unpack(kind, "generic", w + (row // PANEL_ROWS * n_blocks + k) // unit_blocks * unit_bytes, unit_blocks, scratch)
             for i in range(unit_blocks * BLOCK):
                 block = scratch + i // BLOCK * SCRATCH_BLOCK + lane
                 column = i % BLOCK

@@ -7,15 +7,18 @@ panel is one stream of bytes, as many as the rows take in the model file.
 unit = scales, then per block the planes. A *logical vector* v of a block is 64 bytes: 16 rows x columns 4v..4v+3, one
 unsigned byte each, the operand of a byte dot product. The low plane holds `low` bits of each, 8/low logical vectors to a
 stored vector, the first in the lowest bits; the high plane holds the next `high` bits likewise. Stored vectors alternate
-between the two groups. A weight is `scale * (byte - offset) + minimum`.
+between the two groups. A weight is `scale * (byte - offset) + minimum`; where the type has `values`, four bits stand for one of
+16 and `byte` is that value plus the offset.
 
 Scales by `coding`, each array of 32 rows (f16 or bytes):
 
 * `f16`: d, and m where there is a minimum
 * `six`: d, dmin, then per pair of blocks three bytes, little-endian: 6 bits scale, 6 bits minimum, the same of the odd block
 * `six_signed`: d, then likewise two scales of 6 bits, 32 too large, for the two halves of each block
+* `six_single`: d, then likewise one scale of 6 bits, 32 too large, for each of four blocks
 * `byte`: d, then per block two signed bytes, the scales of its halves
 * `nibble`: d, dmin, then per block two bytes, scale and (high) minimum of its halves
+* `exponent`: a byte e, the scale is 2**(e - 128)
 
 Float weights have no scales: a unit is 32 columns x 32 rows of the numbers themselves.
 """
@@ -23,6 +26,12 @@ Float weights have no scales: a unit is 32 columns x 32 rows of the numbers them
 from __future__ import annotations
 
 from attrs import field, frozen
+
+# What four bits stand for. IQ4: steps that fit weights' usual distribution; MXFP4: twice the numbers of a float of four bits
+# (sign, two bits exponent, one bit fraction). Source: kvalues_iq4nl and kvalues_mxfp4 of ggml-common.h.
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_ROW_BYTES = {"f16": 2, "six": 14, "six_signed": 14, "six_single": 8, "byte": 18, "nibble": 18, "exponent": 1}  # without minima
 
 PANEL_ROWS = 32
 BLOCK = 32  # columns
@@ -40,12 +49,18 @@ class Format:
     high: int = 0
     offset: int = 0
     coding: str = "f16"
+    values: tuple[int, ...] = ()
     float_bytes: int = field(default=0, metadata={"unit": "bytes of a weight that is a number of its own; 0 if quantised"})
 
     @property
     def has_minimum(self) -> bool:
         """Whether a minimum is added to the scaled weight."""
         return self.kind in {"q4_1", "q5_1", "q2_k", "q4_k", "q5_k"}
+
+    @property
+    def bits(self) -> int:
+        """Bits of the byte that a dot product takes for a weight."""
+        return max(value + self.offset for value in self.values).bit_length() if self.values else self.low + self.high
 
     @property
     def halves(self) -> int:
@@ -57,8 +72,7 @@ class Format:
         """Bytes of a unit before its planes."""
         if self.float_bytes:
             return 0
-        own = {"f16": 0, "six": 12, "six_signed": 12, "byte": 16, "nibble": 16}[self.coding]
-        return PANEL_ROWS * (own + (4 if self.has_minimum else 2))
+        return PANEL_ROWS * (_ROW_BYTES[self.coding] + (2 if self.has_minimum else 0))
 
     @property
     def block_bytes(self) -> int:
@@ -92,6 +106,9 @@ FORMATS = {
         Format("q4_k", 144, 8, low=4, coding="six"),
         Format("q5_k", 176, 8, low=4, high=1, coding="six"),
         Format("q6_k", 210, 8, low=4, high=2, offset=32, coding="byte"),
+        Format("iq4_nl", 18, low=4, offset=128, values=IQ4_VALUES),
+        Format("iq4_xs", 136, 8, low=4, offset=128, coding="six_single", values=IQ4_VALUES),
+        Format("mxfp4", 17, low=4, offset=16, coding="exponent", values=MXFP4_VALUES),
     )
 }
 

@@ -65,7 +65,7 @@ def quantised_matmul(fmt: Format, target: str) -> Any:
                     lines = (block_lines * 4 + n - 1) // n
                     multiply(kind, target, "packed", unit, columns, sums, n, here, following, lines)
                 else:
-                    unpack(kind, unit, here, scratch)
+                    unpack(kind, target, unit, here, scratch)
                     lines = (block_lines * 6 + n - 1) // n
                     multiply(kind, target, "scratch", scratch, columns, sums, n, here, following, lines)
                 unit = following
@@ -75,7 +75,7 @@ def quantised_matmul(fmt: Format, target: str) -> Any:
     return kernel(matmul)
 
 
-def float_matmul(fmt: Format) -> Any:
+def float_matmul(fmt: Format, target: str) -> Any:
     """Make the kernel for float weights; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, token = fmt.kind, fmt.unit_bytes, ACTIVATION_BYTES["f32"]
     block_lines = fmt.unit_bytes // VECTOR
@@ -90,11 +90,11 @@ def float_matmul(fmt: Format) -> Any:
             for k in range(0, n_blocks, _FLOAT_CHUNK):
                 here = min(_FLOAT_CHUNK, n_blocks - k)
                 following = unit + here * unit_bytes
-                multiply(kind, "generic", "packed", unit, x + k * n * token, sums, n, here, following, lines)
+                multiply(kind, target, "packed", unit, x + k * n * token, sums, n, here, following, lines)
                 unit = following
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
-    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}"
+    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{target}"
     return kernel(matmul)
 
 
@@ -138,5 +138,5 @@ def matmul_kernels(kinds: Iterable[str]) -> dict[str, MatmulKernel]:
 def _kernels(kind: str, target: str) -> MatmulKernel:
     fmt = FORMATS[kind]
     if fmt.float_bytes:
-        return MatmulKernel(kind, float_matmul(fmt), quantize_f32, float_embed(fmt), float_repack(fmt))
+        return MatmulKernel(kind, float_matmul(fmt, target), quantize_f32, float_embed(fmt), float_repack(fmt))
     return MatmulKernel(kind, quantised_matmul(fmt, target), quantize_q8_16, quantised_embed(fmt), quantised_repack(fmt))

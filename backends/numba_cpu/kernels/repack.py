@@ -35,6 +35,9 @@ _PLACES = {
     "q4_k": (0, 16, 0, 4),
     "q5_k": (0, 48, 16, 4),
     "q6_k": (208, 0, 128, 192),
+    "iq4_nl": (0, 2, 0, 0),
+    "iq4_xs": (0, 8, 0, 2),
+    "mxfp4": (0, 1, 0, 0),
 }
 
 
@@ -65,7 +68,7 @@ def _plane_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int, place: i
 def _source_word(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, u: int) -> ir.Value:
     """Read four weights of a row, columns 4u..4u+3 of block j, as unsigned bytes."""
     _, low, high, _ = _PLACES[fmt.kind]
-    if fmt.unit_blocks > 1:
+    if fmt.unit_blocks > 1 and not fmt.values:
         runs = {2: (32, 2), 3: (32, 2), 4: (32, 4), 5: (32, 4), 6: (64, 4)}[int(fmt.kind[1])]
         word = _plane_word(b, source, j, u, low, runs)
         if fmt.high:
@@ -74,6 +77,8 @@ def _source_word(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, u:
         return word
     if fmt.kind == "q8_0":
         return b.xor(load(b, at(b, source, low + 4 * u), I32), _in_each_byte(0x80))
+    if fmt.unit_blocks > 1:
+        source = b.add(source, b.mul(b.zext(j, I64), ir.Constant(I64, BLOCK // 2)))
     word = load(b, at(b, source, low + 4 * (u % 4)), I32)
     word = b.and_(b.lshr(word, _int(4)) if u >= LOGICAL // 2 else word, _in_each_byte(15))
     if fmt.high:
@@ -100,6 +105,9 @@ def _emit_planes(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, to
 def _emit_scales(b: ir.IRBuilder, fmt: Format, source: ir.Value, row: ir.Value, to: ir.Value) -> None:
     """Copy or recode the scales of one row of a unit; `to` is the unit."""
     d, _, _, scales = _PLACES[fmt.kind]
+    if fmt.coding == "exponent":
+        store(b, b.add(to, row), load(b, at(b, source, d), I8))
+        return
     halfword = b.add(to, b.mul(row, ir.Constant(I64, 2)))
     for i in range(2 if fmt.has_minimum else 1):
         store(b, at(b, halfword, 2 * PANEL_ROWS * i), load(b, at(b, source, d + 2 * i), I16))
@@ -114,13 +122,13 @@ def _emit_scales(b: ir.IRBuilder, fmt: Format, source: ir.Value, row: ir.Value, 
         for i in range(16):
             store(b, at(b, first, PANEL_ROWS * i), load(b, at(b, source, scales + i), I8))
         return
-    fields = _six_k45(b, byte) if fmt.coding == "six" else _six_k3(b, byte)
-    for pair in range(4):
+    fields = {"six": _six_k45, "six_signed": _six_k3, "six_single": _six_iq4}[fmt.coding](b, byte)
+    for four in range(len(fields) // 4):
         word = _int(0)
-        for i, field in enumerate(fields[4 * pair : 4 * pair + 4]):
+        for i, field in enumerate(fields[4 * four : 4 * four + 4]):
             word = b.or_(word, b.shl(field, _int(6 * i)))
         for plane in range(3):
-            place = at(b, first, PANEL_ROWS * (3 * pair + plane))
+            place = at(b, first, PANEL_ROWS * (3 * four + plane))
             store(b, place, b.trunc(b.lshr(word, _int(8 * plane)), I8))
 
 
@@ -143,6 +151,16 @@ def _six_k3(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
     for i in range(16):
         low = b.and_(b.lshr(byte(i % 8), _int(i // 8 * 4)), _int(15))
         high = b.and_(b.lshr(byte(8 + i % 4), _int(i // 4 * 2)), _int(3))
+        fields.append(b.or_(low, b.shl(high, _int(4))))
+    return fields
+
+
+def _six_iq4(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
+    """Decode the 8 scales of IQ4_XS."""
+    fields = []
+    for j in range(8):
+        low = b.and_(b.lshr(byte(2 + j // 2), _int(j % 2 * 4)), _int(15))
+        high = b.and_(b.lshr(byte(j // 4), _int(j % 4 * 2)), _int(3))
         fields.append(b.or_(low, b.shl(high, _int(4))))
     return fields
 

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from augury.backends.numba_cpu.kernels.dot import emit_dot
+from augury.backends.numba_cpu.kernels.dot import TARGETS
 from augury.backends.numba_cpu.kernels.format import (
     ACTIVATION_BYTES,
     BLOCK,
@@ -28,7 +28,6 @@ from augury.backends.numba_cpu.kernels.format import (
 )
 from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I32X16, I64, U8X64, call, emit_prefetch, load, splat, store
 from augury.backends.numba_cpu.kernels.unpack import (
-    GROUPS,
     LOGICAL,
     SCRATCH_BLOCK,
     PackedBlock,
@@ -38,26 +37,26 @@ from augury.backends.numba_cpu.kernels.unpack import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    from augury.backends.numba_cpu.kernels.dot import Dot, Target
     from augury.backends.numba_cpu.kernels.format import Format
     from augury.backends.numba_cpu.kernels.unpack import Block
 
-# Tokens per tile, the largest first. What does not fit in 32 registers of 512 bits spills, which costs more than it saves.
-TILES = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
 _TOKEN = ACTIVATION_BYTES["q8_16"]
 
 
 class _Sums:
     """The float sums of a tile, in stack slots that LLVM turns into registers."""
 
-    def __init__(self, b: ir.IRBuilder, n_tokens: int, address: ir.Value) -> None:
-        """Load the sums so far from (token, 32 rows) float32."""
+    def __init__(self, b: ir.IRBuilder, n_tokens: int, groups: Sequence[int], address: ir.Value) -> None:
+        """Load the sums so far of some groups from (token, 32 rows) float32."""
         self.n_tokens = n_tokens
+        self.groups = groups
         self._address = address
         self._slots: dict[tuple[int, int], ir.Value] = {}
         for t in range(n_tokens):
-            for g in GROUPS:
+            for g in groups:
                 slot = cgutils.alloca_once(b, F32X16)
                 b.store(load(b, at(b, address, (2 * t + g) * VECTOR), F32X16), slot)
                 self._slots[t, g] = slot
@@ -78,30 +77,32 @@ def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType
     return splat(b, load(b, at(b, address, offset), llvm.element), llvm)
 
 
-def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Callable[..., ir.Value], block: Block, x: ir.Value, sums: _Sums) -> None:
+def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: Block, x: ir.Value, sums: _Sums) -> None:
     """Multiply one block of weights with the same block of the tokens at x."""
+    tokens = range(sums.n_tokens)
     for half in range(HALVES):
-        dots = [[_first_dot(b, fmt, x, t, half)] * len(GROUPS) for t in range(sums.n_tokens)]
+        dots = {(t, g): dot.start(_first_dot(b, fmt, dot, x, t, half)) for t in tokens for g in sums.groups}
         for v in range(half * LOGICAL // HALVES, (half + 1) * LOGICAL // HALVES):
-            weights = block.weights(b, v)
-            for t in range(sums.n_tokens):
+            weights = {g: dot.operand(b, block.weights(b, v, g)) for g in sums.groups}
+            for t in tokens:
                 columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, I32X16), U8X64)
-                dots[t] = [dot(b, dots[t][g], weights[g], columns) for g in GROUPS]
-        scales = block.scales(b, half if fmt.halves == HALVES else 0)
+                for g in sums.groups:
+                    dots[t, g] = dot.add(b, dots[t, g], weights[g], columns)
+        scales = {g: block.scales(b, half if fmt.halves == HALVES else 0, g) for g in sums.groups}
         has_minimum = fmt.has_minimum and (fmt.halves == HALVES or half == HALVES - 1)
-        for t in range(sums.n_tokens):
+        for t in tokens:
             scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, F32X16)
-            for g in GROUPS:
-                sums.fma(b, t, g, b.sitofp(dots[t][g], F32X16), b.fmul(scales[g][0], scale))
+            for g in sums.groups:
+                sums.fma(b, t, g, b.sitofp(dot.end(b, dots[t, g]), F32X16), b.fmul(scales[g][0], scale))
             if has_minimum:
                 total = _sum(b, fmt, x, t, half)
-                for g in GROUPS:
+                for g in sums.groups:
                     sums.fma(b, t, g, scales[g][1], total)
 
 
-def _first_dot(b: ir.IRBuilder, fmt: Format, x: ir.Value, t: int, half: int) -> ir.Value:
+def _first_dot(b: ir.IRBuilder, fmt: Format, dot: Dot, x: ir.Value, t: int, half: int) -> ir.Value:
     """Return what a dot product starts at: it takes the offset of the weights away, exactly and at no cost."""
-    if not fmt.offset:
+    if not fmt.offset or dot.takes_128:
         return ir.Constant(I32X16, None)
     negative = load(b, at(b, x, t * _TOKEN + NEGATIVE_SUMS + 4 * half), I32)
     return splat(b, b.shl(negative, ir.Constant(I32, fmt.offset.bit_length() - 1)), I32X16)
@@ -122,10 +123,10 @@ def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Val
         w = b.add(weights, b.mul(loop.index, ir.Constant(I64, step * PANEL_ROWS * fmt.float_bytes)))
         column = b.add(x, b.mul(loop.index, ir.Constant(I64, step * 4)))
         for k in range(step):
-            values = emit_floats(b, fmt, at(b, w, k * PANEL_ROWS * fmt.float_bytes))
+            values = {g: emit_floats(b, fmt, at(b, w, k * PANEL_ROWS * fmt.float_bytes), g) for g in sums.groups}
             for t in range(sums.n_tokens):
                 repeated = _repeat(b, column, t * ACTIVATION_BYTES["f32"] + 4 * k, F32X16)
-                for g in GROUPS:
+                for g in sums.groups:
                     sums.fma(b, t, g, values[g], repeated)
 
 
@@ -138,11 +139,11 @@ def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value) -> None:
 
 
 def _emit_tile(
-    b: ir.IRBuilder, fmt: Format, place: str, dot: Callable[..., ir.Value], n_tokens: int, args: tuple[ir.Value, ...]
+    b: ir.IRBuilder, fmt: Format, place: str, target: Target, n_tokens: int, groups: Sequence[int], args: tuple[ir.Value, ...]
 ) -> None:
     """Multiply `n_tokens` tokens with some blocks; args are those of `multiply`, with a stack slot for `ahead`."""
     w, x, y, n_blocks, step, stream, lines = args
-    sums = _Sums(b, n_tokens, y)
+    dot, sums = target.dot(fmt.bits), _Sums(b, n_tokens, groups, y)
     with cgutils.for_range(b, n_blocks) as loop:
         _emit_prefetches(b, stream, lines)
         here = b.add(x, b.mul(loop.index, step))
@@ -152,7 +153,8 @@ def _emit_tile(
             scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
             _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
         else:
-            _emit_block(b, fmt, dot, PackedBlock(b, fmt, _unit(b, fmt, w, loop.index), loop.index), here, sums)
+            block = PackedBlock(b, fmt, target.look_up, _unit(b, fmt, w, loop.index), loop.index)
+            _emit_block(b, fmt, dot, block, here, sums)
     sums.save(b)
 
 
@@ -164,8 +166,7 @@ def _unit(b: ir.IRBuilder, fmt: Format, w: ir.Value, block: ir.Value) -> ir.Valu
 def _multiply(
     _: Any, kind: Any, target: Any, place: Any, w: Any, x: Any, y: Any, n: Any, count: Any, ahead: Any, lines: Any
 ) -> Any:
-    fmt, where = FORMATS[kind.literal_value], place.literal_value
-    dot = emit_dot(target.literal_value)
+    fmt, where, cpu = FORMATS[kind.literal_value], place.literal_value, TARGETS[target.literal_value]
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         w, x, y, n_tokens, n_blocks, ahead, lines = args[3:]
@@ -173,35 +174,37 @@ def _multiply(
         step = b.mul(n_tokens, token)
         stream = cgutils.alloca_once_value(b, ahead)
         done: ir.Value = ir.Constant(I64, 0)
-        for size in TILES["float" if fmt.float_bytes else where]:
+        for size in cpu.tiles["float" if fmt.float_bytes else where]:
             tokens = ir.Constant(I64, size)
             n_tiles = b.udiv(b.sub(n_tokens, done), tokens)
             with cgutils.for_range(b, n_tiles) as loop:
                 first = b.add(done, b.mul(loop.index, tokens))
                 here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
-                _emit_tile(b, fmt, where, dot, size, (w, *here, n_blocks, step, stream, lines))
+                for groups in cpu.groups:
+                    _emit_tile(b, fmt, where, cpu, size, groups, (w, *here, n_blocks, step, stream, lines))
             done = b.add(done, b.mul(n_tiles, tokens))
         return context.get_dummy_value()
 
     return types.void(kind, target, place, *[types.int64] * 7), generate
 
 
-def _unpack(_: Any, kind: Any, w: Any, n: Any, scratch: Any) -> Any:
-    fmt = FORMATS[kind.literal_value]
+def _unpack(_: Any, kind: Any, target: Any, w: Any, n: Any, scratch: Any) -> Any:
+    fmt, look_up = FORMATS[kind.literal_value], TARGETS[target.literal_value].look_up
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        w, n_blocks, scratch = args[1:]
+        w, n_blocks, scratch = args[2:]
         with cgutils.for_range(b, n_blocks) as loop:
             address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
-            ScratchBlock(fmt, address).fill(b, PackedBlock(b, fmt, _unit(b, fmt, w, loop.index), loop.index))
+            block = PackedBlock(b, fmt, look_up, _unit(b, fmt, w, loop.index), loop.index)
+            ScratchBlock(fmt, address).fill(b, block)
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 3), generate
+    return types.void(kind, target, *[types.int64] * 3), generate
 
 
 # multiply(kind, target, place, weights, activations, sums, n_tokens, n_blocks, ahead, lines): add n_blocks blocks of all tokens
 # to sums, (n_tokens, 32) float32. The weights are `packed` or in `scratch`; each block of each tile prefetches `lines` cache
 # lines, from `ahead` on, so that fetching what comes next overlaps with the arithmetic.
 multiply = intrinsic(prefer_literal=True)(_multiply)
-# unpack(kind, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
+# unpack(kind, target, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
 unpack = intrinsic(prefer_literal=True)(_unpack)
