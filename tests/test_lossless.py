@@ -21,6 +21,7 @@ SPECS = {  # how a drafter is made to draft on the tiny models; one without an e
     "ngram-map-k": "ngram-map-k:n=1,m=5",
     "ngram-map-k4v": "ngram-map-k4v:n=1,m=3",
     "ngram-mod": "ngram-mod:n_match=1,n_min=1,n_max=6",
+    "ngram-cache": "ngram-cache:m=5",
     "suffix": "suffix:max_depth=4,factor=2.0",
     # the same model in a coarser weight type: often right, often not
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",

@@ -1,0 +1,164 @@
+"""`ngram-cache`: what mostly followed the last few tokens, by counts of three kinds.
+
+Every n-gram of one to four tokens has counts of what followed it: in this request's text (context), in what was generated
+before (past), and, of pairs, in a corpus that was counted beforehand (static). A draft is written token by token. The longest
+n-gram is asked first, and a follower is taken where the n-gram was seen often enough and one follower leads clearly enough; the
+context is trusted sooner than the past, and the corpus alone is asked last::
+
+    tokens of the n-gram        1     2     3     4
+    context: seen at least      2     2     1     1     the leader's share at least  66 %  50 %  50 %  50 %
+    past: seen at least         4     3     2     2                                  75 %  66 %  66 %  66 %
+    static: seen at least             2                                                    50 %
+
+The corpus votes with the others, too: which follower leads is decided by its count times a hundred times its count in the
+corpus behind the last two tokens, or times one where it never stood there.
+
+`--lookup-cache-static` and `--lookup-cache-dynamic` name files in llama.cpp's format. The first is read; the second is read if
+it exists, and saved when the engine closes (of two engines that share one, the last to close wins). Neither says which
+vocabulary it was made with: use one file for each.
+
+Source: llama.cpp, `common/ngram-cache.cpp`. What differs: the past grows with every request, by what was generated and not by
+prompts, which a conversation repeats again and again; and of equal counts the lowest token wins, not a hash table's first.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.drafters.lookup_file import MAX_NGRAM, read_lookup
+from augury.drafters.ngram_corpus import NgramCorpus
+from augury.drafters.ngram_counts import NgramCounts
+from augury.drafters.ngram_past import NgramPast
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+from augury.options import option
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from augury.interfaces import Session
+    from augury.types import Verdict
+
+__all__ = ["NgramCache", "NgramCacheOptions"]
+
+_CORPUS_FACTOR = 100
+_SIZE = 4  # bytes of a token
+_NO_WEIGHTS: Mapping[int, int] = {}
+
+
+@frozen
+class _Thresholds:
+    """How often an n-gram must have been seen, and the percentage that its leader must have, by its length less one."""
+
+    n_seen: tuple[int, ...]
+    percent: tuple[int, ...]
+
+
+_LAX = _Thresholds((2, 2, 1, 1), (66, 50, 50, 50))
+_STRICT = _Thresholds((4, 3, 2, 2), (75, 66, 66, 66))
+
+
+@frozen
+class NgramCacheOptions:
+    """Options of `ngram-cache`."""
+
+    n: int = option(4, help="length of the n-grams at most", ge=1, le=MAX_NGRAM)
+    m: int = option(8, help="length of a draft at most", ge=1, le=1024, per_request=True)
+    static: str | None = option(None, help="file with counts of a corpus", aliases=("lookup-cache-static", "lcs"))
+    dynamic: str | None = option(
+        None, help="file for counts of past generations, made if there is none", aliases=("lookup-cache-dynamic", "lcd")
+    )
+
+
+class NgramCache(Drafter):
+    """Counts the request's text; past generations and the corpus are shared by all slots."""
+
+    name = "ngram-cache"
+    aliases = ("lookup",)
+    scope = "process"
+    options_class = NgramCacheOptions
+
+    def __init__(self, options: NgramCacheOptions, session: Session) -> None:
+        super().__init__(options, session)
+        n_vocab = session.model.n_vocab
+        static, dynamic = (None if text is None else Path(text).expanduser() for text in (options.static, options.dynamic))
+        self._corpus: NgramCorpus | None = None
+        if static is not None:
+            self._corpus = session.shared((self.name, "static", static), lambda: NgramCorpus(read_lookup(static, n_vocab)))
+        self._past: NgramPast = session.shared((self.name, "dynamic", dynamic), lambda: NgramPast(dynamic, n_vocab))
+        self._context = NgramCounts(options.n)
+        self._text: np.ndarray | None = None  # of the request, as far as it was seen
+        self._n_prompt = 0
+
+    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
+        """Count the prompt. What the slot held before may have gone on differently, so the counts start anew."""
+        self._context = NgramCounts(self.options.n)
+        self._context.extend(history, 0)
+        self._text = history
+        self._n_prompt = len(history) - 1
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Write ahead, token by token, as long as some count is clear."""
+        self._see(history)
+        recent = history[-MAX_NGRAM:].tobytes()
+        tokens: list[int] = []
+        while len(tokens) < min(limit, self.options.m):
+            token = self._next(recent)
+            if token is None:
+                break
+            tokens.append(token)
+            recent = (recent + token.to_bytes(_SIZE, sys.byteorder))[-MAX_NGRAM * _SIZE :]
+        return Draft(tokens)
+
+    def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
+        """Count what is new."""
+        self._see(history)
+
+    def end(self) -> None:
+        """Count what was generated among the past generations."""
+        text, self._text = self._text, None
+        if text is not None:
+            self._past.learn(text, self._n_prompt)
+
+    def _see(self, history: np.ndarray) -> None:
+        n_seen = 0 if self._text is None else len(self._text)
+        if len(history) > n_seen:
+            self._context.extend(history, n_seen)
+            self._text = history
+
+    def _next(self, recent: bytes) -> int | None:
+        """The token that the counts expect behind `recent`, up to four int32 as bytes."""
+        found = self._corpus.get(recent[-2 * _SIZE :]) if self._corpus is not None and len(recent) >= 2 * _SIZE else None
+        weights = _NO_WEIGHTS if found is None else found.counts
+        token = self._clear_leader(self._context, recent, weights, _LAX)
+        if token is None:
+            token = self._clear_leader(self._past.counts, recent, weights, _STRICT)
+        if token is None and found is not None:
+            is_clear = found.n_seen >= _LAX.n_seen[1] and 100 * found.counts[found.leader] >= _LAX.percent[1] * found.n_seen
+            token = found.leader if is_clear else None
+        return token
+
+    def _clear_leader(
+        self, counts: NgramCounts, recent: bytes, weights: Mapping[int, int], thresholds: _Thresholds
+    ) -> int | None:
+        for n in range(min(self.options.n, len(recent) // _SIZE), 0, -1):
+            found = counts.get(recent[-n * _SIZE :])
+            if found is None or found.n_seen < thresholds.n_seen[n - 1]:
+                continue
+            token = found.best(weights, _CORPUS_FACTOR)
+            if 100 * found.counts[token] >= thresholds.percent[n - 1] * found.n_seen:
+                return token
+        return None
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `ngram-cache`."""
+    return [NgramCache]
