@@ -59,7 +59,7 @@ def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
     gated = {GATED[block.activation] for block in plan.blocks if isinstance(block, FeedForward)}
     types = (options.cache_type_k, options.cache_type_v)
     heads = [attention.prepare_kernel(*types), attention.attend_kernel(*types)]
-    return [team.summon, team.lead, team.follow, step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
+    return [team.lead, team.follow, team.dismiss, step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
 
 
 def scratch_bytes(plan: Plan) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from llvmlite import ir
@@ -87,11 +88,9 @@ zero_below = operation(  # y where x is not below the limit, else 0
     lambda b, x, limit, y: b.select(b.fcmp_ordered("<", x, splat(b, limit, F32X16)), constant(F32X16, 0.0), y),
 )
 
-# Threads. `exchange` is ordered with every other one, which plain atomic loads and stores are not.
+# Threads. `exchange` and `ordered_load` have one order that all threads agree on, which plain atomic loads and stores have not.
 exchange = operation("exchange", i64, (i64, i64), lambda b, a, v: b.atomic_rmw("xchg", pointer(b, a, I64), v, "seq_cst"))
-ordered_load = operation(
-    "ordered_load", i64, (i64,), lambda b, a: b.atomic_rmw("add", pointer(b, a, I64), ir.Constant(I64, 0), "seq_cst")
-)
+ordered_load = operation("ordered_load", i64, (i64,), lambda b, a: b.load_atomic(pointer(b, a, I64), "seq_cst", 8))
 
 
 def _pause(b: ir.IRBuilder) -> None:
@@ -104,5 +103,34 @@ def _pause(b: ir.IRBuilder) -> None:
         call(b, "llvm.aarch64.hint", ir.VoidType(), ir.Constant(I32, 1))
 
 
+def _nanoseconds(b: ir.IRBuilder) -> ir.Value:
+    with b.goto_entry_block():
+        time = b.alloca(I64, 2)
+    clock = ir.Constant(I32, _MONOTONIC_DARWIN if sys.platform == "darwin" else _MONOTONIC)
+    call(b, "clock_gettime", I32, clock, time)
+    seconds, rest = (b.load(b.gep(time, [ir.Constant(I32, index)])) for index in range(2))
+    return b.add(b.mul(seconds, ir.Constant(I64, 1_000_000_000)), rest)
+
+
+def _this_core(b: ir.IRBuilder) -> ir.Value:
+    if sys.platform != "linux":
+        return ir.Constant(I64, -1)
+    return b.sext(call(b, "sched_getcpu", I32), I64)
+
+
+def _pass_token(b: ir.IRBuilder, function: str, file: ir.Value) -> ir.Value:
+    """Read or write eight bytes, as an eventfd needs them and a pipe takes them."""
+    with b.goto_entry_block():
+        token = b.alloca(I64)
+    b.store(ir.Constant(I64, 1), token)
+    return call(b, function, I64, b.trunc(file, I32), token, ir.Constant(I64, 8))
+
+
+_MONOTONIC, _MONOTONIC_DARWIN = 1, 6  # clocks that do not jump
+
 pause = operation("pause", void, (), _pause)
 give_way = operation("give_way", types.int32, (), lambda b: call(b, "sched_yield", I32))
+this_core = operation("this_core", i64, (), _this_core)  # -1 where the system does not tell
+nanoseconds = operation("nanoseconds", i64, (), _nanoseconds)  # of a clock that does not jump
+take_token = operation("take_token", i64, (i64,), lambda b, file: _pass_token(b, "read", file))  # 8, once there is one
+give_token = operation("give_token", i64, (i64,), lambda b, file: _pass_token(b, "write", file))

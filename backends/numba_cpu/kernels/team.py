@@ -4,44 +4,114 @@ A tape is an array of records of 16 int64: the address of the record's kernel, w
 Every thread runs every record's kernel with `(record, state, thread, n_threads)` and takes its part of the work.
 
 `state` is an array of int64 that the threads share; what several threads write lies on cache lines of its own.
+
+A thread that waits spins at first, which costs least while every thread has a core. One that waits longer has a teammate whose
+core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. It sleeps
+at once where a teammate was last seen on its own core, as two threads come to lie on one core when another process is busy.
+Sleeping is reading from a file that whoever ends the wait writes to, which every libc can do.
 """
 
 from __future__ import annotations
 
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import exchange, give_way, invoke, ordered_load, pause
-from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, atomic_store, get_i64, put_i64
+from augury.backends.numba_cpu.kernels.machine import (
+    exchange,
+    give_token,
+    give_way,
+    invoke,
+    nanoseconds,
+    ordered_load,
+    pause,
+    take_token,
+    this_core,
+)
+from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_i64, put_i64
 
 # Offsets into the state, in bytes.
-ARRIVED, PHASE, GENERATION, CLAIMED, WANTED = (64 * line for line in range(5))
-TAPE, N_RECORDS, N_THREADS, N_PARKED, N_TOKENS, N_ROWS, N_SEGMENTS = (320 + 8 * field for field in range(7))
+ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
+TAPE, N_RECORDS, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS = (320 + 8 * field for field in range(7))
 TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES = (384 + 8 * field for field in range(7))
-OWN = 448  # one line per thread: whether it is parked, the last generation that it ran
+OWN = 448  # one line per thread: whether it sleeps; the files that it reads and others write to wake it; its core
+READ, WRITE, CORE = 8, 16, 24
 RECORD_BYTES = 128
 
-SPINS = 200  # pauses before a waiting thread lets others run: about as long as the threads of one record differ
-LINGERS = 3000  # yields before an idle thread goes back to Python: a millisecond or two, longer than a round's Python takes
+SPINS = 30  # pauses between looks at the clock
+SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice
+LINGER_NS = 2_000_000  # longer than a round's Python takes
 
 
 @helper
-def barrier(state, n_threads):
+def show_core(state, thread):
+    """Let the others see which core a thread is on."""
+    place = state + OWN + 64 * thread + CORE
+    core = this_core()
+    if get_i64(place) != core:  # a cache line that nobody writes stays with all
+        put_i64(place, core)
+
+
+@helper
+def is_beside(state, thread):
+    """Whether another thread was last seen on the core of this one: it cannot go on while this one spins."""
+    core = get_i64(state + OWN + 64 * thread + CORE)
+    if core >= 0:
+        for other in range(get_i64(state + N_THREADS)):
+            if other != thread and get_i64(state + OWN + 64 * other + CORE) == core:
+                return True
+    return False
+
+
+@helper
+def wait(state, thread, address, value, linger_ns):
+    """Wait until what lies at `address` is not `value`: spin, until `linger_ns` let others run, then sleep."""
+    own = state + OWN + 64 * thread
+    spins, began, spin_ns = 0, 0, SPIN_NS
+    while atomic_load(address) == value:
+        spins += 1
+        if spins % SPINS != 0:
+            pause()
+            continue
+        now = nanoseconds()
+        if began == 0:
+            began = now
+            if is_beside(state, thread):
+                spin_ns = linger_ns = 0
+        if now - began < spin_ns:
+            pause()
+        elif now - began < linger_ns:
+            give_way()
+        else:
+            exchange(own, 1)
+            # Either whoever changes the value sees that this thread sleeps, or this thread sees the change. Where both do,
+            # the flag tells who was first: once it is taken, a token is on its way.
+            if ordered_load(address) == value or exchange(own, 0) == 0:
+                while take_token(get_i64(own + READ)) != 8:  # a signal came between
+                    pass
+
+
+@helper
+def change(state, n_threads, address, value):
+    """Store a value that others wait for, and wake those who sleep."""
+    exchange(address, value)
+    for thread in range(n_threads):
+        own = state + OWN + 64 * thread
+        if ordered_load(own) != 0 and exchange(own, 0) != 0:
+            give_token(get_i64(own + WRITE))
+
+
+@helper
+def barrier(state, thread, n_threads):
     """Wait until all threads are here. The last one resets the claims."""
     if n_threads == 1:
         put_i64(state + CLAIMED, 0)
         return
+    show_core(state, thread)
     phase = atomic_load(state + PHASE)
     if atomic_add(state + ARRIVED, 1) == n_threads - 1:
         put_i64(state + CLAIMED, 0)
-        atomic_store(state + ARRIVED, 0)
-        atomic_store(state + PHASE, phase + 1)
-        return
-    spins = 0
-    while atomic_load(state + PHASE) == phase:
-        spins += 1
-        if spins < SPINS:
-            pause()
-        else:
-            give_way()
+        put_i64(state + ARRIVED, 0)
+        change(state, n_threads, state + PHASE, phase + 1)
+    else:
+        wait(state, thread, state + PHASE, phase, 0)
 
 
 @helper
@@ -52,52 +122,31 @@ def run_tape(state, thread):
     for _ in range(get_i64(state + N_RECORDS)):
         invoke(get_i64(record), (record, state, thread, n_threads))
         if get_i64(record + 8) != 0:
-            barrier(state, n_threads)
+            barrier(state, thread, n_threads)
         record += RECORD_BYTES
 
 
 @kernel
-def summon(state):
-    """Keep the threads that are awake from parking, and count those that must be woken."""
-    exchange(state + WANTED, 1)
-    n_parked = 0
-    for thread in range(1, get_i64(state + N_THREADS)):
-        n_parked += ordered_load(state + OWN + 64 * thread)
-    put_i64(state + N_PARKED, n_parked)
-
-
-@kernel
 def lead(state):
-    """Compute the tape together with the other threads, all of which are awake or being woken."""
-    atomic_store(state + GENERATION, get_i64(state + GENERATION) + 1)
+    """Compute the tape together with the other threads."""
+    change(state, get_i64(state + N_THREADS), state + GENERATION, get_i64(state + GENERATION) + 1)
     run_tape(state, 0)
-    exchange(state + WANTED, 0)
 
 
 @kernel
 def follow(state, thread):
-    """Compute what `lead` asks for, until nothing was asked for a while; then park."""
-    own = state + OWN + 64 * thread
-    exchange(own, 0)
-    seen = get_i64(own + 8)
-    idle = 0
+    """Compute what `lead` asks for, until the team ends."""
+    seen = 0
     while True:
-        generation = atomic_load(state + GENERATION)
-        if generation != seen:
-            seen = generation
-            put_i64(own + 8, seen)
-            run_tape(state, thread)
-            idle = 0
-        elif idle < LINGERS or atomic_load(state + WANTED) != 0:
-            idle += 1
-            if idle < SPINS:
-                pause()
-            else:
-                give_way()
-        else:
-            # Either the leader sees that this thread is parked, or this thread sees that it is wanted.
-            exchange(own, 1)
-            if ordered_load(state + WANTED) == 0 and ordered_load(state + GENERATION) == seen:
-                return
-            exchange(own, 0)
-            idle = 0
+        wait(state, thread, state + GENERATION, seen, LINGER_NS)
+        seen = atomic_load(state + GENERATION)
+        if get_i64(state + ENDED) != 0:
+            return
+        run_tape(state, thread)
+
+
+@kernel
+def dismiss(state):
+    """Let the other threads return."""
+    put_i64(state + ENDED, 1)
+    change(state, get_i64(state + N_THREADS), state + GENERATION, get_i64(state + GENERATION) + 1)

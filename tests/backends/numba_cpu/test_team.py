@@ -1,0 +1,161 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+from oracles.models import tiny_file
+from oracles.passes import run_of
+
+from augury.backends.numba_cpu import NumbaCpu
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.machine import nanoseconds
+from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64
+from augury.backends.numba_cpu.kernels.team import SPIN_NS
+from augury.backends.numba_cpu.team import Team
+from augury.interfaces import Progress
+from augury.options import NoOptions
+from augury.plugins.architectures.llama import Llama
+from augury.types import ModelOptions
+
+LATE_NS = 4 * SPIN_NS  # of one thread, so that the others sleep
+N_RECORDS = 60
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def count_late(record, state, thread, n_threads):
+    """Count to the operand's number; one thread, another one in every record, comes late. Operands: count, number, delay."""
+    if get_i64(record + 24) % n_threads == thread:
+        end = nanoseconds() + get_i64(record + 32)
+        while nanoseconds() < end:
+            pass
+    atomic_add(get_i64(record + 16), 1)
+
+
+def tape_of(counts, n_records, late_ns):
+    tape = np.zeros((n_records, 16), np.int64)
+    for number, record in enumerate(tape):
+        record[:5] = address(count_late), 1, counts.ctypes.data + 8 * number, number, late_ns
+    return tape
+
+
+@pytest.fixture(params=[1, 2, 3, 7])
+def team(request):
+    team = Team(request.param)
+    yield team
+    team.close()
+
+
+@pytest.mark.parametrize("late_ns", [0, LATE_NS])
+def test_every_thread_takes_part_in_every_record_however_long_it_waits(team, late_ns):
+    counts = np.zeros(N_RECORDS, np.int64)
+    tape = tape_of(counts, N_RECORDS, late_ns)
+
+    for times in range(1, 6):
+        team.run(tape)
+        assert counts.tolist() == [times * team.n_threads] * N_RECORDS
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.0005, 0.003, 0.02])
+def test_a_team_is_awake_after_any_pause(team, pause_s):
+    counts = np.zeros(1, np.int64)
+    tape = tape_of(counts, 1, 0)
+
+    for times in range(1, 21):
+        time.sleep(pause_s)
+        team.run(tape)
+        assert counts[0] == times * team.n_threads
+
+
+def test_a_team_survives_signals_while_it_sleeps():
+    team, counts = Team(3), np.zeros(N_RECORDS, np.int64)
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: received.append(True))
+    stop = threading.Event()
+
+    def send():
+        while not stop.wait(0.0005):
+            for thread in threading.enumerate():
+                if thread.name.startswith("augury-cpu"):
+                    signal.pthread_kill(thread.ident, signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for _ in range(10):
+            team.run(tape_of(counts, N_RECORDS, LATE_NS))
+    finally:
+        stop.set()
+        sender.join()
+        team.close()
+        signal.signal(signal.SIGUSR1, before)
+
+    assert received
+    assert counts.tolist() == [30] * N_RECORDS
+
+
+def test_a_closed_team_gives_its_files_back():
+    def n_files():
+        return len(list(Path("/dev/fd").iterdir()))
+
+    Team(2).close()
+    before = n_files()
+    team = Team(5)
+    assert n_files() > before
+    team.close()
+    team.close()
+
+    assert n_files() == before
+
+
+def test_a_waiting_team_takes_no_cpu_time():
+    team, counts = Team(3), np.zeros(1, np.int64)
+    team.run(tape_of(counts, 1, 0))
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    used = time.process_time() - before
+    team.close()
+
+    assert used < 0.05
+
+
+def test_threads_that_wait_for_a_late_one_leave_their_cores_to_others():
+    team, counts = Team(3), np.zeros(5, np.int64)
+    start, before = time.perf_counter(), time.process_time()
+    team.run(tape_of(counts, 5, 50_000_000))
+    wall, used = time.perf_counter() - start, time.process_time() - before
+    team.close()
+
+    assert used < 1.5 * wall  # spinning, three threads would use up to three times as much
+
+
+def passes_per_second(model, seconds):
+    n, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        model.forward(run_of([n % 128], start=n % 500))
+        n += 1
+    return n / (time.perf_counter() - start)
+
+
+def test_busy_processes_cost_their_share_and_not_the_whole_machine():
+    file = tiny_file("llama-dense-q4_k")
+    model = NumbaCpu(NoOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=512), Progress())
+    passes_per_second(model, 0.1)
+    alone = passes_per_second(model, 0.5)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        time.sleep(0.3)
+        beside = passes_per_second(model, 2.0)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        model.close()
+
+    assert beside > alone / 10  # a half is fair; a barrier that spins for a thread without a core gives a hundredth
