@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import attrs
 import numpy as np
 
+from augury.calibration import measure_passes
 from augury.chat import ChatTemplate
+from augury.drafting import Drafting
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
 from augury.loop import Loop
 from augury.options import build
+from augury.planner import Planner
 from augury.registry import Registry
 from augury.request import checked_tokens, make_request
 from augury.running import Running
 from augury.sequence import Sequence
 from augury.session import EngineSession
-from augury.speculation import Speculation, choose_drafter
+from augury.speculation import Speculation, choose_drafters
 from augury.types import Allocation, ModelOptions
 from augury.worker import Worker
 
@@ -60,12 +63,13 @@ class Engine:
         self,
         model: Model,
         memory: MemoryManager,
-        drafters: Items[Drafter],
+        chains: Items[Items[Drafter]],
         loader: Loader,
         *,
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         speculation: Speculation,
+        planner: Planner | None = None,
         config: Mapping[str, Any],
         observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
     ) -> None:
@@ -76,9 +80,10 @@ class Engine:
         self._template = template
         self._speculation = speculation
         self._n_ctx = model.state_spec.n_ctx
-        self._drafters = drafters
+        self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
-        self._worker = Worker(Loop(model, memory, drafters, *observers))
+        drafting = Drafting(chains, planner, model.info.n_vocab)
+        self._worker = Worker(Loop(model, memory, drafting, *observers))
 
     @classmethod
     def load(
@@ -92,6 +97,8 @@ class Engine:
         spec_options: Mapping[str, Mapping[str, Any]] | None = None,
         draft_max: int = 16,
         draft_min: int = 0,
+        spec_fixed: bool = False,
+        spec_verify: Literal["match", "rejection"] = "match",
         threads: int | None = None,
         n_ctx: int = 4096,
         slots: int = 1,
@@ -106,11 +113,17 @@ class Engine:
             model: A path, a short name, `hf:owner/repo:quant` or `pypi:distribution==version`.
             backend: A backend's name, or `auto`.
             memory: A memory manager's name, or `auto`.
-            spec_type: `none`, or a drafter with options: `name:key=value,key=value`.
+            spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
+                is taken, round by round, that promises most.
             draft_model: A second, small model; given without `spec_type` it asks for the drafter `draft-model`.
             spec_options: Options by drafter name, beside those in `spec_type`.
             draft_max: Tokens per draft at most.
             draft_min: Shorter drafts are thrown away.
+            spec_fixed: Draft in every round as far as `draft_max` allows, by the first drafter that has something to propose;
+                otherwise drafter and length, 0 included, are those that by measured costs give most tokens per second.
+            spec_verify: `match` accepts what the target would have chosen itself, so that nothing ever changes the output;
+                `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. It implies
+                `spec_fixed`, for what is drafted has a part in what is emitted.
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together.
             slots: Sequences that run at once; requests beyond them queue.
@@ -128,8 +141,14 @@ class Engine:
             if not isinstance(name, str):
                 raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
         registry = registry or Registry.discover()
-        drafter_class, drafter_options = choose_drafter(registry, spec_type, draft_model, spec_options)
-        speculation = Speculation(drafter_class.name, drafter_options, draft_max, draft_min)
+        chosen = choose_drafters(registry, spec_type, draft_model, spec_options)
+        speculation = Speculation(
+            members=tuple(member for _, member in chosen),
+            n_max=draft_max,
+            n_min=draft_min,
+            is_fixed=spec_fixed or spec_verify == "rejection",
+            verify=spec_verify,
+        )
         device = make_backend(registry, backend)
         loader = Loader(registry, device, progress or Progress())
         options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
@@ -140,22 +159,25 @@ class Engine:
             target = loader.load(model, options, purpose="target")
             memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
             manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)
-            drafters: list[Drafter] = []
-            if drafter_class.name != "none":
-                sessions = (EngineSession(slot, target.info, options, tokenizer, loader) for slot in range(slots))
-                drafters = [drafter_class(drafter_options, session) for session in sessions]
+            sessions = [EngineSession(slot, target.info, options, tokenizer, loader) for slot in range(slots)]
+            chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
+            planner = None
+            if chosen and draft_max > 0 and not speculation.is_fixed:
+                costs = measure_passes(target, slots * (draft_max + 1))
+                planner = Planner(costs, [drafter.is_costly for drafter in chains[0]])
             loader.close_files()
-            chosen = {"model": str(model), "backend": device.name, "memory": memory_class.name}
+            plugins = {"model": str(model), "backend": device.name, "memory": memory_class.name}
             effective = attrs.asdict(options) | {"threads": target.n_threads}
             engine = cls(
                 target,
                 manager,
-                drafters,
+                chains,
                 loader,
                 tokenizer=tokenizer,
                 template=template,
                 speculation=speculation,
-                config=chosen | effective | {"spec_type": str(speculation), "speculative": speculation.effective()},
+                planner=planner,
+                config=plugins | effective | {"spec_type": str(speculation), "speculative": speculation.effective()},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
             )
             engine.load_s = perf_counter() - start

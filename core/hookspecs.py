@@ -54,9 +54,10 @@ def augury_sources() -> Iterable[type[Source]]:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def augury_choose(kind: str, names: Sequence[str], model: ModelInfo | None) -> str | None:
-    """Choose a plugin of `kind` ("backend", "memory") among `names`. Called once per load, where the user said `auto`.
+    """Choose a plugin of `kind` ("backend", "memory", "drafter") among `names`.
 
-    Result: the first that is not None; where all are None, the built-in preference.
+    Called once per load, where the user said `auto`. Result: the first that is not None; where all are None, the built-in
+    preference.
     """
 
 

@@ -199,6 +199,10 @@ class Drafter(Plugin, ABC):
 
     scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
 
+    is_costly: bool = False
+    """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it
+    asks; the others it asks every round, and takes from their drafts what promises to pay."""
+
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options
         self.session = session

@@ -11,36 +11,24 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
 
 from augury.log import get_logger
-from augury.types import Ask, Batch, Draft, Round, Verdict
-from augury.verify import match
+from augury.part import Part, batch_of
+from augury.types import Batch, Draft, Round, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from collections.abc import Sequence as Items
     from typing import Any
 
-    from augury.interfaces import Drafter, Logits, MemoryManager, Model
+    from augury.drafting import Drafting
+    from augury.interfaces import Logits, MemoryManager, Model
     from augury.sequence import Sequence
-    from augury.types import Step
 
 __all__ = ["Loop"]
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
-
-
-@frozen(eq=False)
-class Part:
-    """One sequence's share of a pass: `replay` and `tokens` go in at `step.mark`; the last `n_rows` have logits."""
-
-    sequence: Sequence
-    step: Step
-    tokens: np.ndarray  # (m,) int32, without what is replayed
-    n_rows: int
-    draft: Draft | None = None  # None while the prompt is processed
 
 
 class Loop:
@@ -50,7 +38,7 @@ class Loop:
         self,
         model: Model,
         memory: MemoryManager,
-        drafters: Items[Drafter],
+        drafting: Drafting,
         on_round: Callable[..., Any] | None = None,
         on_request: Callable[..., Any] | None = None,
     ) -> None:
@@ -59,13 +47,13 @@ class Loop:
         Args:
             model: With as many slots as the memory manager has.
             memory: Its memory manager.
-            drafters: One per slot; empty to never draft.
+            drafting: The drafters of all slots.
             on_round: Called with a `Round` after every pass.
             on_request: Called with a `Summary` after every request.
         """
         self._model = model
         self._memory = memory
-        self._drafters = drafters
+        self._drafting = drafting
         self._on_round = on_round
         self._on_request = on_request
         self._waiting: deque[Sequence] = deque()
@@ -86,11 +74,15 @@ class Loop:
         self._admit()
         if not self._running:
             return ended
-        parts, draft_s = self._parts()
         start = perf_counter()
-        logits = self._model.forward(_batch(parts))
-        forward_s = perf_counter() - start
+        parts = self._parts()
+        before = perf_counter()
+        logits = self._model.forward(batch_of(parts))
+        forward_s = perf_counter() - before
         verdicts = self._settle(parts, logits)
+        decoding = [part.drafted for part in parts if part.drafted is not None]
+        n_beside = sum(len(part.tokens) for part in parts if part.drafted is None)
+        self._drafting.observe_round(decoding, verdicts[: len(decoding)], n_beside, forward_s)
         ended += self._retire()
         if self._on_round is not None:
             seen = Round(
@@ -99,7 +91,7 @@ class Loop:
                 n_drafted=sum(verdict.n_offered for verdict in verdicts),
                 n_accepted=sum(verdict.n_accepted for verdict in verdicts),
                 n_emitted=sum(verdict.n_emitted for verdict in verdicts),
-                draft_s=draft_s,
+                draft_s=before - start,
                 forward_s=forward_s,
             )
             _guarded(self._on_round, round=seen)
@@ -173,16 +165,23 @@ class Loop:
             sequence.recorder.start(len(sequence.request.prompt), opened.n_reused)
             self._running.append(sequence)
 
-    def _parts(self) -> tuple[list[Part], float]:
-        """Everyone's share of the pass: a decoding sequence's last token and draft, or a chunk of a prompt."""
+    def _parts(self) -> list[Part]:
+        """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         decoding = [sequence for sequence in self._running if sequence.n_emitted]
-        drafts, draft_s = self._draft(decoding)
+        chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
+        drafted = self._drafting.propose(
+            [(sequence, self._limit(sequence)) for sequence in decoding], n_beside=sum(len(part.tokens) for part in chunks)
+        )
         parts = []
-        for sequence, draft in zip(decoding, drafts, strict=True):
-            tokens = np.concatenate([sequence.history[-1:], draft.tokens])
-            step = self._memory.prepare(sequence.slot, len(tokens))
-            parts.append(Part(sequence, step, tokens, n_rows=len(tokens), draft=draft))
-        n_chunk = CHUNK_BESIDE if decoding else CHUNK
+        for each in drafted:
+            tokens = np.concatenate([each.sequence.history[-1:], each.draft.tokens])
+            step = self._memory.prepare(each.sequence.slot, len(tokens))
+            parts.append(Part(each.sequence, step, tokens, n_rows=len(tokens), drafted=each))
+        return parts + chunks
+
+    def _chunks(self, n_chunk: int) -> list[Part]:
+        """The next tokens of the prompts in progress, `n_chunk` at most."""
+        parts = []
         for sequence in self._running:
             if not sequence.n_emitted and n_chunk:
                 tokens = sequence.request.prompt[sequence.n_kept : sequence.n_kept + n_chunk]
@@ -190,33 +189,15 @@ class Loop:
                 is_last = sequence.n_kept + len(tokens) == len(sequence.request.prompt)
                 step = self._memory.prepare(sequence.slot, len(tokens))
                 parts.append(Part(sequence, step, tokens, n_rows=int(is_last)))
-        return parts, draft_s
+        return parts
 
-    def _draft(self, decoding: Items[Sequence]) -> tuple[list[Draft], float]:
-        """A draft for every decoding sequence, cut to what may be verified; the drafters of all slots are asked together."""
-        drafts = [Draft() for _ in decoding]
-        asked: dict[type[Drafter], list[tuple[int, Ask]]] = {}
-        for i, sequence in enumerate(decoding):
-            # a pass over k drafted tokens stores k + 1 and may emit as many
-            limit = min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
-            if self._drafters and limit > 0:
-                drafter = self._drafters[sequence.slot]
-                asked.setdefault(type(drafter), []).append((i, Ask(drafter, sequence.history, limit)))
-        start = perf_counter()
-        for kind, asks in asked.items():
-            before = perf_counter()
-            proposals = kind.draft_together([ask for _, ask in asks])
-            seconds = (perf_counter() - before) / len(asks)
-            for (i, ask), proposal in zip(asks, proposals, strict=True):
-                decoding[i].recorder.draft_called(seconds)
-                tokens = _valid(proposal.tokens[: ask.limit], self._model.info.n_vocab)
-                if len(tokens) >= max(decoding[i].request.speculation.n_min, 1):
-                    drafts[i] = Draft(tokens)
-        return drafts, perf_counter() - start
+    def _limit(self, sequence: Sequence) -> int:
+        """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
+        return min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
 
     def _settle(self, parts: Items[Part], logits: Logits) -> list[Verdict]:
-        """Verify, keep what was accepted, emit it and tell the drafters."""
-        argmax = (
+        """Verify, keep what was accepted, emit it and tell the drafters; a verdict for each part that emitted something."""
+        argmax: list[int] = (
             logits.argmax().tolist() if any(part.n_rows and part.sequence.sampler.is_plain_argmax for part in parts) else []
         )
         verdicts = []
@@ -224,43 +205,33 @@ class Loop:
         for part in parts:
             sequence = part.sequence
             if not part.n_rows:
-                self._keep(part, len(part.tokens))
+                self._keep(part, part.tokens)
                 continue
-            draft = part.draft.tokens if part.draft is not None else part.tokens[:0]
-            if sequence.sampler.is_plain_argmax:
-                chosen = match(draft.tolist(), argmax[row : row + part.n_rows].__getitem__)
-            else:
-                chosen = match(draft.tolist(), sequence.chooser(logits, row, draft))
-            name = sequence.request.speculation.drafter if len(draft) else None
-            n_emitted = sequence.emit(chosen, logits, row, name)
+            draft = part.drafted.draft if part.drafted is not None else Draft()
+            accepted = sequence.verify(draft, logits, row, argmax)
+            name = None if part.drafted is None else self._drafting.name(part.drafted)
+            n_emitted = sequence.emit(accepted, logits, row, name)
             row += part.n_rows
-            if part.draft is None:
-                self._keep(part, len(part.tokens))
-                self._begin(sequence)
+            if part.drafted is None:
+                self._keep(part, part.tokens)
+                if sequence.finish_reason is None:
+                    self._drafting.begin(sequence)
+                sequence.recorder.first_token()
                 verdicts.append(Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False))
                 continue
-            self._keep(part, n_emitted)
-            verdicts.append(Verdict(len(draft), n_emitted - 1, n_emitted, is_used=len(draft) > 0))
-            sequence.recorder.round(verdicts[-1])
-            if sequence.has_begun:
-                with sequence.recorder.timing("accept"):
-                    self._drafters[sequence.slot].accept(sequence.history, verdicts[-1])
+            path = accepted.path[: n_emitted - 1]
+            kept = [0, *(node + 1 for node in path)]
+            self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
+            verdicts.append(self._drafting.settle(part.drafted, path, n_emitted))
         return verdicts
 
-    def _keep(self, part: Part, n: int) -> None:
-        self._memory.commit(part.sequence.slot, part.step, np.concatenate([part.step.replay, part.tokens[:n]]).astype(np.int32))
-        part.sequence.n_kept += n
-
-    def _begin(self, sequence: Sequence) -> None:
-        """The prompt is processed: from here on the drafter takes part, unless the request wants none or is over already."""
-        speculation = sequence.request.speculation
-        if self._drafters and speculation.n_max > 0 and sequence.finish_reason is None:
-            drafter = self._drafters[sequence.slot]
-            drafter.options = speculation.options
-            sequence.has_begun = True
-            with sequence.recorder.timing("begin"):
-                drafter.begin(sequence.history, sequence.recorder.n_reused)
-        sequence.recorder.first_token()
+    def _keep(self, part: Part, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+        """Keep some tokens of a part, those at `path` in it; None: at its beginning."""
+        replay = np.array(part.step.replay, np.int32)
+        if path is not None and len(replay):
+            path = np.concatenate([np.arange(len(replay), dtype=np.int32), path + np.int32(len(replay))])
+        self._memory.commit(part.sequence.slot, part.step, np.concatenate([replay, tokens]), path)
+        part.sequence.n_kept += len(tokens)
 
     def _retire(self) -> list[Sequence]:
         ended = [sequence for sequence in self._running if sequence.finish_reason is not None]
@@ -271,8 +242,8 @@ class Loop:
 
     def _release(self, sequence: Sequence) -> None:
         self._memory.end(sequence.slot)
-        if sequence.has_begun:
-            _guarded(self._drafters[sequence.slot].end)
+        for drafter in self._drafting.end(sequence):
+            _guarded(drafter.end)
         if self._on_request is not None:
             _guarded(self._on_request, summary=sequence.recorder.summary())
 
@@ -283,22 +254,3 @@ def _guarded(call: Callable[..., Any], **arguments: Any) -> None:
         call(**arguments)
     except Exception as error:  # noqa: BLE001 - whatever a stranger's code does
         get_logger("augury.loop").warning("plugin failed", plugin=getattr(call, "__qualname__", str(call)), error=repr(error))
-
-
-def _valid(tokens: np.ndarray, n_vocab: int) -> np.ndarray:
-    """`tokens` up to the first that the target does not have."""
-    is_wrong = (tokens < 0) | (tokens >= n_vocab)
-    return tokens[: int(is_wrong.argmax())] if is_wrong.any() else tokens
-
-
-def _batch(parts: Items[Part]) -> Batch:
-    tokens, positions, slots, rows = [], [], [], []
-    n = 0
-    for part in parts:
-        both = np.concatenate([part.step.replay, part.tokens])
-        tokens.append(both)
-        positions.append(np.arange(part.step.mark, part.step.mark + len(both)))
-        slots.append(np.full(len(both), part.sequence.slot))
-        n += len(both)
-        rows.append(np.arange(n - part.n_rows, n))
-    return Batch(*(np.concatenate(each).astype(np.int32) for each in (tokens, slots, positions, rows)))

@@ -35,7 +35,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes
     "architecture": ("augury_architectures", Architecture),
     "source": ("augury_sources", Source),
 }
-_PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous",)}
+_PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous",), "drafter": ("suffix",)}
 
 
 @frozen

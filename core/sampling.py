@@ -102,6 +102,8 @@ class Sampler:
         self._n_vocab = n_vocab
         self._stream = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms = np.empty(0)
+        self._acceptance_stream = np.random.Generator(np.random.Philox(key=seed).jumped())
+        self._acceptances = np.empty(0)
 
     @property
     def is_plain_argmax(self) -> bool:
@@ -120,19 +122,42 @@ class Sampler:
         Raises:
             ModelFileError: The model computes no numbers.
         """
+        ids, probabilities = self.distribution(logits, row, history)
+        if len(ids) == 1:
+            return int(ids[0])
+        sums = np.cumsum(probabilities)
+        chosen = int(np.searchsorted(sums, self._uniform(index) * probabilities.sum(), side="right"))
+        return int(ids[min(chosen, len(ids) - 1)])
+
+    def distribution(self, logits: Logits, row: int, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the token that follows `history` is drawn from.
+
+        Args:
+            logits: Of a pass.
+            row: Which of its rows.
+            history: (h,) int32, prompt and output before this token.
+
+        Returns:
+            ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0.
+
+        Raises:
+            ModelFileError: The model computes no numbers.
+        """
         params = self.params
         n_top = 1 if params.temperature == 0 else (params.top_k or self._n_vocab)
         ids, values = self._candidates(logits, row, history, n_top)
         if not len(ids) or not np.isfinite(values[0]):
             raise ModelFileError("the model's logits are not finite numbers; its weights are damaged, fetch the file again")
         if params.temperature == 0:
-            return int(ids[0])
-        probabilities = _softmax(values)
-        keep = _truncate(probabilities, params)
-        weights = _softmax(values[keep] / params.temperature)
-        point = self._uniform(index) * weights.sum()
-        chosen = int(np.searchsorted(np.cumsum(weights), point, side="right"))
-        return int(ids[keep][min(chosen, len(keep) - 1)])
+            return ids, np.ones(1)
+        keep = _truncate(_softmax(values), params)
+        return ids[keep], _softmax(values[keep] / params.temperature)
+
+    def uniforms(self, index: int) -> tuple[float, float]:
+        """Two numbers in [0, 1) for token `index`, to verify by rejection with; the second is the one that `choose` takes."""
+        while index >= len(self._acceptances):
+            self._acceptances = np.concatenate([self._acceptances, self._acceptance_stream.random(256)])
+        return float(self._acceptances[index]), self._uniform(index)
 
     def _candidates(self, logits: Logits, row: int, history: np.ndarray, n_top: int) -> tuple[np.ndarray, np.ndarray]:
         """The best `n_top` tokens and their logits in float64 after bias and penalties, best first, equals by rising id."""

@@ -10,6 +10,7 @@ from augury.sampling import Sampler
 from augury.stats import Recorder
 from augury.text import TextStream
 from augury.types import Result, Token
+from augury.verify import match, match_tree, reject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from augury.request import Request
     from augury.running import Running
     from augury.tokenizer import Tokenizer
+    from augury.types import Draft
+    from augury.verify import Accepted
 
 __all__ = ["Sequence"]
 
@@ -42,8 +45,8 @@ class Sequence:
         self.n_kept = 0  # tokens whose states the slot holds
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
-        self.has_begun = False  # its drafter was told of it
-        self.recorder = Recorder(request.speculation.drafter, request.speculation.effective())
+        members = request.speculation.members
+        self.recorder = Recorder([member.name for member in members], request.speculation.effective())
         self._end_tokens = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = self._end_tokens if request.ignore_eos else frozenset()
         self.sampler = Sampler(request.sampling, n_vocab=n_vocab, forbidden=forbidden)
@@ -71,42 +74,68 @@ class Sequence:
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
-    def chooser(self, logits: Logits, first_row: int, draft: np.ndarray) -> Callable[[int], int]:
-        """The target's own choice behind the first i tokens of `draft`, as a function of i.
+    def verify(self, draft: Draft, logits: Logits, first_row: int, argmax: Tokens[int]) -> Accepted:
+        """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.
 
         Args:
+            draft: k proposed tokens, with k less than `n_left`.
             logits: Of the pass.
-            first_row: The row behind the history; the next ones are those behind the draft's tokens.
-            draft: (k,) int32, with k less than `n_left`.
+            first_row: The row behind the history; the next k are those behind the draft's tokens.
+            argmax: Of all rows; may be empty unless `Sampler.is_plain_argmax`.
         """
-        self._buffer[self._n : self._n + len(draft)] = draft
+        tokens = draft.tokens.tolist()
+        if draft.parents is not None:
+            return match_tree(tokens, draft.parents.tolist(), self._tree_chooser(tokens, logits, first_row, argmax))
+        if self.sampler.is_plain_argmax:
+            return match(tokens, argmax[first_row : first_row + len(tokens) + 1].__getitem__)
+        sampler, n, n_emitted = self.sampler, self._n, self.n_emitted
+        self._buffer[n : n + len(tokens)] = tokens
+        if self.request.speculation.verify == "rejection":
+            return reject(
+                tokens,
+                draft.probabilities,
+                lambda i: sampler.distribution(logits, first_row + i, self._view[: n + i]),
+                lambda i: sampler.uniforms(n_emitted + i),
+            )
+        return match(tokens, lambda i: sampler.choose(logits, first_row + i, self._view[: n + i], n_emitted + i))
 
-        def choose(i: int) -> int:
-            return self.sampler.choose(logits, first_row + i, self._view[: self._n + i], self.n_emitted + i)
+    def _tree_chooser(
+        self, draft: Tokens[int], logits: Logits, first_row: int, argmax: Tokens[int]
+    ) -> Callable[[int, int], int]:
+        """The target's own choice behind a node, whose ancestors were chosen before."""
+
+        def choose(node: int, depth: int) -> int:
+            row = first_row + 1 + node
+            if self.sampler.is_plain_argmax:
+                return argmax[row]
+            if node >= 0:
+                self._buffer[self._n + depth - 1] = draft[node]
+            return self.sampler.choose(logits, row, self._view[: self._n + depth], self.n_emitted + depth)
 
         return choose
 
-    def emit(self, tokens: Tokens[int], logits: Logits, first_row: int, drafter: str | None) -> int:
-        """Append what a round chose, up to where the request ends, and deliver it.
+    def emit(self, accepted: Accepted, logits: Logits, first_row: int, drafter: str | None) -> int:
+        """Append what a round emits, up to where the request ends, and deliver it.
 
         Args:
-            tokens: At least one; all but the last were proposed by `drafter`.
+            accepted: What `verify` gave.
             logits: Of the pass, for log-probabilities.
-            first_row: The row that chose the first of them.
-            drafter: The name of the drafter that proposed them, or None.
+            first_row: The row behind the history.
+            drafter: The name of the drafter that proposed all but the last token, or None.
 
         Returns:
             How many were emitted; the last of them counts as the target's own.
         """
         emitted = []
-        for i, token in enumerate(tokens):
+        rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
+        for token, row in zip(accepted.tokens, rows, strict=True):
             self._buffer[self._n] = token
             self._n += 1
             text = self._text.push(token)
             self._finish_after(token)
             if self.finish_reason is not None:
                 text += self._text.flush()
-            emitted.append((token, text, *self._logprobs(logits, first_row + i, token)))
+            emitted.append((token, text, *self._logprobs(logits, row, token)))
             if self.finish_reason is not None:
                 break
         for i, (token, text, logprob, top) in enumerate(emitted):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import frozen
 
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import OptionError
 from augury.options import Spec, build, nearest, options_of, parse_specs
 
 if TYPE_CHECKING:
@@ -18,74 +18,115 @@ if TYPE_CHECKING:
     from augury.interfaces import Drafter
     from augury.registry import Registry
 
-__all__ = ["Speculation", "choose_drafter"]
+__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters"]
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
+VERIFY = ("match", "rejection")
 
 
-def choose_drafter(
+@frozen
+class Member:
+    """A drafter of a chain: its name and an instance of its options class."""
+
+    name: str
+    options: Any
+
+    def __str__(self) -> str:
+        """As `--spec-type` would name it, with the options that differ from their defaults."""
+        known = options_of(type(self.options))
+        given = {name: getattr(self.options, name) for name in known}
+        return str(Spec(self.name, tuple((key, str(value)) for key, value in given.items() if value != known[key].default)))
+
+
+def choose_drafters(
     registry: Registry,
     spec_type: str | Iterable[str],
     draft_model: str | Path | None = None,
     spec_options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> tuple[type[Drafter], Any]:
-    """The drafter that a user asked for, and its options.
+) -> list[tuple[type[Drafter], Member]]:
+    """The chain of drafters that a user asked for, in its order; empty for none.
 
     Args:
         registry: The drafters that there are.
-        spec_type: `name:key=value,...`, or several of them; `none` for no drafter.
+        spec_type: `name:key=value,...;name;...`, or several such texts, which are one chain; `none` for no drafter; `auto` for
+            the preferred draftless drafter and, with a draft model, `draft-model`.
         draft_model: Given alone it asks for the drafter `draft-model`.
         spec_options: Options by drafter name, which count beside those in `spec_type`; the latter win.
 
     Raises:
         PluginError: There is no such drafter.
-        OptionError: An option is unknown, out of range, or goes to a drafter that is not in use.
+        OptionError: An option is unknown, out of range, or goes to a drafter that is not in use; a drafter occurs twice.
     """
+    chain: dict[str, tuple[type[Drafter], dict[str, Any]]] = {}
+    for spec in _specs(registry, spec_type, is_model_given=draft_model is not None):
+        drafter: type[Drafter] = registry.find("drafter", spec.name)
+        if drafter.name in chain:
+            raise OptionError(f"--spec-type names {drafter.name} twice; a chain has each drafter once")
+        chain[drafter.name] = (drafter, dict(spec.values))
+    for name, given in _mapping(spec_options or {}, "spec_options").items():
+        found = registry.find("drafter", name).name
+        checked = _mapping(given, f"spec_options: {name}")
+        if found in chain:
+            chain[found] = (chain[found][0], dict(checked) | chain[found][1])
+        elif given:
+            in_use = " and ".join(chain) or "none"
+            raise OptionError(f"options are given for {name}, but the drafter in use is {in_use}")
+    if draft_model is not None:
+        takers = [values for drafter, values in chain.values() if "model" in options_of(drafter.options_class)]
+        if not takers:
+            raise OptionError(f"a draft model is given, but {' and '.join(chain)} uses none; leave one of the two out")
+        takers[0].setdefault("model", str(draft_model))
+    return [
+        (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}")))
+        for name, (drafter, values) in chain.items()
+    ]
+
+
+def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given: bool) -> list[Spec]:
+    """The drafters named, `none` and `auto` resolved."""
     texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
     if not all(isinstance(text, str) for text in texts):
         raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, such as 'ngram-simple'")
-    if not hasattr(spec_options or {}, "items"):
-        raise OptionError(f"spec_options is {spec_options!r}, expected a mapping from drafters' names to options")
     specs = [spec for text in texts for spec in parse_specs(text) if spec.name != "none" or spec.values]
+    with_model = [Spec("draft-model")] if is_model_given else []
     if not specs:
-        specs = [Spec("none" if draft_model is None else "draft-model")]
-    if len(specs) > 1:
-        raise UnsupportedError(f"{' and '.join(spec.name for spec in specs)}: one drafter at a time; choose one of them")
-    (spec,) = specs
-    drafter: type[Drafter] = registry.find("drafter", spec.name)
-    values: dict[str, Any] = {}
-    for name, given in (spec_options or {}).items():
-        if registry.find("drafter", name) is drafter:
-            values |= _mapping(given, f"spec_options: {name}")
-        elif given:
-            raise OptionError(f"options are given for {name}, but the drafter in use is {drafter.name}")
-    values |= dict(spec.values)
-    if draft_model is not None:
-        if "model" not in options_of(drafter.options_class):
-            raise OptionError(f"a draft model is given, but {drafter.name} uses none; leave one of the two out")
-        values.setdefault("model", str(draft_model))
-    return drafter, build(drafter.options_class, values, f"--spec-type {drafter.name}")
+        return with_model
+    if any(spec.name == "auto" for spec in specs):
+        if len(specs) > 1 or specs[0].values:
+            raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
+        return [Spec(registry.choose("drafter", None).name), *with_model]
+    return specs
 
 
 @frozen
 class Speculation:
-    """How far drafts may go, and the options of the drafter, as one request wants them."""
+    """Which drafters may draft how far, as one request wants it."""
 
-    drafter: str = "none"
-    options: Any = None  # an instance of the drafter's options class
-    n_max: int = 16  # tokens per draft; 0: the drafter is never called
+    members: tuple[Member, ...] = ()  # by priority
+    n_max: int = 16  # tokens per draft; 0: no drafter is ever called
     n_min: int = 0  # shorter drafts are thrown away
+    is_fixed: bool = False  # the first draft of the chain is taken as it is; otherwise the planner decides
+    verify: Literal["match", "rejection"] = "match"
 
     def __attrs_post_init__(self) -> None:
         for name in ("n_max", "n_min"):
             if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 0:
                 raise OptionError(f"speculative: {name} is {value!r}, expected a whole number of at least 0")
+        if self.n_min > self.n_max > 0:
+            raise OptionError(f"speculative: n_min is {self.n_min}, expected at most n_max, which is {self.n_max}")
+        if self.verify not in VERIFY:
+            raise OptionError(f"spec_verify is {self.verify!r}, expected one of {', '.join(VERIFY)}")
+
+    @property
+    def type(self) -> str:
+        """The drafters' names, as `--spec-type` takes them."""
+        return ";".join(member.name for member in self.members) or "none"
 
     def override(self, wishes: Mapping[str, Any] | None) -> Speculation:
         """The same with what a request wants otherwise.
 
         Args:
-            wishes: `n_max`, `n_min`, `p_min`, `type` ("none" or the drafter loaded), and per-request options under the
+            wishes: `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded), and per-request options under a
                 drafter's name.
 
         Raises:
@@ -95,35 +136,51 @@ class Speculation:
             return self
         if not hasattr(wishes, "items"):
             raise OptionError(f"speculative is {wishes!r}, expected a mapping such as {{'n_max': 8}}")
-        known = (*_KEYS, *(() if self.drafter == "none" else (self.drafter,)))
+        names = [member.name for member in self.members]
         for key in wishes:
-            if key not in known:
-                raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), known)}")
-        changed = attrs.evolve(self, **{key: wishes[key] for key in ("n_max", "n_min") if key in wishes})
-        values = dict(_mapping(wishes.get(self.drafter, {}), f"speculative: {self.drafter}"))
-        if wishes.get("p_min") is not None:
+            if key not in (*_KEYS, *names):
+                raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), (*_KEYS, *names))}")
+        members = [self._changed(member, wishes) for member in self.members]
+        if wishes.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in members):
+            raise OptionError(f"speculative: p_min is given, but {self.type} has no such option")
+        wanted = self._wanted(wishes.get("type", self.type))
+        limits = {key: wishes[key] for key in ("n_max", "n_min") if key in wishes}
+        chosen = tuple(member for name in wanted for member in members if member.name == name)
+        return attrs.evolve(self, members=chosen, **limits)
+
+    def _wanted(self, kind: Any) -> list[str]:
+        names = [member.name for member in self.members]
+        wanted = [spec.name for spec in parse_specs(str(kind)) if spec.name != "none"]
+        if unknown := [name for name in wanted if name not in names]:
+            raise OptionError(
+                f"speculative: type is {unknown[0]!r}, but the engine was loaded with {self.type!r}; use that, or 'none'"
+            )
+        return list(dict.fromkeys(wanted))
+
+    def _changed(self, member: Member, wishes: Mapping[str, Any]) -> Member:
+        """A member with the options that a request sets."""
+        where = f"speculative: {member.name}"
+        known = options_of(type(member.options))
+        values = {key.replace("-", "_"): value for key, value in _mapping(wishes.get(member.name, {}), where).items()}
+        for key in values:
+            if (found := known.get(key)) is not None and not found.is_per_request:
+                raise OptionError(f"{where}: {key} can only be set when the engine is loaded")
+        if wishes.get("p_min") is not None and "p_min" in known:
             values["p_min"] = wishes["p_min"]
-        if values:
-            changed = attrs.evolve(changed, options=_with_options(self.drafter, self.options, values))
-        kind = wishes.get("type", self.drafter)
-        if kind == "none":
-            return attrs.evolve(changed, n_max=0)
-        if kind != self.drafter:
-            raise OptionError(f"speculative: type is {kind!r}, but the engine was loaded with {self.drafter!r}, or use 'none'")
-        return changed
+        if not values:
+            return member
+        return Member(member.name, build(type(member.options), attrs.asdict(member.options) | values, where))
 
     def __str__(self) -> str:
-        """The drafter as `--spec-type` would name it, with the options that differ from their defaults."""
-        given = {} if self.drafter == "none" else attrs.asdict(self.options)
-        known = {} if self.drafter == "none" else options_of(type(self.options))
-        return str(Spec(self.drafter, tuple((key, str(value)) for key, value in given.items() if value != known[key].default)))
+        """The chain as `--spec-type` would name it, with the options that differ from their defaults."""
+        return ";".join(map(str, self.members)) or "none"
 
     def effective(self) -> dict[str, Any]:
         """What is in force, in the form in which a request gives it."""
-        told: dict[str, Any] = {"type": self.drafter, "n_max": self.n_max, "n_min": self.n_min}
-        if self.drafter != "none" and (options := attrs.asdict(self.options)):
-            told[self.drafter] = options
-        return told
+        told: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
+        if self.members:
+            told |= {"is_fixed": self.is_fixed, "verify": self.verify}
+        return told | {member.name: attrs.asdict(member.options) for member in self.members if options_of(type(member.options))}
 
 
 def _mapping(values: Any, where: str) -> Mapping[str, Any]:
@@ -132,12 +189,3 @@ def _mapping(values: Any, where: str) -> Mapping[str, Any]:
         raise OptionError(f"{where} is {values!r}, expected a mapping from options' names to values")
     checked: Mapping[str, Any] = values
     return checked
-
-
-def _with_options(drafter: str, options: Any, values: Mapping[str, Any]) -> Any:
-    where = f"speculative: {drafter}"
-    known = options_of(type(options))
-    for key in values:
-        if (found := known.get(key.replace("-", "_"))) is not None and not found.is_per_request:
-            raise OptionError(f"{where}: {key} can only be set when the engine is loaded")
-    return build(type(options), attrs.asdict(options) | {key.replace("-", "_"): value for key, value in values.items()}, where)

@@ -6,37 +6,74 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import attrs
+from attrs import Factory, define
+
 from augury.types import DrafterStats, Summary, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from augury.types import Verdict
 
 __all__ = ["Recorder"]
 
 
+@define
+class _Counts:
+    """Of one drafter."""
+
+    calls: int = 0
+    drafts: int = 0
+    used: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    offered_by_position: list[int] = Factory(list)
+    accepted_by_position: list[int] = Factory(list)
+    begin_s: float = 0.0
+    draft_s: float = 0.0
+    accept_s: float = 0.0
+
+    def verified(self, verdict: Verdict, depth: int) -> None:
+        """A draft, `depth` tokens deep, was verified."""
+        self.used += 1
+        self.drafted += verdict.n_offered
+        self.accepted += verdict.n_accepted
+        for counts, n in ((self.offered_by_position, depth), (self.accepted_by_position, verdict.n_accepted)):
+            counts.extend([0] * (depth - len(counts)))
+            for position in range(n):
+                counts[position] += 1
+
+    def stats(self) -> DrafterStats:
+        """What was counted."""
+        counted = attrs.asdict(self, recurse=False)
+        lists = ("offered_by_position", "accepted_by_position")
+        return DrafterStats(**counted | {name: tuple(counted[name]) for name in lists})
+
+
 class Recorder:
     """Mutable counters of one request; only rounds that are over are counted, so there is nothing to roll back."""
 
-    def __init__(self, drafter: str, effective: dict[str, Any]) -> None:
+    def __init__(self, drafters: Sequence[str], effective: dict[str, Any]) -> None:
         self.n_prompt = 0
         self.n_reused = 0
         self.n_emitted = 0
         self.n_rounds = 0
-        self.accepted_by_position: list[int] = []
-        self.seconds = {"begin": 0.0, "draft": 0.0, "accept": 0.0}
-        self._drafter = drafter
+        self._counts = {name: _Counts() for name in drafters}
+        self._draft_lengths: list[int] = []
         self._effective = effective
-        self._calls = self._drafts = self._drafted = self._accepted = 0
         self._started_at = self._first_token_at = self._last_token_at = 0.0
 
+    def begun(self, drafter: str, seconds: float) -> None:
+        """A drafter took so long to begin the request."""
+        self._counts[drafter].begin_s += seconds
+
     @contextmanager
-    def timing(self, what: str) -> Iterator[None]:
-        """Add the time of a drafter's method to `what`: "begin" or "accept"."""
+    def timing(self, drafter: str) -> Iterator[None]:
+        """Time a drafter's `accept`."""
         start = perf_counter()
         yield
-        self.seconds[what] += perf_counter() - start
+        self._counts[drafter].accept_s += perf_counter() - start
 
     def start(self, n_prompt: int, n_reused: int) -> None:
         """The request has a slot, which holds `n_reused` of its `n_prompt` tokens."""
@@ -49,44 +86,41 @@ class Recorder:
         self.n_emitted += 1
         self._first_token_at = self._last_token_at = perf_counter()
 
-    def draft_called(self, seconds: float) -> None:
-        """The drafter was asked, and took this request's share of `seconds`."""
-        self._calls += 1
-        self.seconds["draft"] += seconds
+    def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
+        """A drafter was asked, proposed so many tokens, and took this request's share of `seconds`."""
+        counts = self._counts[drafter]
+        counts.calls += 1
+        counts.drafts += n_proposed > 0
+        counts.draft_s += seconds
 
-    def round(self, verdict: Verdict) -> None:
-        """A round is over."""
+    def round(self, n_offered: int, n_emitted: int) -> None:
+        """A round is over, in which `n_offered` drafted tokens were verified."""
         self.n_rounds += 1
-        self.n_emitted += verdict.n_emitted
+        self.n_emitted += n_emitted
+        self._draft_lengths.append(n_offered)
         self._last_token_at = perf_counter()
-        if verdict.is_used:
-            self._drafts += 1
-            self._drafted += verdict.n_offered
-            self._accepted += verdict.n_accepted
-            missing = verdict.n_offered - len(self.accepted_by_position)
-            self.accepted_by_position.extend([0] * missing)
-            for position in range(verdict.n_accepted):
-                self.accepted_by_position[position] += 1
+
+    def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
+        """A drafter's proposal, `depth` tokens deep, was verified."""
+        self._counts[drafter].verified(verdict, depth)
 
     def summary(self) -> Summary:
         """All of it."""
-        drafters = {}
-        if self._drafter != "none":
-            drafters[self._drafter] = DrafterStats(
-                calls=self._calls,
-                drafts=self._drafts,
-                drafted=self._drafted,
-                accepted=self._accepted,
-                **{f"{what}_s": seconds for what, seconds in self.seconds.items()},
-            )
+        drafters = {name: counts.stats() for name, counts in self._counts.items()}
+        longest = max((len(each.accepted_by_position) for each in drafters.values()), default=0)
+        by_position = [0] * longest
+        for each in drafters.values():
+            for position, n in enumerate(each.accepted_by_position):
+                by_position[position] += n
         return Summary(
             n_prompt=self.n_prompt,
             n_reused=self.n_reused,
             n_emitted=self.n_emitted,
             n_rounds=self.n_rounds,
-            n_drafted=self._drafted,
-            n_accepted=self._accepted,
-            accepted_by_position=tuple(self.accepted_by_position),
+            n_drafted=sum(each.drafted for each in drafters.values()),
+            n_accepted=sum(each.accepted for each in drafters.values()),
+            accepted_by_position=tuple(by_position),
+            draft_lengths=tuple(self._draft_lengths),
             drafters=drafters,
             timings=Timings(
                 prompt_s=self._first_token_at - self._started_at,

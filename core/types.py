@@ -9,7 +9,7 @@ import numpy as np
 from attrs import Factory, field, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from augury.blocks import Plan
     from augury.gguf import ModelFile
@@ -162,6 +162,24 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def depth(self) -> int:
+        """How many of the tokens can be accepted at most: of a chain all."""
+        if self.parents is None:
+            return len(self)
+        depths = [0] * len(self)
+        for i, parent in enumerate(self.parents.tolist()):
+            depths[i] = 1 + (depths[parent] if parent >= 0 else 0)
+        return max(depths, default=0)
+
+    def cut(self, k: int) -> Draft:
+        """The first k tokens of it."""
+        if k >= len(self):
+            return self
+        parents = None if self.parents is None else self.parents[:k]
+        probabilities = None if self.probabilities is None else self.probabilities[:k]
+        return Draft(self.tokens[:k], parents, probabilities)
+
 
 @frozen(eq=False)
 class Ask:
@@ -174,19 +192,31 @@ class Ask:
 
 @frozen
 class Verdict:
-    """What became of a draft.
+    """What became of a draft in a round.
+
+    A proposal that was not used, because another drafter's was or because a pass over it would not have paid, is no rejection;
+    nor is the rest of one that was cut short.
 
     Attributes:
-        n_offered: Tokens of the draft that were verified, after trimming to limits; 0 after an empty draft.
+        n_offered: Tokens of the draft that were verified, after trimming to limits; 0 where it was empty or not used.
         n_accepted: How many of them the target agreed with and emitted.
         n_emitted: Tokens that the round added to the history: accepted ones and the target's own.
         is_used: Whether this drafter's proposal was verified; false where there was none.
+        n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
+        path: Of a tree, which of its tokens were accepted, rising; of a chain the first `n_accepted`.
     """
 
     n_offered: int
     n_accepted: int
     n_emitted: int
     is_used: bool
+    n_proposed: int = attrs.field(default=Factory(lambda self: self.n_offered, takes_self=True))
+    path: Sequence[int] = attrs.field(default=Factory(lambda self: range(self.n_accepted), takes_self=True))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether only the beginning of the proposal was verified."""
+        return self.is_used and self.n_proposed > self.n_offered
 
 
 # Requests and results
@@ -229,12 +259,15 @@ class Timings:
 
 @frozen
 class DrafterStats:
-    """What one drafter did in one request."""
+    """What one drafter did in one request. Positions count from 0; in a tree they are depths."""
 
     calls: int = 0  # of draft
     drafts: int = 0  # calls that proposed something
+    used: int = 0  # drafts that were verified
     drafted: int = 0  # tokens verified
     accepted: int = 0
+    offered_by_position: tuple[int, ...] = ()  # [i]: drafts that were verified as far as position i
+    accepted_by_position: tuple[int, ...] = ()  # [i]: drafts whose token i was accepted
     begin_s: float = 0.0
     draft_s: float = 0.0
     accept_s: float = 0.0
@@ -253,7 +286,8 @@ class Summary:
     n_rounds: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # [i]: drafts whose token i was accepted
+    accepted_by_position: tuple[int, ...] = ()  # [i]: drafts whose token i was accepted, of all drafters
+    draft_lengths: tuple[int, ...] = ()  # tokens verified in each round behind the prompt's
     drafters: Mapping[str, DrafterStats] = Factory(dict)
     timings: Timings = Timings()
     effective: Mapping[str, Any] = Factory(dict)  # the speculative options in force

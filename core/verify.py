@@ -1,16 +1,33 @@
-"""Acceptance rules: pure functions from a draft and what the target chooses to what is emitted."""
+"""Acceptance rules: pure functions from a draft and what the target says to what is emitted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from attrs import frozen
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["match"]
+__all__ = ["Accepted", "Distribution", "match", "match_tree", "reject"]
+
+Distribution = tuple[np.ndarray, np.ndarray]
+"""Tokens (m,) and their probabilities (m,), which sum to 1; other tokens have none."""
 
 
-def match(draft: Sequence[int], choose: Callable[[int], int]) -> list[int]:
+@frozen
+class Accepted:
+    """What a round emits: the accepted draft tokens and one of the target's own behind them.
+
+    `path` says where in the draft the accepted ones stand; for a chain, at its beginning.
+    """
+
+    tokens: list[int]
+    path: Sequence[int]
+
+
+def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
     """Accept the draft while it is what the target chooses itself.
 
     The target's choice at every position is made exactly as without a draft, so the emitted tokens are those of plain
@@ -22,19 +39,84 @@ def match(draft: Sequence[int], choose: Callable[[int], int]) -> list[int]:
             while the draft was right.
 
     Returns:
-        The emitted tokens, 1 to k + 1: all but the last are accepted draft tokens, the last is the target's own.
+        1 to k + 1 tokens.
 
-    >>> match([5, 6, 7], [5, 6, 9, 0].__getitem__)
+    >>> match([5, 6, 7], [5, 6, 9, 0].__getitem__).tokens
     [5, 6, 9]
-    >>> match([5, 6], [5, 6, 7].__getitem__)
+    >>> match([5, 6], [5, 6, 7].__getitem__).tokens
     [5, 6, 7]
-    >>> match([], [4].__getitem__)
+    >>> match([], [4].__getitem__).tokens
     [4]
     """
     emitted = []
     for i, token in enumerate(draft):
         emitted.append(choose(i))
         if emitted[-1] != token:
-            return emitted
+            return Accepted(emitted, range(i))
     emitted.append(choose(len(draft)))
-    return emitted
+    return Accepted(emitted, range(len(draft)))
+
+
+def match_tree(draft: Sequence[int], parents: Sequence[int], choose: Callable[[int, int], int]) -> Accepted:
+    """The same for a tree: go down from the history for as long as one of the next tokens is what the target chooses.
+
+    Args:
+        draft: k proposed tokens.
+        parents: (k,), parents[i] < i is what token i follows, -1 the history.
+        choose: choose(i, d) is the target's own token behind draft token i, -1 for the history, which has d tokens of the draft
+            before and including it.
+
+    >>> follows = {-1: 5, 0: 1, 1: 8, 2: 9}
+    >>> match_tree([4, 5, 7, 8], [-1, -1, 1, 1], lambda i, d: follows.get(i, 0))
+    Accepted(tokens=[5, 8, 0], path=[1, 3])
+    """
+    emitted: list[int] = []
+    path: list[int] = []
+    node = -1
+    while True:
+        emitted.append(choose(node, len(path)))
+        here = (i for i in range(node + 1, len(draft)) if parents[i] == node and draft[i] == emitted[-1])
+        if (found := next(here, None)) is None:
+            return Accepted(emitted, path)
+        path.append(node := found)
+
+
+def reject(
+    draft: Sequence[int],
+    probabilities: np.ndarray | None,
+    target: Callable[[int], Distribution],
+    uniform: Callable[[int], tuple[float, float]],
+) -> Accepted:
+    """Accept a drafted token with probability min(1, p/q), and draw from what is left of p where it is refused.
+
+    What is emitted is distributed as by the target alone, but not token by token the same.
+
+    Args:
+        draft: k proposed tokens.
+        probabilities: (k, V), q: what each was drawn from. None: the drafter was certain, q is 1 for its token.
+        target: target(i) is p, the target's distribution behind the first i draft tokens; called in order.
+        uniform: uniform(i) gives two numbers in [0, 1) for position i: one to accept by, one to draw by.
+
+    Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3.
+    """
+    emitted = []
+    for i, token in enumerate(draft):
+        ids, p = target(i)
+        accept, draw = uniform(i)
+        p_token = float(p[ids == token].sum())
+        q_token = 1.0 if probabilities is None else float(probabilities[i, token])
+        if accept * q_token < p_token:
+            emitted.append(int(token))
+            continue
+        rest = np.where(ids == token, 0.0, p) if probabilities is None else np.maximum(p - probabilities[i, ids], 0.0)
+        emitted.append(_drawn(ids, rest if rest.sum() > 0 else p, draw))  # nothing is left where rounding alone refused
+        return Accepted(emitted, range(i))
+    ids, p = target(len(draft))
+    emitted.append(_drawn(ids, p, uniform(len(draft))[1]))
+    return Accepted(emitted, range(len(draft)))
+
+
+def _drawn(ids: np.ndarray, weights: np.ndarray, uniform: float) -> int:
+    """The token that a number in [0, 1) falls on."""
+    sums = np.cumsum(weights)
+    return int(ids[min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(ids) - 1)])

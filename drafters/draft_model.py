@@ -61,6 +61,7 @@ class DraftModel(Drafter):
     aliases = ("draft-simple", "draft")
     scope = "request"  # it learns nothing; the KV cache, which outlives a request, changes no draft
     options_class = DraftModelOptions
+    is_costly = True
 
     def __init__(self, options: DraftModelOptions, session: Session) -> None:
         super().__init__(options, session)

@@ -65,7 +65,7 @@ def plain(backend, n, way):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way):
     n = 120 if backend == "numba-cpu" else 48 if drafter == "ngram-mod" else 24  # ngram-mod learns by 32 tokens at a time
-    with load(backend, spec_type=SPECS.get(drafter, drafter), slots=slots, threads=threads) as engine:
+    with load(backend, spec_type=SPECS.get(drafter, drafter), spec_fixed=True, slots=slots, threads=threads) as engine:
         results = answers(engine, n, way)
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(backend, n, way)
     if drafter in SPECS:

@@ -10,7 +10,7 @@ from augury.loader import Loader
 from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
-from augury.speculation import Speculation
+from augury.speculation import Member, Speculation
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -62,19 +62,23 @@ class ScriptedDrafter(Drafter):
         self.events.append(("close",))
 
 
-def toy_engine(*, n_ctx=64, slots=1, drafter=None, n_max=8, n_min=0, tokenizer=None, observers=(None, None), **model):
-    """An engine around a toy model. `drafter(model)` makes a drafter for each slot."""
+def toy_engine(
+    *, n_ctx=64, slots=1, drafter=None, n_max=8, n_min=0, tokenizer=None, observers=(None, None), planner=None, **model
+):
+    """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain."""
     toy = ToyModel(n_slots=slots, n_ctx=n_ctx, **model)
-    drafters = [drafter(toy) for _ in range(slots)] if drafter is not None else []
-    name = drafters[0].name if drafters else "none"
+    makers = [drafter] if callable(drafter) else drafter or []
+    chains = [[make(toy) for make in makers] for _ in range(slots)]
+    members = tuple(Member(each.name, NoOptions()) for each in chains[0])
     return Engine(
         toy,
         Contiguous(NoOptions(), toy.state_spec),
-        drafters,
+        chains,
         Loader(Registry(), None, Progress()),
         tokenizer=tokenizer,
         template=None,
-        speculation=Speculation(name, NoOptions(), n_max, n_min),
+        speculation=Speculation(members, n_max, min(n_min, n_max), is_fixed=planner is None),
+        planner=planner,
         config={},
         observers=observers,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError
 from augury.options import options_of, parse_specs
+from augury.speculation import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ def add_speculation_flags(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
-        help="who drafts, such as ngram-simple:n=8; repeated flags append (default: none)",
+        help="who drafts, such as auto, ngram-simple:n=8 or 'suffix;draft-model'; repeated flags append (default: none)",
     )
     parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts: a name or a path")
     parser.add_argument(
@@ -48,6 +49,17 @@ def add_speculation_flags(parser: Any) -> None:
         default=0,
         metavar="N",
         help="shorter drafts are thrown away (default: 0)",
+    )
+    parser.add_argument(
+        "--spec-fixed",
+        action="store_true",
+        help="draft in every round as far as --draft-max allows, pay or not; of several drafters the first that can",
+    )
+    parser.add_argument(
+        "--spec-verify",
+        choices=VERIFY,
+        default="match",
+        help="match: the output is that of plain decoding; rejection: of its distribution (default: match)",
     )
 
 
@@ -96,7 +108,7 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
     names = []
     for text in spec_types:
         for spec in parse_specs(text):
-            drafter = registry.find("drafter", spec.name)
+            drafter = registry.choose("drafter", None) if spec.name == "auto" else registry.find("drafter", spec.name)
             names.append(drafter.name)
     return names
 

@@ -49,7 +49,7 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
     from augury.engine import Engine
 
     log.configure(is_verbose=args.verbose)
-    in_use = names_in_use(spec_type, args.registry) or (["draft-model"] if draft_model else [])
+    in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
     with ProgressDisplay() as progress:
         engine = Engine.load(
             args.model,
@@ -60,6 +60,8 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
             spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),
             draft_max=args.draft_max,
             draft_min=args.draft_min,
+            spec_fixed=args.spec_fixed,
+            spec_verify=args.spec_verify,
             threads=args.threads,
             n_ctx=args.ctx_size,
             slots=args.parallel,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from augury.options import Spec
 
 if TYPE_CHECKING:
@@ -50,20 +52,24 @@ def drafting_lines(summary: Summary) -> list[str]:
     lines = [f"{summary.n_emitted} tokens in {summary.n_rounds} rounds, {summary.mean_accepted_length:.2f} tokens per round"]
     for name, stats in summary.drafters.items():
         lines.append(
-            f"{name}: {stats.calls} calls, {stats.drafts} drafts, {stats.drafted} tokens drafted, {stats.accepted} accepted, "
-            f"{stats.draft_s * 1e3:.1f} ms drafting"
+            f"{name}: {stats.calls} calls, {stats.drafts} drafts, {stats.used} verified, {stats.drafted} tokens drafted, "
+            f"{stats.accepted} accepted, {stats.begin_s * 1e3:.1f} ms beginning, {stats.draft_s * 1e3:.1f} ms drafting, "
+            f"{stats.accept_s * 1e3:.1f} ms learning"
         )
-    if summary.accepted_by_position:
-        lines.append(f"accepted by position: {' '.join(map(str, summary.accepted_by_position))}")
+        if stats.offered_by_position:
+            shares = zip(stats.accepted_by_position, stats.offered_by_position, strict=True)
+            lines.append("  accepted by position: " + " ".join(f"{right}/{offered}" for right, offered in shares))
     return lines
 
 
 def spec_type_of(engine: Engine) -> str:
     """The drafter in force, with its options, as `--spec-type` would say it."""
     speculative = engine.config["speculative"]
-    name = str(speculative["type"])
-    values = ((key, value) for key, value in speculative.get(name, {}).items() if value is not None)
-    return str(Spec(name, tuple((key, str(value)) for key, value in values)))
+    specs = []
+    for name in str(speculative["type"]).split(";"):
+        values = ((key, value) for key, value in speculative.get(name, {}).items() if value is not None)
+        specs.append(str(Spec(name, tuple((key, str(value)) for key, value in values))))
+    return ";".join(specs)
 
 
 def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, Any]:
@@ -89,16 +95,8 @@ def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, 
             "drafted": summary.n_drafted,
             "accepted": summary.n_accepted,
             "accepted_by_position": list(summary.accepted_by_position),
-            "drafters": {
-                name: {
-                    "calls": stats.calls,
-                    "drafts": stats.drafts,
-                    "drafted": stats.drafted,
-                    "accepted": stats.accepted,
-                    "draft_s": stats.draft_s,
-                }
-                for name, stats in summary.drafters.items()
-            },
+            "draft_lengths": list(summary.draft_lengths),
+            "drafters": {name: attrs.asdict(stats) for name, stats in summary.drafters.items()},
         },
     }
     if has_logprobs:

@@ -37,7 +37,9 @@ def shape(value):
 
 def test_json_has_exactly_the_documented_keys(capsys):
     (told,) = objects(capsys, *GREEDY, "--prompt-tokens", REPEATING, "--spec-type", "ngram-simple:n=2,m=4")
-    drafter = dict.fromkeys(("calls", "drafts", "drafted", "accepted"), "int") | {"draft_s": "float"}
+    counts = dict.fromkeys(("calls", "drafts", "used", "drafted", "accepted"), "int")
+    by_position = dict.fromkeys(("offered_by_position", "accepted_by_position"), "list")
+    drafter = counts | by_position | dict.fromkeys(("begin_s", "draft_s", "accept_s"), "float")
     timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")
     assert shape(told) == {
         "model": "str",
@@ -53,6 +55,7 @@ def test_json_has_exactly_the_documented_keys(capsys):
             "drafted": "int",
             "accepted": "int",
             "accepted_by_position": "list",
+            "draft_lengths": "list",
             "drafters": {"ngram-simple": drafter},
         },
     }
@@ -93,7 +96,7 @@ def test_flags_of_a_drafter_are_its_options(capsys):
 @pytest.mark.parametrize("flag", ["--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"])
 def test_a_draft_is_no_longer_than_asked_for(capsys, flag):
     words = ["--prompt-tokens", REPEATING, "-md", MODEL]
-    (told,) = objects(capsys, *GREEDY, *words, flag, "2")
+    (told,) = objects(capsys, *GREEDY, *words, "--spec-fixed", flag, "2")
     assert len(told["draft"]["accepted_by_position"]) == 2
 
 
@@ -218,7 +221,9 @@ def test_a_prompt_that_does_not_fit_exits_with_1(capsys):
 
 def test_bench_compares_each_drafter_with_plain_decoding(capsys):
     drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-type", "draft-model", "-md", MODEL]
-    code, out, _ = run(capsys, "bench", *GREEDY, "--prompt-tokens", REPEATING, *drafters, "--turns", "2", "--json")
+    code, out, _ = run(
+        capsys, "bench", *GREEDY, "--prompt-tokens", REPEATING, *drafters, "--turns", "2", "--json", "--spec-fixed"
+    )
     told = json.loads(out)
     assert code == 0
     assert [each["spec_type"].split(":")[0] for each in told["runs"]] == ["ngram-simple", "draft-model"]

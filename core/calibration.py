@@ -1,0 +1,50 @@
+"""Times a loaded model's passes, so that the planner starts from what they cost here."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.pass_costs import PassCosts, PassTime
+from augury.types import Batch
+
+if TYPE_CHECKING:
+    from augury.interfaces import Model
+
+__all__ = ["measure_passes"]
+
+# in the order of their worth: a slow machine's time is up before the last
+_SIZES = (1, 2, 4, 8, 16, 3, 6, 5, 12, 9, 17, 32, 24, 64, 48)
+_DEEP_SIZES = (1, 4, 16)
+_DEPTH = 2048  # where what a context costs is measured
+_BUDGET_S = 0.8  # felt at a start, but not much
+_ROUNDS = 3
+
+
+def measure_passes(model: Model, n_largest: int) -> PassCosts:
+    """Time passes of 1 to `n_largest` tokens, all with logits, on slot 0, whose states are overwritten.
+
+    The best of several times is taken: whatever else runs only ever adds.
+    """
+    n_ctx = model.state_spec.n_ctx
+    sizes = [n for n in _SIZES if n <= min(n_largest, n_ctx)]
+    deep = [(n, min(_DEPTH, n_ctx - n)) for n in _DEEP_SIZES if n in sizes and n_ctx >= _DEPTH // 4]
+    best: dict[tuple[int, int], float] = {}
+    _seconds(model, sizes[-1], 0)  # memory is touched for the first time
+    start = perf_counter()
+    for turn in range(_ROUNDS):
+        for n, depth in [*((n, 0) for n in sizes), *deep]:
+            is_needed = turn == 0 and n <= 2 and depth == 0  # the least that says what drafting costs
+            if is_needed or perf_counter() - start < _BUDGET_S:
+                best[n, depth] = min(_seconds(model, n, depth), best.get((n, depth), np.inf))
+    return PassCosts([PassTime(n, depth, seconds) for (n, depth), seconds in best.items()], n_largest)
+
+
+def _seconds(model: Model, n: int, depth: int) -> float:
+    indices = np.arange(n, dtype=np.int32)
+    batch = Batch(np.zeros(n, np.int32), np.zeros(n, np.int32), indices + np.int32(depth), indices)
+    start = perf_counter()
+    model.forward(batch)
+    return perf_counter() - start

@@ -1,0 +1,243 @@
+"""Who drafts in a round: asks the drafters of all slots, as the planner says or in turn, and tells them what came of it."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import Factory, define
+
+from augury.planner import Choice, Offer, Outcome, Wish
+from augury.types import Ask, Draft, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Items
+
+    from augury.interfaces import Drafter
+    from augury.planner import Planner, Track
+    from augury.sequence import Sequence
+
+__all__ = ["Drafted", "Drafting"]
+
+
+@define(eq=False)
+class Course:
+    """What is kept of a running request: which drafters of its slot serve it, by index and priority."""
+
+    members: list[int]
+    track: Track | None  # None without a planner
+
+
+@define(eq=False)
+class Drafted:
+    """What a sequence takes into a round: the draft to verify, and everything that was proposed, used or not."""
+
+    sequence: Sequence
+    limit: int  # at most so many tokens can be verified
+    draft: Draft = Factory(Draft)
+    choice: Choice = Factory(Choice)
+    proposals: dict[int, Draft] = Factory(dict)  # by drafter, of those that were asked
+    draft_s: float = 0.0  # of drafters that are asked only if they are used
+
+    def use(self, drafter: int, k: int, *, is_probe: bool = False) -> None:
+        """Verify the first k tokens of what a drafter proposed."""
+        proposal = self.proposals[drafter]
+        self.draft = proposal if k == len(proposal) else proposal.cut(k)
+        self.choice = Choice(drafter, k, is_probe)
+
+
+class Drafting:
+    """The drafters of all slots. Without a planner the first draft of a chain is taken as it is."""
+
+    def __init__(self, chains: Items[Items[Drafter]], planner: Planner | None, n_vocab: int) -> None:
+        """Take over the drafters.
+
+        Args:
+            chains: Of each slot, its drafters by priority, the same kinds in all slots.
+            planner: Made for as many drafters; None to draft as far as is allowed.
+            n_vocab: Of the target; a draft ends before a token beyond it.
+        """
+        self._chains = chains
+        self._planner = planner
+        self._n_vocab = n_vocab
+        self._courses: dict[int, Course] = {}  # by slot
+
+    # A request begins and ends
+
+    def begin(self, sequence: Sequence) -> None:
+        """A request's prompt is processed: from here on its drafters take part."""
+        speculation = sequence.request.speculation
+        if not speculation.members or speculation.n_max == 0:
+            return
+        chain = self._chains[sequence.slot]
+        course = Course([], None if self._planner is None else self._planner.track())
+        self._courses[sequence.slot] = course
+        for member in speculation.members:
+            index = next(i for i, drafter in enumerate(chain) if drafter.name == member.name)
+            drafter = chain[index]
+            course.members.append(index)
+            drafter.options = member.options
+            if drafter.session is not None:
+                drafter.session.sampling = sequence.sampler.params
+                drafter.session.verify = speculation.verify
+            start = perf_counter()
+            drafter.begin(sequence.history, sequence.recorder.n_reused)
+            seconds = perf_counter() - start
+            sequence.recorder.begun(drafter.name, seconds)
+            if self._planner is not None:
+                self._planner.observe_prompt(index, len(sequence.history) - sequence.recorder.n_reused, seconds)
+
+    def end(self, sequence: Sequence) -> list[Drafter]:
+        """A request is over; returns the drafters that are to be told so."""
+        course = self._courses.pop(sequence.slot, None)
+        return [] if course is None else [self._chains[sequence.slot][i] for i in course.members]
+
+    def name(self, drafted: Drafted) -> str | None:
+        """The drafter whose draft is verified."""
+        return None if drafted.choice.drafter is None else self._chains[drafted.sequence.slot][drafted.choice.drafter].name
+
+    # Before a pass
+
+    def propose(self, limits: Items[tuple[Sequence, int]], n_beside: int) -> list[Drafted]:
+        """What each sequence takes into the round.
+
+        Args:
+            limits: The sequences that decode, and how many tokens of a draft each can take.
+            n_beside: Tokens of prompts in the same pass.
+        """
+        rounds = [Drafted(sequence, limit) for sequence, limit in limits]
+        asking = [each for each in rounds if each.limit > 0 and each.sequence.slot in self._courses]
+        if asking and self._planner is not None:
+            self._plan(self._planner, asking, n_beside + len(rounds) - len(asking))
+        elif asking:
+            self._take_first(asking)
+        return rounds
+
+    def _take_first(self, rounds: Items[Drafted]) -> None:
+        """Of every chain the first draft that is not empty, whole."""
+        n_members = max(len(self._courses[each.sequence.slot].members) for each in rounds)
+        for place in range(n_members):
+            asks: dict[int, list[tuple[Drafted, int]]] = {}
+            for each in rounds:
+                members = self._courses[each.sequence.slot].members
+                if not len(each.draft) and place < len(members):
+                    asks.setdefault(members[place], []).append((each, each.limit))
+            for index, some in asks.items():
+                self._ask(index, some)
+                for each, _ in some:
+                    if (k := len(each.proposals[index])) >= each.sequence.request.speculation.n_min:
+                        each.use(index, k)
+
+    def _plan(self, planner: Planner, rounds: Items[Drafted], n_beside: int) -> None:
+        """Ask who costs nothing; then let the planner choose, and ask those costly drafters that it chose."""
+        asks: dict[int, list[tuple[Drafted, int]]] = {}
+        for each in rounds:
+            for index in self._courses[each.sequence.slot].members:
+                if not planner.is_costly[index]:
+                    asks.setdefault(index, []).append((each, each.limit))
+        for index, some in asks.items():
+            self._ask(index, some)
+        choices = planner.choose([self._wish(planner, each) for each in rounds], n_beside)
+        asks.clear()
+        for each, choice in zip(rounds, choices, strict=True):
+            if choice.drafter is not None and choice.drafter in each.proposals:
+                each.use(choice.drafter, choice.k)
+            elif choice.drafter is not None:
+                each.choice = choice
+                asks.setdefault(choice.drafter, []).append((each, choice.k))
+        for index, some in asks.items():
+            self._ask(index, some, is_waited_for=True)
+            for each, _ in some:
+                if (k := len(each.proposals[index])) >= max(each.sequence.request.speculation.n_min, 1):
+                    each.use(index, k, is_probe=each.choice.is_probe)
+
+    def _wish(self, planner: Planner, drafted: Drafted) -> Wish:
+        course = self._courses[drafted.sequence.slot]
+        assert course.track is not None
+        offers = [Offer(index, len(proposal)) for index, proposal in drafted.proposals.items() if len(proposal)]
+        offers += [Offer(index, drafted.limit) for index in course.members if planner.is_costly[index]]
+        n_min = max(drafted.sequence.request.speculation.n_min, 1)
+        return Wish(course.track, len(drafted.sequence.history), offers, n_min)
+
+    def _ask(self, index: int, asked: Items[tuple[Drafted, int]], *, is_waited_for: bool = False) -> None:
+        """Ask one drafter of several slots together."""
+        drafters = [self._chains[each.sequence.slot][index] for each, _ in asked]
+        asks = [Ask(drafter, each.sequence.history, limit) for drafter, (each, limit) in zip(drafters, asked, strict=True)]
+        start = perf_counter()
+        drafts = type(drafters[0]).draft_together(asks)
+        seconds = (perf_counter() - start) / len(asks)
+        for (each, limit), draft in zip(asked, drafts, strict=True):
+            proposal = draft.cut(min(limit, _n_known(draft.tokens[:limit], self._n_vocab)))
+            each.proposals[index] = proposal
+            each.sequence.recorder.drafted(drafters[0].name, len(proposal), seconds)
+            if is_waited_for:
+                each.draft_s += seconds
+            if self._planner is not None:
+                track = self._courses[each.sequence.slot].track
+                assert track is not None
+                self._planner.observe_draft(index, track, len(proposal), seconds)
+
+    # After it
+
+    def settle(self, drafted: Drafted, path: Items[int], n_emitted: int) -> Verdict:
+        """Tell a sequence's drafters what became of the round; `path` is what was accepted of its draft.
+
+        Returns:
+            The verdict on the draft that was verified.
+        """
+        sequence, used = drafted.sequence, drafted.choice.drafter if len(drafted.draft) else None
+        verdict = Verdict(len(drafted.draft), len(path), n_emitted, is_used=used is not None, path=path)
+        sequence.recorder.round(verdict.n_offered, n_emitted)
+        course = self._courses.get(sequence.slot)
+        for index in course.members if course is not None else ():
+            drafter = self._chains[sequence.slot][index]
+            proposal = drafted.proposals.get(index)
+            n_proposed = 0 if proposal is None else len(proposal)
+            if index == used:
+                own = Verdict(verdict.n_offered, len(path), n_emitted, is_used=True, n_proposed=n_proposed, path=path)
+                sequence.recorder.verified(drafter.name, own, drafted.draft.depth)
+            else:
+                own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
+            if course is not None and course.track is not None:
+                if proposal is not None and not n_proposed and drafter.is_costly:
+                    proposal = _MISS  # it was paid for
+                _score(course.track, index, proposal, sequence.history[-n_emitted:], path if index == used else None)
+            with sequence.recorder.timing(drafter.name):
+                drafter.accept(sequence.history, own)
+        return verdict
+
+    def observe_round(self, rounds: Items[Drafted], verdicts: Items[Verdict], n_beside: int, pass_s: float) -> None:
+        """A pass over `rounds` and `n_beside` other tokens took so long."""
+        if self._planner is None or not rounds:
+            return
+        outcomes, depth = [], 0
+        for each, verdict in zip(rounds, verdicts, strict=True):
+            depth += len(each.sequence.history)
+            course = self._courses.get(each.sequence.slot)
+            if course is not None and course.track is not None:
+                choice = each.choice if verdict.is_used else Choice(each.choice.drafter, 0, each.choice.is_probe)
+                outcomes.append(Outcome(course.track, choice, verdict.n_accepted, each.draft_s))
+        self._planner.observe_round(outcomes, depth / len(rounds), n_beside + len(rounds) - len(outcomes), pass_s)
+
+
+_MISS = Draft([-1])
+
+
+def _score(track: Track, index: int, proposal: Draft | None, emitted: np.ndarray, path: Items[int] | None) -> None:
+    """Note what a drafter got right of what was emitted, used or not."""
+    track.n_missed[index] += len(emitted)
+    if proposal is None or not len(proposal):
+        track.acceptances[index].decline()
+    elif proposal.parents is None:
+        track.acceptances[index].see(proposal.tokens[: len(emitted)].tolist(), emitted.tolist())
+    elif path is not None:  # of a tree the path is what it proposed, up to where none of its branches was right
+        is_at_leaf = not (proposal.parents == (path[-1] if len(path) else -1)).any()
+        right = proposal.tokens[np.array(path, np.int64)].tolist()
+        track.acceptances[index].see(right if is_at_leaf else [*right, -1], emitted.tolist())
+
+
+def _n_known(tokens: np.ndarray, n_vocab: int) -> int:
+    """How many of `tokens` stand before the first that the target does not have."""
+    is_wrong = (tokens < 0) | (tokens >= n_vocab)
+    return int(is_wrong.argmax()) if is_wrong.any() else len(tokens)

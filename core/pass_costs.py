@@ -1,0 +1,81 @@
+"""What a pass of n tokens costs on this machine and model: measured once, kept right by every pass that follows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["PassCosts", "PassTime"]
+
+_LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
+_LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
+_OUTLIER = 2.0  # a pass that took longer than this factor was interrupted, and counts as if it had taken that
+
+
+@frozen
+class PassTime:
+    """A measured pass: so many tokens of one slot behind `depth` others, all with logits."""
+
+    n: int
+    depth: int
+    seconds: float
+
+
+class PassCosts:
+    """Seconds of a pass, as a function of its tokens and of how deep in their contexts they stand.
+
+    Between measured sizes it is interpolated, beyond them extended along the last slope. Costs have cliffs, where a kernel's
+    tile is full: measure the sizes around them.
+    """
+
+    def __init__(self, times: Sequence[PassTime], n_largest: int) -> None:
+        """Start from measured times.
+
+        Args:
+            times: At least one at the smallest depth; those at a larger one say what a context costs.
+            n_largest: Passes of up to so many tokens have figures of their own.
+        """
+        sizes = np.arange(n_largest + 1)
+        shallow = min(time.depth for time in times)
+        self._flat = _extended([(time.n, time.seconds) for time in times if time.depth == shallow], sizes)
+        slopes = [
+            (time.n, max(time.seconds - self._flat[time.n], 0.0) / (time.depth - shallow))
+            for time in times
+            if time.depth > shallow
+        ]
+        self._per_position = _extended(slopes, sizes) if slopes else np.zeros(len(sizes))
+        self._factors = np.ones(len(sizes))
+        distance = np.abs(np.log2(np.maximum(sizes, 1)[:, None] / np.maximum(sizes, 1)[None, :]))
+        self._weights = _LEARN_ALL + _LEARN_NEAR * np.maximum(1.0 - distance, 0.0)
+
+    def seconds(self, n: int, depth: float) -> float:
+        """What a pass of n tokens takes, each behind `depth` others on average."""
+        m = min(n, len(self._flat) - 1)
+        known = float(self._factors[m] * (self._flat[m] + self._per_position[m] * depth))
+        return known if m == n else known * n / m
+
+    def curve(self, n: int, depth: float) -> list[float]:
+        """`seconds` of passes of 0 to n tokens."""
+        m = min(n, len(self._flat) - 1) + 1
+        known = (self._factors[:m] * (self._flat[:m] + self._per_position[:m] * depth)).tolist()
+        return known + [known[-1] * i / (m - 1) for i in range(m, n + 1)]
+
+    def observe(self, n: int, depth: float, seconds: float) -> None:
+        """A pass of n tokens took so long."""
+        if 0 < n < len(self._flat):
+            ratio = min(max(seconds / self.seconds(n, depth), 1 / _OUTLIER), _OUTLIER)
+            self._factors *= ratio ** self._weights[n]
+
+
+def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:
+    """A curve through `points` at `sizes`, straight behind the last, and never falling."""
+    xs, ys = (np.array(column, float) for column in zip(*sorted(points), strict=True))
+    ys = np.maximum.accumulate(ys)
+    curve = np.interp(sizes, xs, ys)
+    slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else ys[-1] / xs[-1]
+    return curve + slope * np.maximum(sizes - xs[-1], 0)

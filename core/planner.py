@@ -1,0 +1,245 @@
+"""Decides who drafts how far: what makes the most tokens per second, by measured costs and learnt chances.
+
+Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting` tells it what was seen and asks it what to do,
+so that tests drive it with invented times.
+
+Three kinds of knowledge: `PassCosts` says what a pass takes, `DraftCost` what a drafter takes, `Acceptance` how likely its next
+tokens are right. Plain decoding is always among the choices. Where an estimate is wrong, `Track.balances` bound the harm: a
+drafter that lost more than a small share of a request's time is left out, and only scored on what the request emits.
+
+Source: the objective, accepted tokens per second under measured load, is that of SmartSpec (Liu et al. 2024, arXiv 2406.14066);
+scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2510.20064).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define, frozen
+
+from augury.acceptance import PRIOR, PRIOR_OF_MODELS, Acceptance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.pass_costs import PassCosts
+
+__all__ = ["Choice", "DraftCost", "Offer", "Outcome", "Planner", "Track", "Wish"]
+
+CHEAP = 0.01  # of a plain pass: a drafter that takes more is not asked in vain
+_LOSS_SHARE = 0.01  # of a request's time that drafting may lose
+_LOSS_START = 0.5  # plain passes that it may lose before it has gained any
+_PROBE_SHARE = 0.015  # of all time that trying a costly drafter again may take
+_PROBE_START = 2.0  # plain passes that tries may take at first
+_PROBE_LENGTH = 3
+_PROBE_FIRST, _PROBE_LAST = 16, 192  # rounds between tries: doubled with every failure
+_LEARN = 0.2  # weight of a new measurement of a drafter's time
+
+
+@define
+class DraftCost:
+    """Seconds that one drafter takes for a slot: per token drafted, and per token it has missed while it was not asked."""
+
+    per_token: float = 0.0
+    per_missed: float = 0.0
+    is_known: bool = False
+
+    def seconds(self, k: int, n_missed: int) -> float:
+        """Of a draft of k tokens."""
+        return self.per_token * k + self.per_missed * n_missed
+
+    def observe(self, k: int, n_missed: int, seconds: float) -> None:
+        """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
+        if n_missed > 4 * max(k, 1):
+            self.per_missed += _LEARN * (max(seconds - self.per_token * k, 0.0) / n_missed - self.per_missed)
+            return
+        measured = max(seconds - self.per_missed * n_missed, 0.0) / max(k, 1)
+        self.per_token = self.per_token + _LEARN * (measured - self.per_token) if self.is_known else measured
+        self.is_known = True
+
+
+@define(eq=False)
+class Track:
+    """What the planner keeps of one request."""
+
+    acceptances: list[Acceptance]  # by drafter
+    n_missed: list[int]  # tokens emitted since a drafter was asked
+    balances: list[float]  # by drafter: seconds that it gained; less than 0: lost
+    elapsed: float = 0.0  # seconds of its rounds
+
+
+@frozen
+class Offer:
+    """A drafter that could draft for a slot, and at most how far."""
+
+    drafter: int
+    limit: int
+
+
+@frozen(eq=False)
+class Wish:
+    """One slot's choices in a round."""
+
+    track: Track
+    depth: int  # length of its context
+    offers: Sequence[Offer]
+    n_min: int = 1  # shorter drafts are not wanted
+
+
+@frozen
+class Choice:
+    """The drafter to use, or None, and how many tokens of it to verify."""
+
+    drafter: int | None = None
+    k: int = 0
+    is_probe: bool = False  # not because it promises more, but to see whether it does
+
+
+@frozen(eq=False)
+class Outcome:
+    """What came of a slot's choice."""
+
+    track: Track
+    choice: Choice
+    n_accepted: int
+    draft_s: float  # the slot's share of the drafters' time
+
+
+_PLAIN = Choice()
+
+
+class Planner:
+    """Plans the rounds of one engine for all of its slots together."""
+
+    def __init__(self, costs: PassCosts, is_costly: Sequence[bool]) -> None:
+        """Start to plan.
+
+        Args:
+            costs: Of passes.
+            is_costly: By drafter: whether its length is settled before it is asked, because drafting takes time.
+        """
+        self.costs = costs
+        self.is_costly = list(is_costly)
+        self._draft_costs = [DraftCost() for _ in is_costly]
+        self._acceptances = [Acceptance(PRIOR_OF_MODELS if each else PRIOR) for each in is_costly]
+        self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
+        self._intervals = [_PROBE_FIRST for _ in is_costly]
+        self._allowance = _PROBE_START * costs.seconds(1, 0)  # seconds that tries may take
+
+    def track(self) -> Track:
+        """For a new request."""
+        n = len(self._acceptances)
+        return Track([each.child() for each in self._acceptances], [0] * n, [0.0] * n)
+
+    # Before a round
+
+    def choose(self, wishes: Sequence[Wish], n_beside: int = 0) -> list[Choice]:
+        """Who drafts how far in a round.
+
+        Args:
+            wishes: Of the slots that decode.
+            n_beside: Other tokens in the same pass.
+
+        Returns:
+            A choice for each wish.
+        """
+        choices = [_PLAIN for _ in wishes]
+        expected = [1.0 for _ in wishes]
+        seconds = [0.0 for _ in wishes]
+        n_most = n_beside + sum(1 + max((offer.limit for offer in wish.offers), default=0) for wish in wishes)
+        curve = self.costs.curve(n_most, _mean_depth(wishes))
+        for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
+            for i, wish in enumerate(wishes):
+                n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)
+                others = (sum(expected) - expected[i], sum(seconds) - seconds[i])
+                choices[i], expected[i], seconds[i] = self._best(wish, curve[n_others:], *others)
+        self._probe(wishes, choices, curve)
+        return choices
+
+    def _best(self, wish: Wish, curve: Sequence[float], others: float, others_s: float) -> tuple[Choice, float, float]:
+        """A slot's best choice, given those of the others: it, the tokens expected of it, and its seconds of drafting."""
+        best, best_rate = (_PLAIN, 1.0, 0.0), (others + 1.0) / (curve[1] + others_s)
+        bearable_s = (_LOSS_SHARE * wish.track.elapsed + _LOSS_START * curve[1]) / len(self.is_costly)
+        for offer in wish.offers:
+            if wish.track.balances[offer.drafter] < -bearable_s:
+                continue
+            cost = self._draft_costs[offer.drafter] if self.is_costly[offer.drafter] else _FREE
+            n_missed = wish.track.n_missed[offer.drafter]
+            expected = others + 1.0
+            for k, alive in enumerate(wish.track.acceptances[offer.drafter].survival(offer.limit), start=1):
+                expected += alive
+                draft_s = cost.seconds(k, n_missed)
+                rate = expected / (curve[1 + k] + others_s + draft_s)
+                if rate > best_rate and k >= wish.n_min:
+                    best, best_rate = (Choice(offer.drafter, k), expected - others, draft_s), rate
+        return best
+
+    def _probe(self, wishes: Sequence[Wish], choices: list[Choice], curve: Sequence[float]) -> None:
+        """Try a costly drafter that has not been asked for long, on one slot, if the time for it was saved up."""
+        for i, wish in enumerate(wishes):
+            for offer in wish.offers:
+                m = offer.drafter
+                if not self.is_costly[m] or any(choice.drafter == m for choice in choices) or offer.limit < wish.n_min:
+                    continue
+                k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
+                seconds = self._draft_costs[m].seconds(k, wish.track.n_missed[m]) + curve[1 + k] - curve[1]
+                if self._n_waited[m] >= self._intervals[m] and seconds <= self._allowance:
+                    choices[i] = Choice(m, k, is_probe=True)
+
+    # After it
+
+    def observe_prompt(self, drafter: int, n_tokens: int, seconds: float) -> None:
+        """A drafter took so long for a prompt: that is what it takes to catch up."""
+        if n_tokens > 0:
+            self._draft_costs[drafter].per_missed = seconds / n_tokens
+
+    def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
+        """A drafter was asked, proposed k tokens, and took so long."""
+        cost = self._draft_costs[drafter]
+        cost.observe(k, track.n_missed[drafter], seconds)
+        track.n_missed[drafter] = 0
+        self._n_waited[drafter] = 0
+        if seconds > CHEAP * self.costs.seconds(1, 0) and cost.seconds(k, 0) > CHEAP * self.costs.seconds(1, 0):
+            self.is_costly[drafter] = True
+
+    def observe_round(self, outcomes: Sequence[Outcome], depth: float, n_beside: int, pass_s: float) -> None:
+        """A round is over.
+
+        Args:
+            outcomes: Of the slots that decoded.
+            depth: Mean length of their contexts.
+            n_beside: Other tokens in the pass.
+            pass_s: Seconds of the pass.
+        """
+        n_plain = len(outcomes) + n_beside
+        n_drafted = sum(outcome.choice.k for outcome in outcomes)
+        if not n_beside:  # a prompt's tokens have no logits, and cost less
+            self.costs.observe(n_plain + n_drafted, depth, pass_s)
+        plain_s = self.costs.seconds(n_plain, depth)
+        extra_s = self.costs.seconds(n_plain + n_drafted, depth) - plain_s
+        self._allowance += _PROBE_SHARE * pass_s
+        self._n_waited = [n + 1 for n in self._n_waited]
+        for outcome in outcomes:
+            choice = outcome.choice
+            own_s = outcome.draft_s + (extra_s * choice.k / n_drafted if choice.k else 0.0)
+            outcome.track.elapsed += plain_s + own_s
+            if choice.drafter is not None:
+                self._judge(outcome, choice.drafter, outcome.n_accepted * plain_s / len(outcomes) - own_s)
+
+    def _judge(self, outcome: Outcome, drafter: int, gain: float) -> None:
+        """A draft was worth `gain` seconds: keep account of it, and try its drafter sooner or later again."""
+        if not outcome.choice.is_probe:
+            outcome.track.balances[drafter] += gain
+            if gain > 0:
+                self._intervals[drafter] = _PROBE_FIRST
+            return
+        self._allowance += min(gain, 0.0)
+        is_right = 0 < outcome.choice.k == outcome.n_accepted
+        self._intervals[drafter] = _PROBE_FIRST if is_right else min(2 * self._intervals[drafter], _PROBE_LAST)
+
+
+_FREE = DraftCost()
+
+
+def _mean_depth(wishes: Sequence[Wish]) -> float:
+    return sum(wish.depth for wish in wishes) / max(len(wishes), 1)
