@@ -25,7 +25,7 @@ from augury.registry import Registry
 from augury.request import checked_tokens, make_request
 from augury.running import Running
 from augury.sequence import Sequence
-from augury.session import EngineSession
+from augury.session import EngineSession, EngineTarget
 from augury.speculation import Speculation, choose_drafters
 from augury.types import Allocation, ModelOptions
 from augury.worker import Worker
@@ -159,7 +159,8 @@ class Engine:
             target = loader.load(model, options, purpose="target")
             memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
             manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)
-            sessions = [EngineSession(slot, target.info, options, tokenizer, loader) for slot in range(slots)]
+            guarded = EngineTarget(target, manager)
+            sessions = [EngineSession(slot, target.info, options, tokenizer, loader, guarded) for slot in range(slots)]
             chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
             planner = None
             if chosen and draft_max > 0 and not speculation.is_fixed:

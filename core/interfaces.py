@@ -35,6 +35,7 @@ __all__ = [
     "Progress",
     "Session",
     "Source",
+    "Target",
 ]
 
 API_VERSION = 1
@@ -157,12 +158,34 @@ class Architecture(Plugin, ABC):
 # Drafting
 
 
+class Target(ABC):
+    """The model that is drafted for, as far as its drafters may use it: passes through its first layers and its output.
+
+    A drafter may make such passes inside `draft`, for its own slot, and inside `draft_together`, for all slots that are asked
+    for, at positions from `len(history) - 1` on: the history's last token is fed first, for its states are not there yet. Such
+    a pass sees what the slots hold. What it stores lies behind that, lasts until verification writes over it, and is nothing
+    to rely on in the next call.
+    """
+
+    n_layers: int
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Logits:
+        """Compute the first `batch.n_layers` layers and the output; the logits last until the next pass.
+
+        Raises:
+            OptionError: The number of layers is missing or out of range, or a position is one that the slot holds.
+            CapacityError: A position does not fit into a slot.
+        """
+
+
 class Session(ABC):
     """What the engine offers the drafter of one slot. `sampling` and `verify` are the request's, and set before `begin`."""
 
     slot: int
     n_slots: int
     model: ModelInfo
+    target: Target  # the same for all slots
     options: ModelOptions  # how the target was loaded
     tokenizer: Tokenizer | None
     sampling: SamplingParams = SamplingParams(temperature=0.0)

@@ -1,21 +1,25 @@
-"""What the engine offers its drafters: second models, shared state, facts about the target."""
+"""What the engine offers its drafters: second models, shared state, facts about the target, and its first layers."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
 
-from augury.interfaces import Session
+import attrs
+import numpy as np
+
+from augury.errors import OptionError
+from augury.interfaces import Session, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from augury.interfaces import Model
+    from augury.interfaces import Logits, MemoryManager, Model
     from augury.loader import Loader
     from augury.tokenizer import Tokenizer
-    from augury.types import ModelInfo, ModelOptions
+    from augury.types import Batch, ModelInfo, ModelOptions
 
-__all__ = ["EngineSession", "Shared"]
+__all__ = ["EngineSession", "EngineTarget", "Shared"]
 
 
 class Shared:
@@ -45,15 +49,50 @@ class Shared:
         self._made.clear()
 
 
+class EngineTarget(Target):
+    """The loaded model behind a guard: nothing that a slot holds is written over."""
+
+    def __init__(self, model: Model, memory: MemoryManager) -> None:
+        self.n_layers = model.info.n_layers
+        self._model = model
+        self._memory = memory
+
+    def forward(self, batch: Batch) -> Logits:
+        """See `Target.forward`."""
+        if batch.n_layers is None:
+            raise OptionError(f"a drafter's pass through all layers, expected n_layers from 1 to {self.n_layers}")
+        steps = {slot: self._memory.prepare(slot, 0) for slot in dict.fromkeys(batch.slots.tolist())}
+        for slot, position in zip(batch.slots.tolist(), batch.positions.tolist(), strict=True):
+            if position < steps[slot].mark:
+                raise OptionError(f"slot {slot} holds position {position}; expected positions from {steps[slot].mark} on")
+        moved = {slot: step for slot, step in steps.items() if step.moves}
+        if moved:  # what the slots hold comes to its place first, for this pass might write over it where it lies
+            moves = [(slot, *move) for slot, step in moved.items() for move in step.moves]
+            batch = attrs.evolve(batch, moves=np.array(moves, np.int32))
+        logits = self._model.forward(batch)
+        for slot, step in moved.items():
+            self._memory.commit(slot, step, np.empty(0, np.int32))
+        return logits
+
+
 class EngineSession(Session):
     """The session of one slot."""
 
-    def __init__(self, slot: int, model: ModelInfo, options: ModelOptions, tokenizer: Tokenizer | None, loader: Loader) -> None:
+    def __init__(
+        self,
+        slot: int,
+        model: ModelInfo,
+        options: ModelOptions,
+        tokenizer: Tokenizer | None,
+        loader: Loader,
+        target: Target,
+    ) -> None:
         self.slot = slot
         self.n_slots = options.n_slots
         self.model = model
         self.options = options
         self.tokenizer = tokenizer
+        self.target = target
         self._loader = loader
 
     def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Model:
