@@ -16,13 +16,15 @@ from augury import Engine, Registry
 
 REGISTRY = Registry.discover()
 BACKENDS = sorted(REGISTRY.backends)
-SPECS = {  # how a drafter is made to draft on the tiny models; one without an entry runs as it is
+SPECS = {  # how a drafter is made to draft on the tiny models, in one way or several; one without an entry runs as it is
     "ngram-simple": "ngram-simple:n=1,m=5",
     "ngram-map-k": "ngram-map-k:n=1,m=5",
     "ngram-map-k4v": "ngram-map-k4v:n=1,m=3",
     "ngram-mod": "ngram-mod:n_match=1,n_min=1,n_max=6",
     "ngram-cache": "ngram-cache:m=5",
     "suffix": "suffix:max_depth=4,factor=2.0",
+    "self-spec": "self-spec:draft_min=1,draft_max=5",
+    "self-spec layers": "self-spec:mode=layers,layers=1,p_min=0.05",
     # the same model in a coarser weight type: often right, often not
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
 }
@@ -61,7 +63,7 @@ def plain(backend, n, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("slots", "threads"), [(1, 1), (1, 2), (4, 2)])
-@pytest.mark.parametrize("drafter", sorted(REGISTRY.drafters))
+@pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way):
     n = 120 if backend == "numba-cpu" else 48 if drafter == "ngram-mod" else 24  # ngram-mod learns by 32 tokens at a time

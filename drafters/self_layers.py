@@ -1,0 +1,59 @@
+"""Writes ahead with a model's own first layers, for several slots at once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.types import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.interfaces import Logits, Target
+    from augury.types import Ask
+
+__all__ = ["write_ahead"]
+
+
+def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list[int]]:
+    """Draft greedily, a token of each slot with every pass.
+
+    Args:
+        target: Whose layers.
+        n_layers: How many of them.
+        asks: Of drafters that have an option `p_min`: below this probability a draft ends.
+
+    Returns:
+        A draft for each of `asks`, in order.
+    """
+    drafts: list[list[int]] = [[] for _ in asks]
+    slots = [ask.drafter.session.slot for ask in asks]
+    fed = [int(ask.history[-1]) for ask in asks]
+    writing = [i for i, ask in enumerate(asks) if ask.limit > 0]
+    while writing:
+        batch = Batch(
+            tokens=np.array([fed[i] for i in writing], np.int32),
+            slots=np.array([slots[i] for i in writing], np.int32),
+            positions=np.array([len(asks[i].history) - 1 + len(drafts[i]) for i in writing], np.int32),
+            rows=np.arange(len(writing), dtype=np.int32),
+            n_layers=n_layers,
+        )
+        logits = target.forward(batch)
+        going_on = []
+        for row, (i, token) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
+            p_min = asks[i].drafter.options.p_min
+            if p_min > 0 and _probability(logits, row, token) < p_min:
+                continue
+            drafts[i].append(token)
+            fed[i] = token
+            if len(drafts[i]) < asks[i].limit:
+                going_on.append(i)
+        writing = going_on
+    return drafts
+
+
+def _probability(logits: Logits, row: int, token: int) -> float:
+    return math.exp(float(logits.gather(row, np.array([token], np.int32))[0]) - logits.log_normalizer(row))
