@@ -219,29 +219,6 @@ def test_a_prompt_that_does_not_fit_exits_with_1(capsys):
     assert "129" in err
 
 
-def test_bench_compares_each_drafter_with_plain_decoding(capsys):
-    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-type", "draft-model", "-md", MODEL]
-    code, out, _ = run(
-        capsys, "bench", *GREEDY, "--prompt-tokens", REPEATING, *drafters, "--turns", "2", "--json", "--spec-fixed"
-    )
-    told = json.loads(out)
-    assert code == 0
-    assert [each["spec_type"].split(":")[0] for each in told["runs"]] == ["ngram-simple", "draft-model"]
-    for each in told["runs"]:
-        assert each["identical"] is True
-        assert each["plain_per_second"] > 0
-        assert each["speedup"] == each["predicted_per_second"] / each["plain_per_second"]
-    assert told["runs"][1]["acceptance_rate"] == 1.0
-
-
-def test_bench_shows_a_table(capsys):
-    code, out, _ = run(capsys, "bench", *GREEDY, "--prompt-tokens", REPEATING, "--turns", "1")
-    head, line = out.splitlines()
-    assert code == 0
-    assert head.split()[0] == "drafter"
-    assert line.split()[-1] == "yes"
-
-
 def test_plugins_are_listed_with_options(capsys):
     code, out, _ = run(capsys, "plugins", "--json")
     told = json.loads(out)

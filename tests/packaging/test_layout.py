@@ -97,4 +97,4 @@ def test_the_wheel_holds_exactly_the_tree(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {name_of(path).replace(".", "/") + ("/__init__.py" if path.name == "__init__.py" else ".py") for path in SOURCES}
-    assert shipped == expected | {"augury/py.typed"}
+    assert shipped == expected | {"augury/py.typed", "augury/bench/workload.jsonl", "augury/bench/page.html.jinja"}

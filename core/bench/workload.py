@@ -1,0 +1,96 @@
+"""What drafters are compared on: prompts, each of a category, for a drafter is good at some texts and useless at others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import Factory, frozen
+
+from augury.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Item", "builtin_workload", "digest", "read_workload"]
+
+_KINDS = ("prompt", "messages", "tokens")
+_UNNAMED = "all"
+
+
+@frozen
+class Item:
+    """A prompt of a workload.
+
+    Attributes:
+        id: Unlike that of any other item.
+        category: What kind of text it asks for.
+        arguments: Of `Engine.submit`: `prompt` or `messages`, and parameters of its own.
+    """
+
+    id: str
+    category: str = _UNNAMED
+    arguments: Mapping[str, Any] = Factory(dict)
+
+
+def builtin_workload() -> list[Item]:
+    """A small workload of six categories, for models with a chat template."""
+    text = files("augury.bench").joinpath("workload.jsonl").read_text(encoding="utf-8")
+    return _items(text, "the built-in workload")
+
+
+def read_workload(path: str | Path) -> list[Item]:
+    """The items of a file of JSON lines, such as `{"id": "a", "category": "writing", "prompt": "Once"}`.
+
+    Each line has one of `prompt` (a text), `messages` and `tokens` (ids); what else it has are parameters of the request.
+    Without an id a line has its number's, without a category it belongs to `all`.
+
+    Raises:
+        OptionError: The file cannot be read, or a line is something else.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise OptionError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror or error}") from None
+    items = _items(text, str(path))
+    if not items:
+        raise OptionError(f"{path}: there is no prompt in it")
+    return items
+
+
+def digest(items: Iterable[Item]) -> str:
+    """A short name of a workload: figures are of the same prompts where it is the same."""
+    told = json.dumps([[item.id, item.category, dict(item.arguments)] for item in items], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+def _items(text: str, where: str) -> list[Item]:
+    numbered = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    items = [_item(line, number, f"{where}:{number}") for number, line in numbered]
+    seen: set[str] = set()
+    for item, (number, _) in zip(items, numbered, strict=True):
+        if item.id in seen:
+            raise OptionError(f"{where}:{number}: the id {item.id!r} occurs twice")
+        seen.add(item.id)
+    return items
+
+
+def _item(line: str, number: int, where: str) -> Item:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise OptionError(f"{where}: not JSON: {error}") from None
+    if not isinstance(found, dict) or sum(kind in found for kind in _KINDS) != 1:
+        raise OptionError(f'{where}: expected an object with one of "prompt", "messages" and "tokens"')
+    name, category = found.pop("id", str(number)), found.pop("category", _UNNAMED)
+    for key, value in (("id", name), ("category", category)):
+        if not isinstance(value, str) or not value:
+            raise OptionError(f"{where}: {key} is {value!r}, expected a text")
+    if "tokens" in found:
+        found["prompt"] = found.pop("tokens")
+    return Item(name, category, found)

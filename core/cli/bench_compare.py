@@ -1,0 +1,60 @@
+"""`augury bench --compare OLD.json`: what changed since figures were saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from augury.bench.changes import Saved, changes
+from augury.cli.report import table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from augury.bench.changes import Change
+
+__all__ = ["change_lines", "changes_told"]
+
+_ABSENT = "-"
+_N_MEASURE = 3  # parts of what a row of passes is about: kind, tokens, depth
+
+
+def change_lines(path: Path, told: dict[str, Any]) -> list[str]:
+    """A table of what is in `path` against what this run's JSON has, and what to mind when reading it."""
+    found, differences = changes(Saved.read(path), Saved.of(told))
+    lines = [f"against {path}:"]
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for change in found:
+        rows.setdefault(change.key, {})[change.name] = _shown(change)
+    names = list(dict.fromkeys(change.name for change in found))
+    width = max((len(key) for key in rows), default=1)
+    head = ["measure", "n", "depth"] if width == _N_MEASURE else ["drafter", "category"]
+    cells = [[*key, *(row.get(name, _ABSENT) for name in names)] for key, row in rows.items()]
+    lines += table([[*head, *names], *cells])
+    if differences:
+        lines.append("these runs differ in more than the code, so the change may be theirs: " + "; ".join(differences))
+    return lines
+
+
+def changes_told(path: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """The same as JSON has it."""
+    found, differences = changes(Saved.read(path), Saved.of(told))
+    rows = [{"of": list(each.key), "figure": each.name, "then": each.then, "now": each.now} for each in found]
+    return {"against": str(path), "rows": rows, "differences": differences}
+
+
+def _shown(change: Change) -> str:
+    """Both values, and for speeds the change."""
+    texts = []
+    for value in (change.then, change.now):
+        if value is None:
+            texts.append(_ABSENT)
+        else:
+            texts.append(
+                f"{value:.0%}"
+                if change.name == "acceptance"
+                else f"{value:.2f}x"
+                if change.name == "speed-up"
+                else f"{value:.1f}"
+            )
+    both = " -> ".join(texts)
+    return f"{both} ({100 * (change.ratio - 1):+.1f} %)" if change.ratio is not None and change.name == "tok/s" else both

@@ -1,0 +1,32 @@
+"""Comparisons as lines of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.bench.figures import Figures
+from augury.cli.report import table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["comparison_lines"]
+
+_HEAD = ["drafter", "category", "plain tok/s", "tok/s", "speed-up", "p10", "accepted", "tokens/round", "identical"]
+
+
+def comparison_lines(found: Mapping[tuple[str, str], Sequence[Figures]]) -> list[str]:
+    """A table by drafter and category; the categories' column is left out where there is only one."""
+    rows = []
+    for (drafter, category), parts in found.items():
+        figures = Figures.pool(parts)
+        share = f"{figures.n_accepted} of {figures.n_drafted} ({figures.acceptance_rate:.0%})"
+        speeds = [f"{figures.plain_per_second:.1f}", f"{figures.per_second:.1f}"]
+        ratios = [f"{figures.speedup:.2f}x", f"{figures.p10:.2f}x"]
+        identical = "yes" if figures.is_identical else "NO"
+        rows.append([drafter, category, *speeds, *ratios, share, f"{figures.tokens_per_round:.2f}", identical])
+    is_right = [False, False, True, True, True, True, True, True, False]
+    if len({category for _, category in found}) == 1:
+        rows = [[row[0], *row[2:]] for row in rows]
+        return table([[_HEAD[0], *_HEAD[2:]], *rows], is_right=[False, *is_right[2:]])
+    return table([_HEAD, *rows], is_right=is_right)

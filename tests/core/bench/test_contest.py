@@ -1,0 +1,81 @@
+"""Plain and drafted runs beside each other, on a tiny model."""
+
+import pytest
+from oracles.models import tiny_model
+
+from augury.bench.contest import Contest
+from augury.bench.workload import Item
+from augury.engine import Engine
+from augury.errors import AuguryError
+
+ITEM = Item("repeating", "all", {"prompt": [1, 2, 3, 4] * 4})
+PARAMS = {"temperature": 0, "max_tokens": 48}
+
+
+class Loads:
+    """Loads engines, and remembers what was asked of them."""
+
+    def __init__(self):
+        self.asked = []  # per engine: the speculation of each request
+
+    def __call__(self):
+        engine = Engine.load(
+            tiny_model("llama-dense"),
+            spec_type="ngram-simple:n=2,m=4",
+            backend="reference",
+            threads=1,
+            n_ctx=128,
+            spec_fixed=True,
+        )
+        asked, submit = [], engine.submit
+
+        def watched(**params):
+            asked.append(params["speculative"].get("type", "drafter"))
+            return submit(**params)
+
+        engine.submit = watched
+        self.asked.append(asked)
+        return engine
+
+
+@pytest.fixture
+def loads():
+    return Loads()
+
+
+@pytest.fixture
+def contest(loads):
+    contest = Contest(loads, PARAMS, ITEM)
+    yield contest
+    contest.close()
+
+
+def test_both_emit_the_same_tokens_and_only_the_drafter_drafts(contest):
+    pair = contest.pair(0)
+    assert pair.is_identical
+    assert pair.plain.stats.n_drafted == 0
+    assert pair.drafted.stats.n_drafted > 0
+    assert len(pair.plain.tokens) == 48
+
+
+def test_every_pair_begins_with_a_fresh_engine_and_who_begins_changes(contest, loads):
+    for index in range(3):
+        contest.pair(index)
+    assert loads.asked == [["none", "none", "drafter"], ["none", "drafter", "none"], ["none", "none", "drafter"]]
+
+
+def test_warm_pairs_keep_their_engine_whose_drafter_has_seen_the_prompt(contest, loads):
+    for index in range(2):
+        contest.pair(index, is_warm=True)
+    assert loads.asked == [["none", "drafter", "none", "drafter", "drafter", "none"]]
+
+
+def test_the_model_goes_by_its_own_name(contest):
+    contest.pair(0)
+    assert contest.config["model"] == "llama-dense"
+    assert contest.config["spec_type"] == "ngram-simple:n=2,m=4"
+
+
+def test_a_contest_that_is_not_open_says_so(contest):
+    with pytest.raises(AuguryError, match="open"):
+        contest.plain()

@@ -1,0 +1,151 @@
+"""`augury bench` on prompts: plain decoding against drafters."""
+
+import io
+import json
+
+import pytest
+from oracles.models import tiny_model
+
+from augury.cli import main
+
+NGRAM = ["--spec-type", "ngram-simple"]
+REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
+
+
+@pytest.fixture
+def bench(capsys):
+    def run(*words):
+        here = [
+            "-m",
+            str(tiny_model("llama-dense")),
+            "--backend",
+            "reference",
+            "-t",
+            "1",
+            "-c",
+            "128",
+            "-n",
+            "40",
+            "--spec-fixed",
+        ]
+        try:
+            code = main(["bench", *here, "--turns", "2", *map(str, words)])
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "work.jsonl"
+    lines = [{"id": "a", "category": "copying", "tokens": [1, 2, 3, 4] * 4}, {"id": "b", "category": "other", "tokens": [5, 6]}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_drafters_are_set_against_plain_decoding(bench):
+    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--against", "draft-model", "-md", tiny_model("llama-dense")]
+    code, out, _ = bench("--prompt-tokens", REPEATING, *drafters, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["model"], told["turns"], told["n_prompts"]) == ("llama-dense", 2, 1)
+    assert [each["spec_type"].split(":")[0] for each in told["runs"]] == ["ngram-simple", "draft-model"]
+    for each in told["runs"]:
+        assert each["identical"] is True
+        assert each["state"] == "cold"
+        assert each["plain_per_second"] > 0
+        assert each["tokens"] == 80
+        assert min(each["interval"]) <= each["speedup"] <= max(each["interval"])
+    assert told["runs"][1]["acceptance_rate"] == 1.0
+
+
+def test_the_table_shows_categories_where_there_are_several(bench, workload):
+    code, out, _ = bench("--prompt-tokens", REPEATING, *NGRAM)
+    head, line = out.splitlines()
+    assert code == 0
+    assert head.split()[:2] == ["drafter", "plain"]
+    assert line.split()[-1] == "yes"
+    _, out, _ = bench("--workload", workload, *NGRAM, "--warm")
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["drafter", "category"],
+        ["ngram-simple", "copying"],
+        ["ngram-simple", "other"],
+        ["ngram-simple", "(warm)"],
+        ["ngram-simple", "(warm)"],
+    ]
+
+
+def test_a_file_of_prompts_may_name_categories_too(bench, workload):
+    told = json.loads(bench("-f", workload, "--json")[1])
+    assert list(told["runs"][0]["categories"]) == ["copying", "other"]
+    assert sum(each["tokens"] for each in told["runs"][0]["categories"].values()) == told["runs"][0]["tokens"] == 160
+
+
+def test_without_prompts_it_takes_standard_input_or_its_own_workload(bench, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, _, err = bench()
+    assert code == 1
+    assert "no tokenizer" in err  # the tiny model's file has none, which a workload of texts needs
+    monkeypatch.setattr("sys.stdin", io.StringIO("a text"))
+    assert "no tokenizer" in bench()[2]
+
+
+def test_what_changed_since_figures_were_saved_is_shown(bench, workload, tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text(bench("--workload", workload, *NGRAM, "--json")[1])
+    told = json.loads(bench("--workload", workload, *NGRAM, "--json", "--compare", old)[1])["changes"]
+    assert told["against"] == str(old)
+    assert told["differences"] == []
+    assert {(*row["of"], row["figure"]) for row in told["rows"]} == {
+        ("ngram-simple", category, figure)
+        for category in ("copying", "other")
+        for figure in ("plain tok/s", "tok/s", "speed-up", "acceptance")
+    }
+    code, out, _ = bench("--prompt-tokens", REPEATING, *NGRAM, "--compare", old)
+    assert code == 0
+    assert f"against {old}:" in out
+    assert "- -> " in out  # the category is new
+    assert "workload was" in out.splitlines()[-1]
+
+
+def test_a_page_is_written(bench, workload, tmp_path):
+    code, _, _ = bench("--workload", workload, *NGRAM, "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert code == 0
+    assert "copying" in text
+    assert "llama-dense" in text
+
+
+def test_a_changed_output_is_an_error(bench, monkeypatch):
+    from augury.engine import Engine
+
+    submit = Engine.submit
+
+    def cheat(self, prompt=None, **params):
+        return submit(self, prompt if params["speculative"] else [*prompt, 1], **params)
+
+    monkeypatch.setattr(Engine, "submit", cheat)
+    code, out, err = bench("--prompt-tokens", REPEATING, *NGRAM)
+    assert code == 1
+    assert out.split()[-1] == "NO"
+    assert "changed the output" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--compare", "absent.json"], "absent.json"),
+        (["--workload", "absent.jsonl"], "absent.jsonl"),
+        (["--turns", "0"], "--turns is 0"),
+        (["--startup", "--compare", "x.json"], "--compare"),
+        (["--curve", "1", "--html", "x.html"], "--html"),
+        (["--html", "absent/x.html"], "no folder absent"),
+        (["--spec-ngram-mod-n-max", "3"], "options are given for ngram-mod"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(bench, words, expected):
+    code, out, err = bench("--prompt-tokens", "1", *words)
+    assert (code, out) == (2, "")
+    assert expected in err
