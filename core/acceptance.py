@@ -4,29 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PRIOR", "PRIOR_OF_MODELS", "Acceptance"]
+__all__ = ["LOOKUP", "MODEL", "Acceptance", "Kind"]
 
-_RUNS = (0, 1, 2, 3, 5, 9, 17, 33)  # first run of each bucket
-_BUCKET = tuple(sum(run >= first for first in _RUNS[1:]) for run in range(_RUNS[-1] + 1))
-PRIOR = (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96)  # by bucket, before anything was seen: of what looks texts up
-PRIOR_OF_MODELS = (0.7, 0.75, 0.75, 0.8, 0.8, 0.85, 0.9, 0.9)  # of what knows the language
-_PRIOR_WEIGHT = 4.0  # trials that the prior, and here what other requests taught, counts as
-_KEEP_OWN = 0.93  # of a request's own trials with each new one in the bucket: texts change their mind
-_KEEP_ALL = 0.998  # of the trials of all requests
+_KEEP_ALL = 0.998  # of the trials of all requests with each new one
 
 
-class _Bucket:
-    """Trials at one run, decaying."""
+@frozen
+class Kind:
+    """What is known of a drafter before it was seen."""
+
+    runs: tuple[int, ...]  # first run of each bucket that is counted apart
+    prior: tuple[float, ...]  # chance by bucket
+    weight: float  # trials that this, and for a request what other requests taught, counts as
+    keep: float  # of a request's own trials with each new one in the bucket: texts change their mind
+
+    def buckets(self) -> tuple[int, ...]:
+        """The bucket of every run, the last for all longer ones."""
+        return tuple(sum(run >= first for first in self.runs[1:]) for run in range(self.runs[-1] + 1))
+
+
+LOOKUP = Kind((0, 1, 2, 3, 5, 9, 17, 33), (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96), 4.0, 0.93)
+"""Text is copied in stretches, so the run says more than the place in a draft."""
+
+MODEL = Kind((0,), (0.7,), 7.0, 0.98)
+"""A model is asked now and then only, and then seen at few runs: counted apart, the others would never be corrected."""
+
+
+class _Trials:
+    """Right and wrong tokens, old ones counting less."""
 
     __slots__ = ("n", "n_right")
 
     def __init__(self) -> None:
         self.n = self.n_right = 0.0
 
-    def see(self, is_right: bool, keep: float) -> None:  # noqa: FBT001 - private, and called per token
+    def add(self, keep: float, *, is_right: bool) -> None:
         self.n = self.n * keep + 1.0
         self.n_right = self.n_right * keep + is_right
 
@@ -34,35 +51,35 @@ class _Bucket:
 class Acceptance:
     """The chance that a drafter's next token is right, by its run: how many it got right in a row up to there.
 
-    Text is copied in stretches, so the run says more than the position in a draft: behind twenty right tokens the next one is
-    likely right, whether they were verified in one pass or in twenty. A token is a trial only where everything before it was
-    right; what lies behind a wrong token, a cut or the end of the draft was not seen and counts as nothing. So a draft that was
-    right to its end says "at least", not "exactly".
+    Behind twenty right tokens the next one is likely right, whether they were verified in one pass or in twenty. A token is a
+    trial only where everything before it was right; what lies behind a wrong token, a cut or the end of the draft was not seen
+    and counts as nothing. So a draft that was right to its end says "at least", not "exactly".
 
     `child` makes one for a request, which starts from what all requests taught and then follows its own text.
     """
 
-    def __init__(self, prior: Sequence[float] = PRIOR, parent: Acceptance | None = None) -> None:
+    def __init__(self, kind: Kind, parent: Acceptance | None = None) -> None:
         self.run = 0
-        self._prior = prior
+        self._kind = kind
         self._parent = parent
-        self._keep = _KEEP_ALL if parent is None else _KEEP_OWN
-        self._buckets = [_Bucket() for _ in _RUNS]
+        self._bucket = kind.buckets()
+        self._keep = _KEEP_ALL if parent is None else kind.keep
+        self._trials = [_Trials() for _ in kind.runs]
 
     def child(self) -> Acceptance:
         """For a new request of the same drafter."""
-        return Acceptance(self._prior, self)
+        return Acceptance(self._kind, self)
 
     def chance(self, run: int) -> float:
         """That the token behind `run` right ones is right."""
-        return self._chance(_BUCKET[min(run, _RUNS[-1])])
+        return self._chance(self._bucket[min(run, len(self._bucket) - 1)])
 
     def survival(self, k: int) -> list[float]:
         """[j] is the chance that the next j + 1 tokens are all right, for j from 0 to k - 1."""
         alive, chances = 1.0, []
-        bucket, chance = -1, 0.0
+        bucket, chance, last = -1, 0.0, len(self._bucket) - 1
         for run in range(self.run, self.run + k):
-            if (here := _BUCKET[min(run, _RUNS[-1])]) != bucket:
+            if (here := self._bucket[min(run, last)]) != bucket:
                 bucket, chance = here, self._chance(here)
             alive *= chance
             chances.append(alive)
@@ -73,10 +90,10 @@ class Acceptance:
         n_seen = min(len(proposed), len(emitted))
         for i in range(n_seen):
             if proposed[i] != emitted[i]:
-                self._trial(is_right=False)
+                self._try(is_right=False)
                 self.run = 0
                 return i
-            self._trial(is_right=True)
+            self._try(is_right=True)
             self.run += 1
         return n_seen
 
@@ -85,12 +102,12 @@ class Acceptance:
         self.run = 0
 
     def _chance(self, bucket: int) -> float:
-        own = self._buckets[bucket]
-        before = self._prior[bucket] if self._parent is None else self._parent._chance(bucket)  # noqa: SLF001 - of this class
-        return (own.n_right + _PRIOR_WEIGHT * before) / (own.n + _PRIOR_WEIGHT)
+        own = self._trials[bucket]
+        before = self._kind.prior[bucket] if self._parent is None else self._parent._chance(bucket)  # noqa: SLF001 - of this class
+        return (own.n_right + self._kind.weight * before) / (own.n + self._kind.weight)
 
-    def _trial(self, *, is_right: bool) -> None:
-        bucket = _BUCKET[min(self.run, _RUNS[-1])]
-        self._buckets[bucket].see(is_right, self._keep)
+    def _try(self, *, is_right: bool) -> None:
+        bucket = self._bucket[min(self.run, len(self._bucket) - 1)]
+        self._trials[bucket].add(self._keep, is_right=is_right)
         if self._parent is not None:
-            self._parent._buckets[bucket].see(is_right, _KEEP_ALL)  # noqa: SLF001
+            self._parent._trials[bucket].add(_KEEP_ALL, is_right=is_right)  # noqa: SLF001

@@ -4,8 +4,8 @@ Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting`
 so that tests drive it with invented times.
 
 Three kinds of knowledge: `PassCosts` says what a pass takes, `DraftCost` what a drafter takes, `Acceptance` how likely its next
-tokens are right. Plain decoding is always among the choices. Where an estimate is wrong, `Track.balances` bound the harm: a
-drafter that lost more than a small share of a request's time is left out, and only scored on what the request emits.
+tokens are right. Plain decoding is always among the choices. Where an estimate is wrong, an `Allowance` bounds the
+harm: a drafter that lost more than a small share of the time is left out, and only scored on what is emitted.
 
 Source: the objective, accepted tokens per second under measured load, is that of SmartSpec (Liu et al. 2024, arXiv 2406.14066);
 scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2510.20064).
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, frozen
 
-from augury.acceptance import PRIOR, PRIOR_OF_MODELS, Acceptance
+from augury.acceptance import LOOKUP, MODEL, Acceptance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "DraftCost", "Offer", "Outcome", "Planner", "Track", "Wish"]
 
 CHEAP = 0.01  # of a plain pass: a drafter that takes more is not asked in vain
-_LOSS_SHARE = 0.01  # of a request's time that drafting may lose
-_LOSS_START = 0.5  # plain passes that it may lose before it has gained any
-_PROBE_SHARE = 0.015  # of all time that trying a costly drafter again may take
-_PROBE_START = 2.0  # plain passes that tries may take at first
-_PROBE_LENGTH = 3
-_PROBE_FIRST, _PROBE_LAST = 16, 192  # rounds between tries: doubled with every failure
+_PROBE_LENGTH = 2
+_PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every failure
 _LEARN = 0.2  # weight of a new measurement of a drafter's time
 
 
@@ -58,14 +54,30 @@ class DraftCost:
         self.is_known = True
 
 
+@define
+class Allowance:
+    """Seconds that a drafter may lose. It grows with what the drafter gains and, by a small share, with time."""
+
+    seconds: float
+    share: float
+    most: float  # so that what was gained long ago is not gambled away
+
+    def book(self, seconds: float) -> None:
+        """The drafter gained or, below 0, lost so much."""
+        self.seconds = min(self.seconds + seconds, self.most)
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time went by."""
+        self.book(self.share * seconds)
+
+
 @define(eq=False)
 class Track:
-    """What the planner keeps of one request."""
+    """What the planner keeps of one request, by drafter."""
 
-    acceptances: list[Acceptance]  # by drafter
-    n_missed: list[int]  # tokens emitted since a drafter was asked
-    balances: list[float]  # by drafter: seconds that it gained; less than 0: lost
-    elapsed: float = 0.0  # seconds of its rounds
+    acceptances: list[Acceptance]
+    n_missed: list[int]  # tokens emitted since it was asked
+    allowances: list[Allowance]  # of a costly drafter one for all requests
 
 
 @frozen
@@ -121,15 +133,21 @@ class Planner:
         self.costs = costs
         self.is_costly = list(is_costly)
         self._draft_costs = [DraftCost() for _ in is_costly]
-        self._acceptances = [Acceptance(PRIOR_OF_MODELS if each else PRIOR) for each in is_costly]
+        self._acceptances = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
-        self._allowance = _PROBE_START * costs.seconds(1, 0)  # seconds that tries may take
+        plain_s = costs.seconds(1, 0)
+        self._own_allowances = [Allowance(4.0 * plain_s, 0.025, 8.0 * plain_s) for _ in is_costly]
 
     def track(self) -> Track:
         """For a new request."""
-        n = len(self._acceptances)
-        return Track([each.child() for each in self._acceptances], [0] * n, [0.0] * n)
+        n = len(self.is_costly)
+        plain_s = self.costs.seconds(1, 0)
+        allowances = [
+            self._own_allowances[i] if self.is_costly[i] else Allowance(0.5 * plain_s / n, 0.01 / n, 8.0 * plain_s)
+            for i in range(n)
+        ]
+        return Track([each.child() for each in self._acceptances], [0] * n, allowances)
 
     # Before a round
 
@@ -159,9 +177,8 @@ class Planner:
     def _best(self, wish: Wish, curve: Sequence[float], others: float, others_s: float) -> tuple[Choice, float, float]:
         """A slot's best choice, given those of the others: it, the tokens expected of it, and its seconds of drafting."""
         best, best_rate = (_PLAIN, 1.0, 0.0), (others + 1.0) / (curve[1] + others_s)
-        bearable_s = (_LOSS_SHARE * wish.track.elapsed + _LOSS_START * curve[1]) / len(self.is_costly)
         for offer in wish.offers:
-            if wish.track.balances[offer.drafter] < -bearable_s:
+            if wish.track.allowances[offer.drafter].seconds < 0:
                 continue
             cost = self._draft_costs[offer.drafter] if self.is_costly[offer.drafter] else _FREE
             n_missed = wish.track.n_missed[offer.drafter]
@@ -183,7 +200,7 @@ class Planner:
                     continue
                 k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
                 seconds = self._draft_costs[m].seconds(k, wish.track.n_missed[m]) + curve[1 + k] - curve[1]
-                if self._n_waited[m] >= self._intervals[m] and seconds <= self._allowance:
+                if self._n_waited[m] >= self._intervals[m] and seconds <= wish.track.allowances[m].seconds:
                     choices[i] = Choice(m, k, is_probe=True)
 
     # After it
@@ -217,25 +234,25 @@ class Planner:
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         plain_s = self.costs.seconds(n_plain, depth)
         extra_s = self.costs.seconds(n_plain + n_drafted, depth) - plain_s
-        self._allowance += _PROBE_SHARE * pass_s
         self._n_waited = [n + 1 for n in self._n_waited]
         for outcome in outcomes:
             choice = outcome.choice
             own_s = outcome.draft_s + (extra_s * choice.k / n_drafted if choice.k else 0.0)
-            outcome.track.elapsed += plain_s + own_s
+            for allowance in outcome.track.allowances:
+                allowance.pass_time(plain_s / len(outcomes) + own_s)
             if choice.drafter is not None:
                 self._judge(outcome, choice.drafter, outcome.n_accepted * plain_s / len(outcomes) - own_s)
 
     def _judge(self, outcome: Outcome, drafter: int, gain: float) -> None:
         """A draft was worth `gain` seconds: keep account of it, and try its drafter sooner or later again."""
-        if not outcome.choice.is_probe:
-            outcome.track.balances[drafter] += gain
-            if gain > 0:
-                self._intervals[drafter] = _PROBE_FIRST
-            return
-        self._allowance += min(gain, 0.0)
-        is_right = 0 < outcome.choice.k == outcome.n_accepted
-        self._intervals[drafter] = _PROBE_FIRST if is_right else min(2 * self._intervals[drafter], _PROBE_LAST)
+        choice = outcome.choice
+        is_right = choice.k > 0 and 2 * outcome.n_accepted >= choice.k
+        # a try that was right is not charged, and the next may follow at once: what cost most was to catch up
+        outcome.track.allowances[drafter].book(max(gain, 0.0) if choice.is_probe and is_right else gain)
+        if is_right:
+            self._intervals[drafter] = 1
+        elif choice.is_probe:
+            self._intervals[drafter] = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)
 
 
 _FREE = DraftCost()

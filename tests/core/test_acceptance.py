@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.acceptance import LOOKUP, Acceptance
+
+tokens = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(st.lists(st.tuples(tokens, tokens.filter(bool)), max_size=30), st.integers(0, 40))
+def test_survival_is_a_falling_chance_whatever_was_seen(rounds, k):
+    acceptance = Acceptance(LOOKUP).child()
+    for proposed, emitted in rounds:
+        acceptance.see(proposed, emitted)
+    survival = acceptance.survival(k)
+    assert len(survival) == k
+    assert all(0 < chance < 1 for chance in survival)
+    assert survival == sorted(survival, reverse=True)
+    chances = [acceptance.chance(acceptance.run + j) for j in range(k)]
+    assert survival == pytest.approx(np.cumprod(chances).tolist())
+
+
+def test_the_run_counts_right_tokens_in_a_row():
+    acceptance = Acceptance(LOOKUP)
+    assert acceptance.see([1, 2, 3], [1, 2, 3, 4]) == 3
+    assert acceptance.see([4], [4]) == 1
+    assert acceptance.run == 4
+    assert acceptance.see([5, 6, 9, 9], [5, 6, 7]) == 2
+    assert acceptance.run == 0
+    acceptance.see([1], [1])
+    acceptance.decline()
+    assert acceptance.run == 0
+
+
+def test_a_cut_is_no_rejection_and_what_was_not_seen_counts_as_nothing():
+    cut, whole = Acceptance(LOOKUP), Acceptance(LOOKUP)
+    cut.see([1, 2, 3, 4, 5, 6], [1, 2])
+    whole.see([1, 2], [1, 2])
+    assert [cut.chance(run) for run in range(8)] == [whole.chance(run) for run in range(8)]
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_chances_are_learnt_by_run_from_censored_drafts(chance):
+    rng = np.random.default_rng(3)
+    acceptance = Acceptance(LOOKUP)
+    for _ in range(3000):  # drafts of 3: a fully right one says "at least 3"
+        n_right = int(rng.geometric(1 - chance)) - 1
+        emitted = [1] * min(n_right, 3) + [0]
+        acceptance.see([1, 1, 1], emitted)
+    assert acceptance.chance(0) == pytest.approx(chance, abs=0.06)
+    assert acceptance.chance(1) == pytest.approx(chance, abs=0.1)
+
+
+def test_a_new_request_starts_from_what_others_taught():
+    everyone = Acceptance(LOOKUP)
+    first = everyone.child()
+    for _ in range(50):
+        first.see([1], [0])
+    assert everyone.child().chance(0) < 0.1
+    assert Acceptance(LOOKUP).child().chance(0) > 0.3

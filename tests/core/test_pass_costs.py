@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.pass_costs import PassCosts, PassTime
+
+FLAT = [PassTime(1, 0, 0.010), PassTime(4, 0, 0.011), PassTime(8, 0, 0.020)]
+
+
+def test_between_measured_sizes_costs_are_interpolated_and_beyond_them_extended():
+    costs = PassCosts(FLAT, n_largest=12)
+    assert costs.seconds(4, 0) == pytest.approx(0.011)
+    assert costs.seconds(6, 0) == pytest.approx(0.0155)
+    assert costs.seconds(12, 0) == pytest.approx(0.029)
+    assert costs.seconds(24, 0) == pytest.approx(0.058)
+
+
+def test_a_context_costs_what_was_measured_for_it():
+    costs = PassCosts([*FLAT, PassTime(1, 1000, 0.014), PassTime(8, 1000, 0.060)], n_largest=8)
+    assert costs.seconds(1, 500) == pytest.approx(0.012)
+    assert costs.seconds(8, 500) == pytest.approx(0.040)
+
+
+def test_the_curve_is_what_single_figures_say():
+    costs = PassCosts([*FLAT, PassTime(8, 100, 0.030)], n_largest=10)
+    assert costs.curve(20, 70) == pytest.approx([costs.seconds(n, 70) for n in range(21)])
+    assert costs.curve(3, 70) == pytest.approx([costs.seconds(n, 70) for n in range(4)])
+
+
+def test_what_is_measured_less_than_a_smaller_pass_counts_as_that():
+    costs = PassCosts([PassTime(1, 0, 0.010), PassTime(2, 0, 0.009), PassTime(4, 0, 0.012)], n_largest=4)
+    assert costs.curve(2, 0)[1:] == pytest.approx([0.010, 0.010])
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.floats(1e-6, 10.0)), max_size=60))
+def test_costs_stay_positive_and_finite_whatever_is_observed(seen):
+    costs = PassCosts(FLAT, n_largest=16)
+    for n, seconds in seen:
+        costs.observe(n, 0, seconds)
+    curve = np.array(costs.curve(32, 0)[1:])
+    assert np.isfinite(curve).all()
+    assert (curve > 0).all()
+
+
+def test_passes_that_cost_something_else_are_believed_within_a_few_dozen():
+    costs = PassCosts(FLAT, n_largest=16)
+    for _ in range(40):
+        costs.observe(8, 0, 0.040)
+        costs.observe(1, 0, 0.010)
+    assert costs.seconds(8, 0) == pytest.approx(0.040, rel=0.1)
+    assert costs.seconds(1, 0) == pytest.approx(0.010, rel=0.1)
+
+
+def test_one_interrupted_pass_moves_little():
+    costs = PassCosts(FLAT, n_largest=16)
+    costs.observe(1, 0, 5.0)
+    assert costs.seconds(1, 0) < 0.0115

@@ -1,0 +1,115 @@
+"""A world of invented costs and drafters for the planner: time is a sum, and what a drafter gets right is drawn beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+from augury.pass_costs import PassCosts, PassTime
+from augury.planner import Offer, Outcome, Planner, Wish
+
+DEPTH = 100
+
+
+@frozen
+class Source:
+    """A drafter: by position of the text whether it is right there, and what drafting takes."""
+
+    right: np.ndarray  # (n,) bool
+    per_token_s: float = 0.0
+    per_missed_s: float = 0.0
+    is_costly: bool = False
+
+    def proposal(self, position, limit):
+        """Its tokens: those of the text are their positions, wrong ones -1; nothing behind a wrong one matters."""
+        return [i if self.right[i] else -1 for i in range(position, min(position + limit, len(self.right)))]
+
+
+def stretches(rng, n, mean_right, mean_wrong):
+    """Text that is copied in stretches, as code is edited: right for a while, then wrong for a while."""
+    right = []
+    while len(right) < n:
+        right += [True] * int(rng.geometric(1 / mean_right)) + [False] * int(rng.geometric(1 / mean_wrong))
+    return np.array(right[:n])
+
+
+class World:
+    """Plays one request at a time on one slot."""
+
+    def __init__(self, costs, sources, n_max=16):
+        self.costs = costs  # [n]: seconds of a pass of n tokens
+        self.sources = sources
+        self.n_max = n_max
+        self.n_text = len(sources[0].right)
+        self.choices = []  # (position, choice) of every round of the last play
+
+    def planner(self):
+        sizes = [n for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17) if n < len(self.costs)]
+        return Planner(
+            PassCosts([PassTime(n, 0, self.costs[n]) for n in sizes], self.n_max + 1),
+            [source.is_costly for source in self.sources],
+        )
+
+    def plain(self):
+        """Seconds without any drafter."""
+        return self.n_text * self.costs[1]
+
+    def fixed(self, index, k):
+        """Seconds with one drafter that always drafts k tokens."""
+        source = self.sources[index]
+        position = seconds = 0
+        while position < self.n_text:
+            proposal = source.proposal(position, min(k, self.n_text - position - 1))
+            n_emitted = 1 + _n_right(proposal)
+            seconds += self.costs[1 + len(proposal)] + source.per_token_s * len(proposal) + source.per_missed_s * n_emitted
+            position += n_emitted
+        return seconds
+
+    def best_fixed(self):
+        """The least of them, plain decoding included."""
+        every = [self.fixed(index, k) for index in range(len(self.sources)) for k in range(1, self.n_max + 1)]
+        return min([self.plain(), *every])
+
+    def play(self, planner=None):
+        """Seconds with the planner."""
+        planner = planner or self.planner()
+        track = planner.track()
+        for index, source in enumerate(self.sources):
+            planner.observe_prompt(index, DEPTH, DEPTH * source.per_missed_s)
+        self.choices = []
+        position = seconds = 0
+        while position < self.n_text:
+            limit = min(self.n_max, self.n_text - position - 1)
+            proposals = {}
+            offers = []
+            for index, source in enumerate(self.sources):
+                if not planner.is_costly[index] and limit:
+                    proposals[index] = source.proposal(position, limit)
+                    planner.observe_draft(index, track, len(proposals[index]), 0.0)
+                if limit:
+                    offers.append(Offer(index, limit))
+            (choice,) = planner.choose([Wish(track, DEPTH, offers)])
+            draft_s = 0.0
+            if choice.drafter is not None and choice.drafter not in proposals:
+                source = self.sources[choice.drafter]
+                proposals[choice.drafter] = source.proposal(position, choice.k)
+                draft_s = source.per_token_s * choice.k + source.per_missed_s * track.n_missed[choice.drafter]
+                planner.observe_draft(choice.drafter, track, choice.k, draft_s)
+            n_right = _n_right(proposals[choice.drafter][: choice.k]) if choice.drafter is not None else 0
+            emitted = list(range(position, position + n_right + 1))
+            for index in range(len(self.sources)):
+                track.n_missed[index] += len(emitted)
+                if index in proposals:
+                    track.acceptances[index].see(proposals[index], emitted)
+                else:
+                    track.acceptances[index].decline()
+            pass_s = self.costs[1 + choice.k]
+            planner.observe_round([Outcome(track, choice, n_right, draft_s)], DEPTH, 0, pass_s)
+            self.choices.append((position, choice))
+            seconds += pass_s + draft_s
+            position += n_right + 1
+        return seconds
+
+
+def _n_right(proposal):
+    return next((i for i, token in enumerate(proposal) if token < 0), len(proposal))
