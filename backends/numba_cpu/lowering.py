@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
-from augury.backends.numba_cpu.kernels import attention, step, team
+from augury.backends.numba_cpu.kernels import attention_layer, step, team
+from augury.backends.numba_cpu.kernels.attention import attend_kernel
+from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
+from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
-from augury.backends.numba_cpu.tape import GATED, Buffers, Writer, bits
+from augury.backends.numba_cpu.tape import GATED, RECORD, Buffers, Writer, bits
 from augury.blocks import FeedForward
 
 if TYPE_CHECKING:
@@ -34,10 +37,14 @@ class Lowered:
     """A model's tapes.
 
     Attributes:
+        layers: (n_layers,) int64, addresses of what the attention kernels know of their layers.
+        cache_types: of keys and values.
         outputs: the entries of the output matrix, where the address of the logits is to be put before a pass.
         logits_width: floats from one row of logits to the next.
     """
 
+    layers: np.ndarray = field(repr=False)
+    cache_types: tuple[str, str]
     outputs: tuple[np.ndarray, ...] = field(repr=False)
     logits_width: int
     _writers: tuple[Writer, ...] = field(repr=False)
@@ -53,18 +60,24 @@ class Lowered:
             self._tapes[n_layers] = tuple(writer.tape(n_layers) for writer in self._writers)
         return self._tapes[n_layers]
 
+    def moving(self, moves: np.ndarray) -> np.ndarray:
+        """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
+        kernel = address(move_kernel(*self.cache_types))  # compiled when it is first used: most models never move anything
+        operands = [self.layers.ctypes.data, len(self.layers), moves.ctypes.data, len(moves)]
+        return np.array([[kernel, 1, *operands, *[0] * (RECORD - 2 - len(operands))]], np.int64)
+
 
 def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
     """The kernels that the tapes call, beside those of the weights."""
     gated = {GATED[block.activation] for block in plan.blocks if isinstance(block, FeedForward)}
     types = (options.cache_type_k, options.cache_type_v)
-    heads = [attention.prepare_kernel(*types), attention.attend_kernel(*types)]
+    heads = [prepare_kernel(*types), attend_kernel(*types)]
     return [team.lead, team.follow, team.dismiss, step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
 
 
 def scratch_bytes(plan: Plan) -> int:
     """Scratch memory that a thread needs, in whole cache lines."""
-    needed = max(SCRATCH_BYTES, *(attention.scratch_bytes(block.value_dim) for block in plan.attentions))
+    needed = max(SCRATCH_BYTES, *(attention_layer.scratch_bytes(block.value_dim) for block in plan.attentions))
     return _up(needed, 64) + 64
 
 
@@ -88,13 +101,13 @@ def lower(plan: Plan, weights: Weights, options: ModelOptions, n_threads: int, a
     buffers = Buffers.make(plan, arena)
     value_dim = max(block.value_dim for block in plan.attentions)
     parts = (
-        arena.zeros(attention.parts_bytes(value_dim, options.n_ctx, n_threads), "scratch"),
-        arena.zeros(attention.counts_bytes(n_threads), "scratch"),
+        arena.zeros(attention_layer.parts_bytes(value_dim, options.n_ctx, n_threads), "scratch"),
+        arena.zeros(attention_layer.counts_bytes(n_threads), "scratch"),
     )
     layers = [_layer(block, weights, options, buffers, tables, arena, parts) for block in plan.attentions]
     writers = tuple(Writer(plan, weights, types, layers, buffers, arena, n) for n in (n_threads, 0))
     outputs = tuple(writer.write() for writer in writers)
-    return Lowered(outputs, _up(plan.n_vocab, 32), writers)
+    return Lowered(np.array(layers, np.int64), types, outputs, _up(plan.n_vocab, 32), writers)
 
 
 def _layer(

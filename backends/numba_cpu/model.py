@@ -11,11 +11,13 @@ from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.loading import Weights
 from augury.backends.numba_cpu.memory import Arena
+from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.logits import ArrayLogits
+from augury.tree import Tree, check_moves
 from augury.types import Allocation, ModelInfo, StateSpec
 
 if TYPE_CHECKING:
@@ -43,9 +45,9 @@ class NumbaCpuModel(Model):
         self._lowered = lowering.lower(plan, self._weights, options, n_threads, self._arena)
         self._weights.close_file()
         self._logits = np.zeros((_FIRST_ROWS, self._lowered.logits_width), np.float32)
-        # per token of a pass: id, position, slot, wanted row; then runs of one slot: first token, tokens, slot
-        self._inputs = np.zeros((7, MAX_TOKENS), np.int64)
-        self._runs = self._inputs[4:].reshape(-1)
+        # per token of a pass: id, position, slot, cell, parent in its run, wanted row
+        self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
+        self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
         self.n_threads = n_threads
         self._team = Team(n_threads)
         self._is_closed = False
@@ -53,7 +55,8 @@ class NumbaCpuModel(Model):
             offsets.TOKENS: self._inputs[0].ctypes.data,
             offsets.POSITIONS: self._inputs[1].ctypes.data,
             offsets.SLOTS: self._inputs[2].ctypes.data,
-            offsets.ROWS: self._inputs[3].ctypes.data,
+            offsets.CELLS: self._inputs[3].ctypes.data,
+            offsets.ROWS: self._inputs[5].ctypes.data,
             offsets.SEGMENTS: self._runs.ctypes.data,
             offsets.SCRATCH: self._arena.zeros(n_threads * lowering.scratch_bytes(plan), "scratch"),
             offsets.SCRATCH_BYTES: lowering.scratch_bytes(plan),
@@ -64,27 +67,36 @@ class NumbaCpuModel(Model):
     def forward(self, batch: Batch) -> Logits:
         """Compute one pass."""
         self._check(batch)
+        tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+        if batch.moves is not None and len(batch.moves):
+            check_moves(batch.moves, self.state_spec)
+            moves = np.ascontiguousarray(batch.moves, np.int64)
+            self._team.run(self._lowered.moving(moves))
         tokens, slots, positions, rows = batch.tokens, batch.slots, batch.positions, batch.rows
+        cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)
         n, n_rows = len(tokens), len(rows)
         if n_rows > len(self._logits):
             self._logits = np.zeros((n_rows, self._lowered.logits_width), np.float32)
         is_sorted = n == 1 or bool((slots[1:] >= slots[:-1]).all())
         if not is_sorted:  # attention works on runs of one slot
             order = np.argsort(slots, kind="stable")
-            tokens, slots, positions = tokens[order], slots[order], positions[order]
-            places = np.empty(n, np.int64)
+            tokens, slots, positions, cells = tokens[order], slots[order], positions[order], cells[order]
+            places = np.empty(n + 1, np.int64)
             places[order] = np.arange(n)
+            places[-1] = -1  # of no parent
             rows = places[rows]
+            parents = None if parents is None else places[parents[order]]
+        columns = (tokens, positions, slots, cells)
         if n <= MAX_TOKENS:
-            self._pass(tokens, slots, positions, rows, 0, batch.n_layers)
+            self._pass(columns, parents, rows, 0, batch.n_layers)
             return ArrayLogits(self._logits[:n_rows, : self.info.n_vocab])
         written: list[np.ndarray] = []
         n_written = 0
-        for start in range(0, n, MAX_TOKENS):
-            end = min(start + MAX_TOKENS, n)
-            here = np.flatnonzero((rows >= start) & (rows < end))
-            span = slice(start, end)
-            self._pass(tokens[span], slots[span], positions[span], rows[here] - start, n_written, batch.n_layers)
+        for span in passes(slots, parents):
+            here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
+            above = None if parents is None else parents[span] - span.start
+            part = tuple(column[span] for column in columns)
+            self._pass(part, above, rows[here] - span.start, n_written, batch.n_layers)
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
@@ -103,26 +115,29 @@ class NumbaCpuModel(Model):
 
     def _pass(
         self,
-        tokens: np.ndarray,
-        slots: np.ndarray,
-        positions: np.ndarray,
+        columns: tuple[np.ndarray, ...],
+        parents: np.ndarray | None,
         rows: np.ndarray,
         first_row: int,
         n_layers: int | None,
     ) -> None:
-        """Compute up to MAX_TOKENS tokens, sorted by slot; their logits go to the rows from `first_row` on."""
-        n, inputs, state = len(tokens), self._inputs, self._team.state
-        inputs[0, :n] = tokens
-        inputs[1, :n] = positions
-        inputs[2, :n] = slots
-        inputs[3, : len(rows)] = rows
-        if n == 1 or slots[0] == slots[-1]:
+        """Compute up to MAX_TOKENS tokens (id, position, slot, cell), sorted by slot; logits go to rows from `first_row` on."""
+        slots, inputs, state = columns[2], self._inputs, self._team.state
+        n = len(slots)
+        for to, column in zip(inputs, columns, strict=False):
+            to[:n] = column
+        inputs[5, : len(rows)] = rows
+        if parents is None and (n == 1 or slots[0] == slots[-1]):
             n_runs = 1
-            self._runs[:3] = (0, n, slots[0])
+            self._runs[0] = (0, n, slots[0], 0)
         else:
-            starts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
-            n_runs = len(starts)
-            self._runs[: 3 * n_runs].reshape(-1, 3)[:] = np.stack([starts, np.diff(starts, append=n), slots[starts]], axis=1)
+            runs = runs_of(slots, parents)
+            n_runs = len(runs)
+            self._runs[:n_runs] = runs
+            if parents is not None:
+                starts, sizes = runs[:, 0], runs[:, 1]
+                inputs[4, :n] = np.maximum(parents - np.repeat(starts, sizes), -1)
+                self._runs[:n_runs, 3] *= inputs[4].ctypes.data + 8 * starts
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs

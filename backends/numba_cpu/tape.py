@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from augury.backends.numba_cpu.kernels import attention, step
+from augury.backends.numba_cpu.kernels import step
+from augury.backends.numba_cpu.kernels.attention import attend_kernel
+from augury.backends.numba_cpu.kernels.attention_store import prepare_kernel
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.blocks import Activation, Attention, FeedForward
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 GATED = {Activation.SILU: step.gated_silu, Activation.GELU: step.gated_gelu}
-_RECORD = 16
+RECORD = 16  # int64
 
 
 @frozen
@@ -121,7 +123,7 @@ class Writer:
             # the output begins with a norm that adds what the layer before it left: here that is another layer
             norm = self._norm_record(self._plan.output.norm, pending, is_output=True)
             records = [*records[:end], norm, *records[len(records) - self._n_output + 1 :]]
-        return np.array([record + [0] * (_RECORD - len(record)) for record in records], np.int64)
+        return np.array([record + [0] * (RECORD - len(record)) for record in records], np.int64)
 
     def _own(self, shared: int, width: int) -> _Rows:
         """Rows that every thread has for itself, or, where they work together, the shared ones."""
@@ -145,9 +147,8 @@ class Writer:
         self._norm(block.norm)
         products = ((block.q, buffers.q), (block.k, buffers.k), (block.v, buffers.v))
         self._multiply(self._normed, products)
-        prepare, attend = attention.prepare_kernel(*self._cache_types), attention.attend_kernel(*self._cache_types)
-        self._add(prepare, layer)
-        self._add(attend, layer)
+        self._add(prepare_kernel(*self._cache_types), layer)
+        self._add(attend_kernel(*self._cache_types), layer)
         self._multiply(_Rows(buffers.mixed, 0, block.o.n_in), ((block.o, buffers.y),))
         self._pending = (buffers.y, block.post_norm)
 

@@ -35,16 +35,21 @@ class LayerCache:
         """Bytes of both arrays."""
         return self.keys.nbytes + self.values.nbytes
 
-    def store(self, slot: int, position: int, keys: np.ndarray, values: np.ndarray) -> None:
+    def store(self, slot: int, cell: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Keep the keys (G, D) and values (G, D_v) of one token."""
-        self.keys[slot, :, position] = keys
-        self.values[slot, :, position] = values
+        self.keys[slot, :, cell] = keys
+        self.values[slot, :, cell] = values
 
-    def seen(self, slot: int, position: int, window: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Keys (G, t, D) and values (G, t, D_v), float64, of the t positions that a token at `position` sees."""
-        first = 0 if window is None else max(0, position + 1 - window)
-        span = slice(first, position + 1)
-        return self.keys[slot, :, span].astype(np.float64), self.values[slot, :, span].astype(np.float64)
+    def move(self, moves: np.ndarray) -> None:
+        """Copy what cells hold to others, one after the other: (m, 3) int32 of slot, from, to."""
+        for slot, source, target in moves.tolist():
+            self.keys[slot, :, target] = self.keys[slot, :, source]
+            self.values[slot, :, target] = self.values[slot, :, source]
+
+    def seen(self, slot: int, cells: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Keys (G, t, D) and values (G, t, D_v), float64, of t cells."""
+        keys, values = (array[slot][:, cells].astype(np.float64, order="C") for array in (self.keys, self.values))
+        return keys, values
 
 
 def _type(name: str) -> np.dtype[np.floating]:

@@ -12,6 +12,7 @@ from augury.blocks import Attention, FeedForward
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.logits import ArrayLogits
+from augury.tree import Tree, check_moves
 from augury.types import Allocation, StateSpec
 
 if TYPE_CHECKING:
@@ -42,11 +43,16 @@ class ReferenceModel(Model):
         """Compute one pass."""
         weights = self._open()
         self._check(batch)
+        tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+        if batch.moves is not None:
+            check_moves(batch.moves, self.state_spec)
+            for cache in self._caches:
+                cache.move(batch.moves)
         caches = iter(self._caches)
         x = self._embed(self._plan.embedding, weights, batch.tokens)
         for block in self._plan.layers(batch.n_layers):
             if isinstance(block, Attention):
-                x = x + self._attention(block, weights, next(caches), batch, x)
+                x = x + self._attention(block, weights, next(caches), batch, tree, x)
             else:
                 assert isinstance(block, FeedForward)
                 x = x + self._feed_forward(block, weights, x)
@@ -70,23 +76,29 @@ class ReferenceModel(Model):
         return block.scale * weights.rows(block.weight, tokens)
 
     @staticmethod
-    def _attention(block: Attention, weights: Weights, cache: LayerCache, batch: Batch, x: np.ndarray) -> np.ndarray:
+    def _attention(
+        block: Attention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
+    ) -> np.ndarray:
         """What attention adds to x (n, E): post_norm(o(softmax(scale * q k^T) v)).
 
-        Keys and values of all tokens are stored first; then each token reads its slot up to its own position.
+        Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
+        lies on its path.
         """
         normed = _each(x, block.norm, weights)
         queries = weights.product(block.q, normed).reshape(-1, block.n_heads, block.head_dim)
         keys = weights.product(block.k, normed).reshape(-1, block.n_kv_heads, block.head_dim)
         values = weights.product(block.v, normed).reshape(-1, block.n_kv_heads, block.value_dim)
         queries, keys = _each(queries, block.q_norm, weights), _each(keys, block.k_norm, weights)
-        places = [(int(slot), int(position)) for slot, position in zip(batch.slots, batch.positions, strict=True)]
-        for token, (slot, position) in enumerate(places):
-            cache.store(slot, position, rotate(keys[token], position, block.rope), values[token])
+        cells = batch.positions if tree is None else tree.cells
+        places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
+        for token, (slot, position, cell) in enumerate(places):
+            cache.store(slot, cell, rotate(keys[token], position, block.rope), values[token])
         mixed = np.empty((len(x), block.o.n_in))
-        for token, (slot, position) in enumerate(places):
+        for token, (slot, position, _) in enumerate(places):
+            first = 0 if block.window is None else max(0, position + 1 - block.window)
+            seen = slice(first, position + 1) if tree is None else tree.seen(token)[first:]
             query = rotate(queries[token], position, block.rope)
-            mixed[token] = attend(query, *cache.seen(slot, position, block.window), block.scale).reshape(-1)
+            mixed[token] = attend(query, *cache.seen(slot, seen), block.scale).reshape(-1)
         return _each(weights.product(block.o, mixed), block.post_norm, weights)
 
     @staticmethod

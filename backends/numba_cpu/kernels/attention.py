@@ -1,11 +1,13 @@
 """Attention over a cache of keys and values.
 
-Keys lie as [G][T/16][D][16]: sixteen positions to a vector, so that scores need no sums across lanes. Values lie as
-[G][T][D_v padded to 16]. T is a slot's positions padded to 64; a slot's share of a layer is one run of memory.
+Keys lie as [G][T/16][D][16]: sixteen cells to a vector, so that scores need no sums across lanes. Values lie as
+[G][T][D_v padded to 16]. T is a slot's cells padded to 64; a slot's share of a layer is one run of memory. A token's state
+lies in the cell of its position or, in a tree, where several have one position, in the next free cell.
 
 A query row (one token, one query head) walks the positions it sees in chunks of 256 that begin at multiples of 256. Within
 a chunk: scores, their maximum, exponentials, weighted sum of values, position by position; chunks are merged in order. Rows
-are worked on in tiles that share each load; what a row computes depends on nothing but itself.
+are worked on in tiles that share each load; what a row computes depends on nothing but itself. A tree's cells are scored
+together; each row takes the scores of its own path, in the order of positions, and gives all other cells no weight.
 
 The rows of a KV head are cut into blocks. Where there are enough of them for the threads, a thread takes a block and walks
 its chunks. Where there are few, threads take chunks, keep each chunk's part of each row, and the one that completes a block
@@ -20,156 +22,42 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.activation import exponential
+from augury.backends.numba_cpu.kernels.attention_layer import (
+    BLOCK_ROWS,
+    COUNTS,
+    DV,
+    D,
+    G,
+    H,
+    HEAD,
+    KEYS,
+    LDQ,
+    LINE,
+    MANY_ROWS,
+    N_PARTS,
+    OUT,
+    OWN_PARTS,
+    PARTS,
+    Q,
+    QUERIES,
+    ROW_SCORES,
+    SCALE,
+    SCORES,
+    T,
+    VALUES,
+    WINDOW,
+)
 from augury.backends.numba_cpu.kernels.attention_tile import BYTES, CHUNK, MAX_ROWS, POSITIONS, SCORE_BYTES, score, weigh
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
-from augury.backends.numba_cpu.kernels.norm import normalise
-from augury.backends.numba_cpu.kernels.rope import rotate
-from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, maximum, mul, put_i64, sub
+from augury.backends.numba_cpu.kernels.machine import get_f64, store_part
+from augury.backends.numba_cpu.kernels.simd import atomic_add, get_f32, get_i64, mul, put_f32, put_i64
+from augury.backends.numba_cpu.kernels.softmax import clear, merge, soften
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.team import (
-    CLAIMED,
-    N_SEGMENTS,
-    N_TOKENS,
-    SEGMENTS,
-    SLOTS,
-)
+from augury.backends.numba_cpu.kernels.team import CLAIMED, N_SEGMENTS, N_TOKENS, SEGMENT_BYTES, SEGMENTS
 from augury.backends.numba_cpu.kernels.team import POSITIONS as TOKEN_POSITIONS
 
 f32 = np.float32
-MASKED = f32(-1e30)
-_STORES = {"f16": (simd.put_f16, simd.store_f16), "f32": (simd.put_f32, simd.store_f32)}
-_BLOCK_ROWS = 96  # rows that share a chunk of keys and values while it is in cache
-_MANY_ROWS = 96  # per thread: from here on, threads take rows, not chunks
 _ITEMS = 4  # per thread, so that they end together
-_N_PARTS = 16384  # chunks' parts of rows that there is memory for
-_QUERY_BYTES = 64  # addresses of a tile's queries
-_LINE = 64
-_HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
-# Offsets into an attention layer (see `lowering.py`), which both kernels of a layer take.
-(Q, K, V, LDQ, LDK, LDV, D, DV, H, G, Q_NORM, Q_EPS, K_NORM, K_EPS, TURNS, N_PAIRS, IS_INTERLEAVED) = (
-    8 * field for field in range(17)
-)
-(KEYS, VALUES, T, SCALE, WINDOW, OUT, PARTS, COUNTS) = (8 * field for field in range(17, 25))
-
-
-def scratch_bytes(value_dim: int) -> int:
-    """Bytes of scratch that `attend` needs per thread."""
-    return _QUERY_BYTES + MAX_ROWS * SCORE_BYTES + (MAX_ROWS + _BLOCK_ROWS) * _part_bytes(value_dim)
-
-
-def parts_bytes(value_dim: int, n_ctx: int, n_threads: int) -> int:
-    """Bytes that the threads need for the parts of rows; a layer after the other uses them."""
-    return min(_N_PARTS, _MANY_ROWS * n_threads * -(-n_ctx // CHUNK)) * _part_bytes(value_dim)
-
-
-def counts_bytes(n_threads: int) -> int:
-    """Bytes that the threads need for how far each block of rows has come, zero at first; a block has a row at least."""
-    return _MANY_ROWS * n_threads * _LINE
-
-
-def _part_bytes(value_dim: int) -> int:
-    return _HEAD + 4 * (-(-value_dim // 16) * 16)
-
-
-@cache
-def prepare_kernel(type_k: str, type_v: str) -> Any:
-    """Make the kernel that norms and turns queries and keys, and stores keys and values. Operand: the layer."""
-    put_k, bytes_k = _STORES[type_k][0], BYTES[type_k]
-    store_v, bytes_v = _STORES[type_v][1], BYTES[type_v]
-
-    @helper
-    def ready(x, layer, norm, eps, turns):
-        """Norm and turn one head in place."""
-        if norm != 0:
-            normalise(x, norm, x, get_i64(layer + D), eps)
-        rotate(x, turns, get_i64(layer + N_PAIRS), get_i64(layer + IS_INTERLEAVED))
-
-    def prepare(record, state, thread, n_threads):
-        layer = get_i64(record + 16)
-        n, n_heads, n_groups = get_i64(state + N_TOKENS), get_i64(layer + H), get_i64(layer + G)
-        d, dv, length = get_i64(layer + D), get_i64(layer + DV), get_i64(layer + T)
-        padded = (dv + 15) // 16 * 16
-        n_items = n * (n_heads + n_groups)
-        for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
-            t = item // (n_heads + n_groups)
-            head = item - t * (n_heads + n_groups)
-            position = get_i64(get_i64(state + TOKEN_POSITIONS) + 8 * t)
-            turns = get_i64(layer + TURNS) + 8 * position * get_i64(layer + N_PAIRS)
-            if head < n_heads:
-                q = get_i64(layer + Q) + 4 * (t * get_i64(layer + LDQ) + head * d)
-                ready(q, layer, get_i64(layer + Q_NORM), get_f64(layer + Q_EPS), turns)
-            else:
-                head -= n_heads
-                run = get_i64(get_i64(state + SLOTS) + 8 * t) * n_groups + head
-                k = get_i64(layer + K) + 4 * (t * get_i64(layer + LDK) + head * d)
-                ready(k, layer, get_i64(layer + K_NORM), get_f64(layer + K_EPS), turns)
-                to = get_i64(layer + KEYS) + bytes_k * (d * (run * length + position // 16 * 16) + position % 16)
-                for i in range(d):
-                    put_k(to + 16 * bytes_k * i, simd.get_f32(k + 4 * i))
-                v = get_i64(layer + V) + 4 * (t * get_i64(layer + LDV) + head * dv)
-                to = get_i64(layer + VALUES) + bytes_v * padded * (run * length + position)
-                for i in range(0, dv, 16):
-                    store_v(to + bytes_v * i, load_part(v + 4 * i, dv - i))
-
-    prepare.__name__ = prepare.__qualname__ = f"prepare_{type_k}_{type_v}"
-    return kernel(prepare)
-
-
-@helper
-def soften(scores, first, end, low, high):
-    """Scores → exponentials in place, over whole blocks that hold first..end; of them only low..high count.
-
-    Returns the maximum and the sum.
-    """
-    begin, stop = first // 16 * 16, (end + 15) // 16 * 16
-    for p in range(begin, min(low, stop)):
-        simd.put_f32(scores + 4 * p, MASKED)
-    for p in range(max(high, begin), stop):
-        simd.put_f32(scores + 4 * p, MASKED)
-    a = b = simd.splat_f32(MASKED)
-    p = begin
-    while p + 32 <= stop:
-        a, b = maximum(simd.load_f32(scores + 4 * p), a), maximum(simd.load_f32(scores + 4 * p + 64), b)
-        p += 32
-    if p < stop:
-        a = maximum(simd.load_f32(scores + 4 * p), a)
-    top = simd.max_lanes(maximum(a, b))
-    limit = simd.splat_f32(top)
-    total = simd.zero_f32()
-    for p in range(begin, stop, 16):
-        weight = exponential(sub(simd.load_f32(scores + 4 * p), limit))
-        simd.store_f32(scores + 4 * p, weight)
-        total = add(total, weight)
-    return top, simd.sum_lanes(total)
-
-
-@helper
-def clear(kept, bytes_of_part):
-    """Begin a row of which nothing is known yet."""
-    simd.put_f32(kept, MASKED)
-    simd.put_f32(kept + 4, f32(0))
-    for i in range(_HEAD, bytes_of_part, 64):
-        simd.store_f32(kept + i, simd.zero_f32())
-
-
-@helper
-def merge(kept, part, bytes_of_part):
-    """Add a chunk's part of one row to what is kept of it."""
-    if simd.get_f32(part + 4) < 0:
-        return
-    before, top = simd.get_f32(kept), simd.get_f32(part)
-    one = simd.splat_f32(f32(1))
-    if before < top:  # of the two factors the one is exp(0)
-        old, new = exponential(simd.splat_f32(before - top)), one
-        simd.put_f32(kept, top)
-    else:
-        old, new = one, exponential(simd.splat_f32(top - before))
-    total = fma(simd.repeat_f32(part + 4), new, mul(simd.repeat_f32(kept + 4), old))
-    simd.put_f32(kept + 4, simd.max_lanes(total))
-    for i in range(_HEAD, bytes_of_part, 64):
-        simd.store_f32(kept + i, fma(simd.load_f32(part + i), new, mul(simd.load_f32(kept + i), old)))
 
 
 @helper
@@ -179,7 +67,7 @@ def finish(layer, kept, token, head):
     inverse = simd.splat_f32(f32(1) / simd.get_f32(kept + 4))
     out = get_i64(layer + OUT) + 4 * (token * get_i64(layer + H) + head) * dv
     for i in range(0, dv, 16):
-        store_part(out + 4 * i, mul(simd.load_f32(kept + _HEAD + 4 * i), inverse), dv - i)
+        store_part(out + 4 * i, mul(simd.load_f32(kept + HEAD + 4 * i), inverse), dv - i)
 
 
 @helper
@@ -202,10 +90,47 @@ def share_of_lines(lines, tile, n_tiles):
 
 
 @helper
-def chunks_of(positions, share, window, row0, row1):
-    """The first and the last chunk that any of the rows sees."""
-    lowest = max(get_i64(positions + 8 * (row0 // share)) - window + 1, 0)
-    return lowest // CHUNK, get_i64(positions + 8 * ((row1 - 1) // share)) // CHUNK
+def seen_by(positions, parents, share, window, row0, row1):
+    """The first position that any of the rows may see, and the last."""
+    first, last = row0 // share, (row1 - 1) // share
+    if parents == 0:
+        return max(get_i64(positions + 8 * first) - window + 1, 0), get_i64(positions + 8 * last)
+    highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
+    lowest = max(highest - window + 1, 0)
+    for token in range(first, last + 1):
+        highest = max(highest, get_i64(positions + 8 * token))
+    return lowest, highest
+
+
+@helper
+def gather(scores, out, mark, token, position, parents, start, base, first):
+    """A row's scores by cell, from `base` on → `out`, by position, from `start` on: what a node of a tree sees.
+
+    What lies before the mark lies where its position says, the rest in the cells of the node and those above it.
+    """
+    for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
+        simd.store_f32(out + 4 * p, simd.load_f32(scores + 4 * p))
+    p = position - start
+    while token >= 0 and p >= 0:
+        if p < CHUNK:
+            put_f32(out + 4 * p, get_f32(scores + 4 * (mark + token - base)))
+        token = get_i64(parents + 8 * token)
+        p -= 1
+
+
+@helper
+def scatter(weights, scores, mark, token, position, parents, start, base, first, end):
+    """The way back of `gather`, up to cell `base + end`: what the node does not see weighs nothing."""
+    for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
+        simd.store_f32(scores + 4 * p, simd.load_f32(weights + 4 * p))
+    for cell in range(mark - base, end, 16):
+        simd.store_f32(scores + 4 * cell, simd.zero_f32())
+    p = position - start
+    while token >= 0 and p >= 0:
+        if p < CHUNK:
+            put_f32(scores + 4 * (mark + token - base), get_f32(weights + 4 * p))
+        token = get_i64(parents + 8 * token)
+        p -= 1
 
 
 @cache
@@ -240,46 +165,63 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             weigh(type_v, 6, weights, count, values, width, out, stride, ahead, lines)
 
     @helper
-    def attend_chunk(layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, parts, distance, tile, n_tiles):
+    def attend_chunk(
+        layer, positions, parents, scratch, q, keys, values, share, row, n_rows, chunk, parts, distance, tile, n_tiles
+    ):
         """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
 
-        `n_tiles` tiles divide fetching what lies `distance` positions behind; this one is `tile`.
+        `n_tiles` tiles divide fetching what lies `distance` positions behind; this one is `tile`. A chunk is one of positions.
+        Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
         """
         d, window = get_i64(layer + D), get_i64(layer + WINDOW)
         padded = (get_i64(layer + DV) + 15) // 16 * 16
-        start, bytes_of_part = CHUNK * chunk, _HEAD + 4 * padded
-        first = max(get_i64(positions + 8 * (row // share)) - window + 1 - start, 0)
-        end = min(get_i64(positions + 8 * ((row + n_rows - 1) // share)) + 1 - start, CHUNK)
+        start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
+        lowest, highest = seen_by(positions, parents, share, window, row, row + n_rows)
+        first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
         if first >= end:
             for r in range(n_rows):
-                simd.put_f32(parts + r * bytes_of_part + 4, f32(-1))
+                put_f32(parts + r * bytes_of_part + 4, f32(-1))
             return
+        base, cell0, cell1, mark = start, first, end, get_i64(positions)
+        is_tree = parents != 0 and start + CHUNK > mark
+        if is_tree:
+            if mark <= start:
+                base = mark // POSITIONS * POSITIONS
+            cell0, cell1 = min(start + first, mark) - base, mark + (row + n_rows - 1) // share + 1 - base
         for r in range(n_rows):
             here = (row + r) // share * get_i64(layer + LDQ) + (row + r) % share * d
-            put_i64(scratch + 8 * r, q + 4 * here)
-        scores = scratch + _QUERY_BYTES
+            put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
+        scores = scratch + SCORES
         scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
         lines_k = lines_v = 0
         if tile < n_tiles:
-            lines_k = share_of_lines(POSITIONS * bytes_k // _LINE, tile, n_tiles)
-            lines_v = share_of_lines(POSITIONS * bytes_v // _LINE, tile, n_tiles)
-        for p in range(first // POSITIONS * POSITIONS, end, POSITIONS):
-            here = keys + bytes_k * d * (start + p)
-            ahead = here + bytes_k * d * distance + tile * lines_k * _LINE * d
-            score_tile(n_rows, here, scratch, d, scale, scores + 4 * p, ahead, lines_k)
+            lines_k = share_of_lines(POSITIONS * bytes_k // LINE, tile, n_tiles)
+            lines_v = share_of_lines(POSITIONS * bytes_v // LINE, tile, n_tiles)
+        for p in range(cell0 // POSITIONS * POSITIONS, cell1, POSITIONS):
+            here = keys + bytes_k * d * (base + p)
+            ahead = here + bytes_k * d * distance + tile * lines_k * LINE * d
+            score_tile(n_rows, here, scratch + QUERIES, d, scale, scores + 4 * p, ahead, lines_k)
         for r in range(n_rows):
-            position = get_i64(positions + 8 * ((row + r) // share)) - start
-            low, high = max(position - window + 1, 0), min(position + 1, CHUNK)
-            top, total = soften(scores + r * SCORE_BYTES, first, end, low, high)
+            token = (row + r) // share
+            position = get_i64(positions + 8 * token)
+            low, high = max(position - start - window + 1, 0), min(position - start + 1, CHUNK)
+            by_cell = scores + r * SCORE_BYTES
+            by_position = by_cell
+            if is_tree:
+                by_position = scratch + ROW_SCORES
+                gather(by_cell, by_position, mark, token, position, parents, start, base, first)
+            top, total = soften(by_position, first, end, low, high)
             if low >= high:  # nothing to see here: no weights, and a total that says so
                 total = f32(-1)
                 for p in range(first // 16 * 16, (end + 15) // 16 * 16):
-                    simd.put_f32(scores + r * SCORE_BYTES + 4 * p, f32(0))
-            simd.put_f32(parts + r * bytes_of_part, top)
-            simd.put_f32(parts + r * bytes_of_part + 4, total)
-        here = values + bytes_v * padded * (start + first)
-        ahead = here + bytes_v * padded * distance + tile * lines_v * _LINE * ((end - first) * padded // POSITIONS)
-        weigh_tile(n_rows, scores + 4 * first, end - first, here, padded, parts + _HEAD, bytes_of_part, ahead, lines_v)
+                    put_f32(by_position + 4 * p, f32(0))
+            if is_tree:
+                scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
+            put_f32(parts + r * bytes_of_part, top)
+            put_f32(parts + r * bytes_of_part + 4, total)
+        here = values + bytes_v * padded * (base + cell0)
+        ahead = here + bytes_v * padded * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
+        weigh_tile(n_rows, scores + 4 * cell0, cell1 - cell0, here, padded, parts + HEAD, bytes_of_part, ahead, lines_v)
 
     @helper
     def attend_part(layer, state, scratch, place, group, row0, row1, chunk0, chunk1, parts):
@@ -290,13 +232,13 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         """
         n_groups, start, slot = get_i64(layer + G), get_i64(place), get_i64(place + 16)
         share = get_i64(layer + H) // n_groups
-        bytes_of_part = _HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
+        bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
         run = (slot * n_groups + group) * get_i64(layer + T)
         keys = get_i64(layer + KEYS) + bytes_k * get_i64(layer + D) * run
-        values = get_i64(layer + VALUES) + bytes_v * (bytes_of_part - _HEAD) // 4 * run
-        positions = get_i64(state + TOKEN_POSITIONS) + 8 * start
+        values = get_i64(layer + VALUES) + bytes_v * (bytes_of_part - HEAD) // 4 * run
+        positions, parents = get_i64(state + TOKEN_POSITIONS) + 8 * start, get_i64(place + 24)
         q = get_i64(layer + Q) + 4 * (start * get_i64(layer + LDQ) + group * share * get_i64(layer + D))
-        own = scratch + _QUERY_BYTES + MAX_ROWS * SCORE_BYTES
+        own = scratch + OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:
             for row in range(row1 - row0):
@@ -315,9 +257,8 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 distance, part, n_shares = CHUNK, tile, n_tiles
                 if tile < 0:
                     distance, part, n_shares = POSITIONS, 0, 1
-                attend_chunk(
-                    layer, positions, scratch, q, keys, values, share, row, n_rows, chunk, to, distance, part, n_shares
-                )
+                where = (row, n_rows, chunk, to)
+                attend_chunk(layer, positions, parents, scratch, q, keys, values, share, *where, distance, part, n_shares)
                 if parts == 0:
                     for r in range(n_rows):
                         merge(kept + (row + r - row0) * bytes_of_part, to + r * bytes_of_part, bytes_of_part)
@@ -334,11 +275,12 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         share = get_i64(layer + H) // n_groups
         n_parts = n_chunks = 0
         for segment in range(get_i64(state + N_SEGMENTS)):
-            place = get_i64(state + SEGMENTS) + 24 * segment
-            n_rows = get_i64(place + 8) * share
-            low, high = chunks_of(get_i64(state + TOKEN_POSITIONS) + 8 * get_i64(place), share, window, 0, n_rows)
-            n_parts += n_groups * n_rows * (high + 1 - low)
-            n_chunks += n_groups * ((n_rows + _BLOCK_ROWS - 1) // _BLOCK_ROWS) * (high + 1 - low)
+            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
+            n_rows, positions = get_i64(place + 8) * share, get_i64(state + TOKEN_POSITIONS) + 8 * get_i64(place)
+            low, high = seen_by(positions, get_i64(place + 24), share, window, 0, n_rows)
+            n_seen = high // CHUNK + 1 - low // CHUNK
+            n_parts += n_groups * n_rows * n_seen
+            n_chunks += n_groups * ((n_rows + BLOCK_ROWS - 1) // BLOCK_ROWS) * n_seen
         return n_parts, n_chunks
 
     def attend(record, state, thread, n_threads):
@@ -346,28 +288,29 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         scratch = scratch_of(state, thread)
         n_groups, window = get_i64(layer + G), get_i64(layer + WINDOW)
         share = get_i64(layer + H) // n_groups
-        bytes_of_part = _HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
+        bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
         n_rows_all = get_i64(state + N_TOKENS) * get_i64(layer + H)
-        step, run, is_cut = _BLOCK_ROWS, 1, False
-        if n_rows_all <= _MANY_ROWS * n_threads:
+        step, run, is_cut = BLOCK_ROWS, 1, False
+        if n_rows_all <= MANY_ROWS * n_threads:
             n_parts, n_all = count_parts(layer, state)
-            is_cut = n_parts <= _N_PARTS
+            is_cut = n_parts <= N_PARTS
             run = max(n_all // (2 * _ITEMS * n_threads), 1)  # chunks that a thread takes
         if not is_cut:
-            step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, _BLOCK_ROWS)
-        kept = scratch + _QUERY_BYTES + MAX_ROWS * SCORE_BYTES
+            step = min(max(n_rows_all // (_ITEMS * n_threads) // MAX_ROWS, 1) * MAX_ROWS, BLOCK_ROWS)
+        kept = scratch + OWN_PARTS
         item = atomic_add(state + CLAIMED, 1)
         first, count, parts = 0, get_i64(layer + COUNTS), get_i64(layer + PARTS)
         for segment in range(get_i64(state + N_SEGMENTS)):
-            place = get_i64(state + SEGMENTS) + 24 * segment  # first token, how many, slot
+            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
             positions = get_i64(state + TOKEN_POSITIONS) + 8 * get_i64(place)
             n_rows = get_i64(place + 8) * share
             n_blocks = (n_rows + step - 1) // step
             for block in range(n_blocks * n_groups):
                 group, row0 = block // n_blocks, block % n_blocks * step
                 row1 = min(row0 + step, n_rows)
-                chunk0, last = chunks_of(positions, share, window, row0, row1)
-                n_chunks = last + 1 - chunk0
+                low, high = seen_by(positions, get_i64(place + 24), share, window, row0, row1)
+                chunk0 = low // CHUNK
+                n_chunks = high // CHUNK + 1 - chunk0
                 n_items = 1
                 if is_cut:
                     n_items = (n_chunks + run - 1) // run
@@ -389,7 +332,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 first += n_items
                 if is_cut:
                     parts += n_chunks * (row1 - row0) * bytes_of_part
-                    count += _LINE
+                    count += LINE
 
     attend.__name__ = attend.__qualname__ = f"attend_{type_k}_{type_v}"
     return kernel(attend)

@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.simd import F16, F32, F32X16, I64, call, emit_prefetch, f32x16, load, splat, store
 from augury.backends.numba_cpu.kernels.unpack import at
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHUNK = 256  # positions whose scores are kept at once
-SCORE_BYTES = 4 * CHUNK  # of one row
 LANES = 16
+SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared behind
 BYTES = {"f16": 2, "f32": 4}
 _VECTOR = 64
 

@@ -30,10 +30,11 @@ from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_
 # Offsets into the state, in bytes.
 ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
 TAPE, N_RECORDS, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS = (320 + 8 * field for field in range(7))
-TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES = (384 + 8 * field for field in range(7))
+TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 + 8 * field for field in range(8))
 OWN = 448  # one line per thread: whether it sleeps; the files that it reads and others write to wake it; its core
 READ, WRITE, CORE = 8, 16, 24
 RECORD_BYTES = 128
+SEGMENT_BYTES = 32  # a run of one slot's tokens: the first, how many, the slot, address of their parents within it or 0
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice

@@ -1,0 +1,40 @@
+"""What the attention kernels of a layer are told, and how large the memory is that they work in."""
+
+from __future__ import annotations
+
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, SCORE_BYTES
+
+BLOCK_ROWS = 96  # rows that share a chunk of keys and values while it is in cache
+MANY_ROWS = 96  # per thread: from here on, threads take rows, not chunks
+N_PARTS = 16384  # chunks' parts of rows that there is memory for
+LINE = 64
+HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
+
+# Offsets into the record of an attention layer (see `lowering.py`).
+(Q, K, V, LDQ, LDK, LDV, D, DV, H, G, Q_NORM, Q_EPS, K_NORM, K_EPS, TURNS, N_PAIRS, IS_INTERLEAVED) = (
+    8 * field for field in range(17)
+)
+(KEYS, VALUES, T, SCALE, WINDOW, OUT, PARTS, COUNTS) = (8 * field for field in range(17, 25))
+# Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
+QUERIES, SCORES = 0, 64
+ROW_SCORES = SCORES + MAX_ROWS * SCORE_BYTES
+OWN_PARTS = ROW_SCORES + 4 * CHUNK
+
+
+def scratch_bytes(value_dim: int) -> int:
+    """Bytes of scratch that `attend` needs per thread."""
+    return OWN_PARTS + (MAX_ROWS + BLOCK_ROWS) * _part_bytes(value_dim)
+
+
+def parts_bytes(value_dim: int, n_ctx: int, n_threads: int) -> int:
+    """Bytes that the threads need for the parts of rows; a layer after the other uses them."""
+    return min(N_PARTS, MANY_ROWS * n_threads * -(-n_ctx // CHUNK)) * _part_bytes(value_dim)
+
+
+def counts_bytes(n_threads: int) -> int:
+    """Bytes that the threads need for how far each block of rows has come, zero at first; a block has a row at least."""
+    return MANY_ROWS * n_threads * LINE
+
+
+def _part_bytes(value_dim: int) -> int:
+    return HEAD + 4 * (-(-value_dim // 16) * 16)

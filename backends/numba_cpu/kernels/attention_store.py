@@ -1,0 +1,114 @@
+"""The way into the cache of keys and values: heads are normed, turned and stored, and what is stored can be moved."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.attention_layer import (
+    D,
+    DV,
+    G,
+    H,
+    IS_INTERLEAVED,
+    K,
+    K_EPS,
+    K_NORM,
+    KEYS,
+    LDK,
+    LDQ,
+    LDV,
+    N_PAIRS,
+    Q,
+    Q_EPS,
+    Q_NORM,
+    T,
+    TURNS,
+    V,
+    VALUES,
+)
+from augury.backends.numba_cpu.kernels.attention_tile import BYTES
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.machine import get_f64, load_part
+from augury.backends.numba_cpu.kernels.norm import normalise
+from augury.backends.numba_cpu.kernels.rope import rotate
+from augury.backends.numba_cpu.kernels.simd import get_i64
+from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS
+
+_STORES = {"f16": (simd.put_f16, simd.store_f16), "f32": (simd.put_f32, simd.store_f32)}
+
+
+@cache
+def prepare_kernel(type_k: str, type_v: str) -> Any:
+    """Make the kernel that norms and turns queries and keys, and stores keys and values. Operand: the layer."""
+    put_k, bytes_k = _STORES[type_k][0], BYTES[type_k]
+    store_v, bytes_v = _STORES[type_v][1], BYTES[type_v]
+
+    @helper
+    def ready(x, layer, norm, eps, turns):
+        """Norm and turn one head in place."""
+        if norm != 0:
+            normalise(x, norm, x, get_i64(layer + D), eps)
+        rotate(x, turns, get_i64(layer + N_PAIRS), get_i64(layer + IS_INTERLEAVED))
+
+    def prepare(record, state, thread, n_threads):
+        layer = get_i64(record + 16)
+        n, n_heads, n_groups = get_i64(state + N_TOKENS), get_i64(layer + H), get_i64(layer + G)
+        d, dv, length = get_i64(layer + D), get_i64(layer + DV), get_i64(layer + T)
+        padded = (dv + 15) // 16 * 16
+        n_items = n * (n_heads + n_groups)
+        for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+            t = item // (n_heads + n_groups)
+            head = item - t * (n_heads + n_groups)
+            position = get_i64(get_i64(state + POSITIONS) + 8 * t)
+            turns = get_i64(layer + TURNS) + 8 * position * get_i64(layer + N_PAIRS)
+            if head < n_heads:
+                q = get_i64(layer + Q) + 4 * (t * get_i64(layer + LDQ) + head * d)
+                ready(q, layer, get_i64(layer + Q_NORM), get_f64(layer + Q_EPS), turns)
+            else:
+                head -= n_heads
+                run = get_i64(get_i64(state + SLOTS) + 8 * t) * n_groups + head
+                cell = get_i64(get_i64(state + CELLS) + 8 * t)
+                k = get_i64(layer + K) + 4 * (t * get_i64(layer + LDK) + head * d)
+                ready(k, layer, get_i64(layer + K_NORM), get_f64(layer + K_EPS), turns)
+                to = get_i64(layer + KEYS) + bytes_k * (d * (run * length + cell // 16 * 16) + cell % 16)
+                for i in range(d):
+                    put_k(to + 16 * bytes_k * i, simd.get_f32(k + 4 * i))
+                v = get_i64(layer + V) + 4 * (t * get_i64(layer + LDV) + head * dv)
+                to = get_i64(layer + VALUES) + bytes_v * padded * (run * length + cell)
+                for i in range(0, dv, 16):
+                    store_v(to + bytes_v * i, load_part(v + 4 * i, dv - i))
+
+    prepare.__name__ = prepare.__qualname__ = f"prepare_{type_k}_{type_v}"
+    return kernel(prepare)
+
+
+@cache
+def move_kernel(type_k: str, type_v: str) -> Any:
+    """Make the kernel that copies states from cell to cell. Operands: layers, how many, moves (slot, from, to), how many."""
+    bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
+    copy_k = {2: (simd.get_u16, simd.put_u16), 4: (simd.get_u32, simd.put_u32)}[bytes_k]
+    get_k, put_k = copy_k
+
+    def move(record, state, thread, n_threads):
+        layers, n_layers = get_i64(record + 16), get_i64(record + 24)
+        for index in range(n_layers * thread // n_threads, n_layers * (thread + 1) // n_threads):
+            layer = get_i64(layers + 8 * index)
+            d, length, n_groups = get_i64(layer + D), get_i64(layer + T), get_i64(layer + G)
+            n_bytes = bytes_v * ((get_i64(layer + DV) + 15) // 16 * 16)
+            for number in range(get_i64(record + 40)):
+                place = get_i64(record + 32) + 24 * number
+                slot, source, target = get_i64(place), get_i64(place + 8), get_i64(place + 16)
+                for run in range(slot * n_groups, (slot + 1) * n_groups):
+                    keys = get_i64(layer + KEYS) + bytes_k * d * run * length
+                    here = keys + bytes_k * (d * (source // 16 * 16) + source % 16)
+                    there = keys + bytes_k * (d * (target // 16 * 16) + target % 16)
+                    for i in range(0, 16 * bytes_k * d, 16 * bytes_k):
+                        put_k(there + i, get_k(here + i))
+                    values = get_i64(layer + VALUES) + n_bytes * run * length
+                    for i in range(0, n_bytes, 4):
+                        simd.put_u32(values + n_bytes * target + i, simd.get_u32(values + n_bytes * source + i))
+
+    move.__name__ = move.__qualname__ = f"move_{type_k}_{type_v}"
+    return kernel(move)

@@ -1,0 +1,69 @@
+"""The softmax of a row of scores, chunk by chunk: exponentials and their sum, and how chunks come together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.activation import exponential
+from augury.backends.numba_cpu.kernels.attention_layer import HEAD
+from augury.backends.numba_cpu.kernels.jit import helper
+from augury.backends.numba_cpu.kernels.simd import add, fma, maximum, mul, sub
+
+f32 = np.float32
+MASKED = f32(-1e30)
+
+
+@helper
+def soften(scores, first, end, low, high):
+    """Scores → exponentials in place, over whole blocks that hold first..end; of them only low..high count.
+
+    Returns the maximum and the sum.
+    """
+    begin, stop = first // 16 * 16, (end + 15) // 16 * 16
+    for p in range(begin, min(low, stop)):
+        simd.put_f32(scores + 4 * p, MASKED)
+    for p in range(max(high, begin), stop):
+        simd.put_f32(scores + 4 * p, MASKED)
+    a = b = simd.splat_f32(MASKED)
+    p = begin
+    while p + 32 <= stop:
+        a, b = maximum(simd.load_f32(scores + 4 * p), a), maximum(simd.load_f32(scores + 4 * p + 64), b)
+        p += 32
+    if p < stop:
+        a = maximum(simd.load_f32(scores + 4 * p), a)
+    top = simd.max_lanes(maximum(a, b))
+    limit = simd.splat_f32(top)
+    total = simd.zero_f32()
+    for p in range(begin, stop, 16):
+        weight = exponential(sub(simd.load_f32(scores + 4 * p), limit))
+        simd.store_f32(scores + 4 * p, weight)
+        total = add(total, weight)
+    return top, simd.sum_lanes(total)
+
+
+@helper
+def clear(kept, bytes_of_part):
+    """Begin a row of which nothing is known yet."""
+    simd.put_f32(kept, MASKED)
+    simd.put_f32(kept + 4, f32(0))
+    for i in range(HEAD, bytes_of_part, 64):
+        simd.store_f32(kept + i, simd.zero_f32())
+
+
+@helper
+def merge(kept, part, bytes_of_part):
+    """Add a chunk's part of one row to what is kept of it."""
+    if simd.get_f32(part + 4) < 0:
+        return
+    before, top = simd.get_f32(kept), simd.get_f32(part)
+    one = simd.splat_f32(f32(1))
+    if before < top:  # of the two factors the one is exp(0)
+        old, new = exponential(simd.splat_f32(before - top)), one
+        simd.put_f32(kept, top)
+    else:
+        old, new = one, exponential(simd.splat_f32(top - before))
+    total = fma(simd.repeat_f32(part + 4), new, mul(simd.repeat_f32(kept + 4), old))
+    simd.put_f32(kept + 4, simd.max_lanes(total))
+    for i in range(HEAD, bytes_of_part, 64):
+        simd.store_f32(kept + i, fma(simd.load_f32(part + i), new, mul(simd.load_f32(kept + i), old)))

@@ -1,0 +1,55 @@
+"""How the tokens of a batch, sorted by slot, are cut into runs and passes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:
+    """The runs of one slot's tokens.
+
+    Args:
+        slots: (n,) int32, n > 0, in rising order.
+        parents: (n,) int, see `Batch.parents`; None: all runs are chains.
+
+    Returns:
+        (m, 4) int64: first token, tokens, slot, whether it is a tree that is no chain.
+    """
+    starts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 1))
+    runs = np.zeros((len(starts), 4), np.int64)
+    runs[:, 0], runs[:, 1], runs[:, 2] = starts, np.diff(starts, append=len(slots)), slots[starts]
+    if parents is not None:
+        is_branch = parents != np.arange(-1, len(slots) - 1)
+        is_branch[starts] = False  # it follows what the slot holds, or an earlier pass of the same chain
+        runs[:, 3] = np.logical_or.reduceat(is_branch, starts)
+    return runs
+
+
+def passes(slots: np.ndarray, parents: np.ndarray | None) -> Iterator[slice]:
+    """Cut a batch into passes of up to MAX_TOKENS tokens; a tree stays in one pass.
+
+    Raises:
+        UnsupportedError: A tree is larger than a pass.
+    """
+    trees = [] if parents is None else [run for run in runs_of(slots, parents).tolist() if run[3]]
+    for _, size, slot, _ in trees:
+        if size > MAX_TOKENS:
+            raise UnsupportedError(
+                f"a tree of {size} tokens in slot {slot}, expected at most {MAX_TOKENS} in one pass; draft fewer tokens"
+            )
+    start = 0
+    while start < len(slots):
+        end = min(start + MAX_TOKENS, len(slots))
+        for first, size, _, _ in trees:
+            if first < end < first + size:
+                end = first
+        yield slice(start, end)
+        start = end

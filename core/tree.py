@@ -1,0 +1,95 @@
+"""Trees of tokens in a pass: where each token's state lies, which states it sees, and moves that keep a path of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import CapacityError, OptionError
+
+if TYPE_CHECKING:
+    from augury.types import Batch, StateSpec
+
+__all__ = ["Tree", "check_moves"]
+
+
+class Tree:
+    """The places of a pass's tokens: the j-th token of a slot is stored j cells behind the slot's first.
+
+    Of a chain, a token's cell is its position. Of a tree, what lies before the slot's first token is where it always was, and
+    from there on the state of a logical position lies in the cell of the ancestor that has it.
+
+    Attributes:
+        cells: (n,) int32, where each token's state is stored.
+        marks: (n,) int32, the first cell that the pass writes in the token's slot.
+        parents: (n,) int32, see `Batch.parents`.
+
+    Example:
+        Behind the three tokens of a slot, a token with two children, the second of which has a child of its own:
+
+        >>> from augury.types import Batch
+        >>> tokens, slots, positions, rows = np.int32([[7, 8, 9, 5], [0, 0, 0, 0], [3, 4, 4, 5], [0, 1, 2, 3]])
+        >>> tree = Tree(Batch(tokens, slots, positions, rows, parents=np.int32([-1, 0, 0, 2])), n_ctx=8)
+        >>> tree.cells.tolist()
+        [3, 4, 5, 6]
+        >>> tree.seen(3).tolist()
+        [0, 1, 2, 3, 5, 6]
+    """
+
+    def __init__(self, batch: Batch, n_ctx: int) -> None:
+        """Place the tokens of a batch that has parents into slots of `n_ctx` cells.
+
+        Raises:
+            OptionError: A parent is not an earlier token of the same slot, or a position is not behind its parent's.
+            CapacityError: A slot has too few cells.
+        """
+        assert batch.parents is not None
+        n = len(batch.tokens)
+        order = np.argsort(batch.slots, kind="stable")
+        is_first = np.diff(batch.slots[order], prepend=-1) != 0
+        starts = np.maximum.accumulate(np.where(is_first, np.arange(n), 0))
+        self.parents = batch.parents
+        self.marks = np.empty(n, np.int32)
+        self.marks[order] = batch.positions[order[starts]]
+        self.cells = self.marks.copy()
+        self.cells[order] += np.arange(n, dtype=np.int32) - starts.astype(np.int32)
+        self._check(batch)
+        if n and self.cells.max() >= n_ctx:
+            raise CapacityError(f"a tree needs {self.cells.max() + 1} cells of its slot, which has {n_ctx}; draft fewer tokens")
+
+    def _check(self, batch: Batch) -> None:
+        parents, numbers = self.parents, np.arange(len(batch.tokens))
+        is_root = parents == -1
+        is_known = (parents >= -1) & (parents < numbers)
+        at = np.where(is_known & ~is_root, parents, 0)
+        expected = np.where(is_root, self.marks, batch.positions[at] + 1)
+        is_right = is_known & (is_root | (batch.slots[at] == batch.slots)) & (batch.positions == expected)
+        if not is_right.all():
+            i = int(is_right.argmin())
+            raise OptionError(
+                f"token {i} of a tree, at position {batch.positions[i]} of slot {batch.slots[i]}, has parent {parents[i]}; "
+                "expected an earlier token of its slot one position before it, or -1 at the position of the slot's first"
+            )
+
+    def seen(self, token: int) -> np.ndarray:
+        """The cells (position + 1,) of all that a token attends to, from its sequence's first position to its own."""
+        above = []
+        while token != -1:
+            above.append(self.cells[token])
+            mark, token = self.marks[token], self.parents[token]
+        return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
+
+
+def check_moves(moves: np.ndarray, spec: StateSpec) -> None:
+    """Refuse moves (m, 3) between cells that do not exist.
+
+    Raises:
+        CapacityError: There is such a move.
+    """
+    is_inside = (moves >= 0) & (moves < (spec.n_slots, spec.n_ctx, spec.n_ctx))
+    if not is_inside.all():
+        slot, source, target = moves[int(is_inside.all(axis=1).argmin())]
+        raise CapacityError(
+            f"a move from position {source} to {target} of slot {slot}; there are {spec.n_slots} slots of {spec.n_ctx} positions"
+        )
