@@ -91,5 +91,6 @@ def check_moves(moves: np.ndarray, spec: StateSpec) -> None:
     if not is_inside.all():
         slot, source, target = moves[int(is_inside.all(axis=1).argmin())]
         raise CapacityError(
-            f"a move from position {source} to {target} of slot {slot}; there are {spec.n_slots} slots of {spec.n_ctx} positions"
+            f"a move from position {source} to {target} of slot {slot}, "
+            f"expected one of {spec.n_slots} slots of {spec.n_ctx} positions"
         )

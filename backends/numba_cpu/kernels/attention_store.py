@@ -7,12 +7,8 @@ from typing import Any
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_layer import (
-    D,
     DV,
-    G,
-    H,
     IS_INTERLEAVED,
-    K,
     K_EPS,
     K_NORM,
     KEYS,
@@ -20,13 +16,17 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     LDQ,
     LDV,
     N_PAIRS,
-    Q,
     Q_EPS,
     Q_NORM,
-    T,
     TURNS,
-    V,
     VALUES,
+    D,
+    G,
+    H,
+    K,
+    Q,
+    T,
+    V,
 )
 from augury.backends.numba_cpu.kernels.attention_tile import BYTES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
