@@ -63,7 +63,17 @@ class ScriptedDrafter(Drafter):
 
 
 def toy_engine(
-    *, n_ctx=64, slots=1, drafter=None, n_max=8, n_min=0, tokenizer=None, observers=(None, None), planner=None, **model
+    *,
+    n_ctx=64,
+    slots=1,
+    drafter=None,
+    n_max=8,
+    n_min=0,
+    tokenizer=None,
+    observers=(None, None),
+    planner=None,
+    verify="match",
+    **model,
 ):
     """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain."""
     toy = ToyModel(n_slots=slots, n_ctx=n_ctx, **model)
@@ -77,7 +87,7 @@ def toy_engine(
         Loader(Registry(), None, Progress()),
         tokenizer=tokenizer,
         template=None,
-        speculation=Speculation(members, n_max, min(n_min, n_max), is_fixed=planner is None),
+        speculation=Speculation(members, n_max, min(n_min, n_max), is_fixed=planner is None, verify=verify),
         planner=planner,
         config={},
         observers=observers,

@@ -10,12 +10,9 @@ from augury.pass_costs import PassCosts, PassTime
 from augury.planner import Choice, Offer, Outcome, Planner, Wish
 
 # milliseconds of passes of 0 to 17 tokens: Qwen2.5-Coder 1.5B on two cores, with fast memory and with slow
-FAST = (
-    np.array([18.2, 18.2, 18.2, 18.2, 18.3, 21.8, 24.2, 26.2, 28.3, 32.5, 34.3, 36.2, 38.0, 42.5, 44.8, 47.1, 49.5, 54.0]) / 1e3
-)
-SLOW = (
-    np.array([28.3, 28.3, 28.3, 29.3, 29.3, 29.4, 30.8, 32.8, 34.8, 35.3, 37.1, 39.0, 40.9, 43.7, 46.4, 49.2, 52.0, 57.1]) / 1e3
-)
+FAST = [18.2, 18.2, 18.2, 18.2, 18.3, 21.8, 24.2, 26.2, 28.3, 32.5, 34.3, 36.2, 38.0, 42.5, 44.8, 47.1, 49.5, 54.0]
+SLOW = [28.3, 28.3, 28.3, 29.3, 29.3, 29.4, 30.8, 32.8, 34.8, 35.3, 37.1, 39.0, 40.9, 43.7, 46.4, 49.2, 52.0, 57.1]
+FAST, SLOW = np.array(FAST) / 1e3, np.array(SLOW) / 1e3
 LINEAR = np.arange(18) * 0.9 / 100 + 0.001  # drafting hardly ever pays
 MODEL = {"per_token_s": 0.0077, "per_missed_s": 0.0003, "is_costly": True}
 N = 4000
