@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # attrs and functools serve what writes kernels as LLVM IR
 MAY_KERNELS_IMPORT = ("__future__", "typing", "collections", "functools", "attrs", "numpy", "numba", "math", "llvmlite")
 # one compiles and caches kernels, one chooses an instruction set: they hold none
-NO_KERNELS = {"jit.py", "dot.py"}
+NO_KERNELS = {"jit.py", "target.py"}
 
 
 def name_of(path):

@@ -7,15 +7,11 @@ bits that it empties before they can overflow.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.binding
-from attrs import frozen
 from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels.simd import I1, I8, I16, I16X32, I32, I32X16, U8X64, call, constant
-from augury.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,18 +77,24 @@ class Dot:
         return total
 
 
-class _Avx512Vnni(Dot):
+class Avx512VnniDot(Dot):
+    """One instruction for 64 products."""
+
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        """Return the sum with four more products in each lane."""
         return call(b, "llvm.x86.avx512.vpdpbusd.512", I32X16, total, operand, columns)
 
 
-class _AvxVnni(Dot):
+class AvxVnniDot(Dot):
+    """One instruction for 32 products."""
+
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        """Return the sum with four more products in each lane."""
         parts = zip(_cut(b, total, 2), _cut(b, operand, 2), _cut(b, columns, 2), strict=True)
         return _join(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", _I32X8, *part) for part in parts])
 
 
-class _Avx2(Dot):
+class Avx2Dot(Dot):
     """Pairs of products in 16 bits (vpmaddubsw), as many as fit, then pairs of those in 32 bits (vpmaddwd).
 
     The sum saturates, so weights of 8 bits are made signed, and their sign given to the activations: 2 * 128 * 127 fits.
@@ -100,18 +102,22 @@ class _Avx2(Dot):
 
     @property
     def takes_128(self) -> bool:
+        """Whether weights have 8 bits."""
         return self.bits == 8
 
     def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
+        """Make weights of 8 bits signed."""
         if not self.takes_128:
             return weights, None
         signed = _signed(b, weights)
         return call(b, "llvm.abs.v64i8", U8X64, signed, ir.Constant(I1, 0)), signed
 
     def start(self, total: ir.Value) -> Any:
+        """Begin with nothing in 16 bits: the sum, what is pending, how many products that is."""
         return total, None, 0
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        """Return the sum with four more products in each lane."""
         whole, pending, count = total
         unsigned, signs = operand
         parts = _cut(b, columns, 2)
@@ -126,6 +132,7 @@ class _Avx2(Dot):
         return whole, pending, count
 
     def end(self, b: ir.IRBuilder, total: Any) -> ir.Value:
+        """Return the sum with what is pending."""
         whole, pending, _ = total
         if pending is None:
             return whole
@@ -133,22 +140,25 @@ class _Avx2(Dot):
         return b.add(whole, _join(b, halves))
 
 
-class _NeonDot(Dot):
+class NeonDot(Dot):
     """Products of signed bytes (sdot), to which weights of up to 7 bits are what they are unsigned."""
 
     @property
     def takes_128(self) -> bool:
+        """Whether weights have 8 bits."""
         return self.bits == 8
 
     def operand(self, b: ir.IRBuilder, weights: ir.Value) -> Any:
+        """Make weights of 8 bits signed."""
         return _signed(b, weights) if self.takes_128 else weights
 
     def add(self, b: ir.IRBuilder, total: Any, operand: Any, columns: ir.Value) -> Any:
+        """Return the sum with four more products in each lane."""
         parts = zip(_cut(b, total, 4), _cut(b, operand, 4), _cut(b, columns, 4), strict=True)
         return _join(b, [call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", _I32X4, *part) for part in parts])
 
 
-def _look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
+def look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
     """Choose table[index] by the bits of the index, from any two candidates one."""
     candidates: list[ir.Value] = [constant(U8X64, value) for value in table]
     for bit in range(4):
@@ -157,7 +167,7 @@ def _look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Val
     return candidates[0]
 
 
-def _look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
+def look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
     """Make what looks up with an instruction whose table is repeated in every 16 bytes."""
 
     def emit(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
@@ -166,63 +176,3 @@ def _look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
         return _join(b, [call(b, name, llvm, repeated, part) for part in parts])
 
     return emit
-
-
-@frozen
-class Target:
-    """A kind of CPU, as the kernels see it.
-
-    Attributes:
-        needed: features that LLVM must report of the host.
-        dot: makes the dot product for weights of some bits.
-        look_up: emits table[index] for 16 bytes and vectors of indices: (builder, table, u8x64) → u8x64.
-        groups: the groups of 16 rows that a tile works on together, as many as its sums leave registers for.
-        tiles: tokens per tile, the largest first, by where weights come from. What does not fit into registers spills, which
-            costs more than it saves.
-    """
-
-    needed: frozenset[str]
-    dot: Callable[[int], Dot]
-    look_up: Callable[..., ir.Value]
-    groups: tuple[tuple[int, ...], ...]
-    tiles: dict[str, tuple[int, ...]]
-
-
-_BOTH, _EACH = ((0, 1),), ((0,), (1,))
-_WIDE = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
-_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 1)}
-_pshufb = _look_up_by("llvm.x86.avx2.pshuf.b", _U8X32)
-# The best first.
-TARGETS = {
-    "avx512vnni": Target(
-        frozenset({"avx512vnni", "avx512bw"}), _Avx512Vnni, _look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), _BOTH, _WIDE
-    ),
-    "avxvnni": Target(frozenset({"avxvnni", "avx2"}), _AvxVnni, _pshufb, _EACH, _NARROW),
-    "avx2": Target(frozenset({"avx2", "fma"}), _Avx2, _pshufb, _EACH, _NARROW),
-    "neondot": Target(
-        frozenset({"neon", "dotprod"}), _NeonDot, _look_up_by("llvm.aarch64.neon.tbl1.v16i8", _U8X16), _EACH, _NARROW
-    ),
-    "generic": Target(frozenset(), Dot, _look_up, _EACH, _NARROW),
-}
-
-
-def available_targets() -> list[str]:
-    """Name the targets that this host can run, the best first."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return [name for name, target in TARGETS.items() if all(features.get(feature, False) for feature in target.needed)]
-
-
-def choose_target() -> str:
-    """Name the target to compile for: what `AUGURY_CPU_TARGET` says, or the best that the host has.
-
-    Raises:
-        OptionError: `AUGURY_CPU_TARGET` is not a target that this host can run.
-    """
-    available = available_targets()
-    asked = os.environ.get("AUGURY_CPU_TARGET")
-    if asked is None:
-        return available[0]
-    if asked not in available:
-        msg = f"AUGURY_CPU_TARGET is {asked!r}, but this CPU can run {', '.join(available)}; choose one, or unset it"
-        raise OptionError(msg)
-    return asked

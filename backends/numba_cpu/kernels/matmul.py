@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.dot import choose_target
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_16
 from augury.backends.numba_cpu.kernels.repack import float_repack, quantised_repack
+from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
 

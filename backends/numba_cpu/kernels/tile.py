@@ -14,7 +14,6 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from augury.backends.numba_cpu.kernels.dot import TARGETS
 from augury.backends.numba_cpu.kernels.format import (
     ACTIVATION_BYTES,
     BLOCK,
@@ -27,6 +26,7 @@ from augury.backends.numba_cpu.kernels.format import (
     VECTOR,
 )
 from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I32X16, I64, U8X64, call, emit_prefetch, load, splat, store
+from augury.backends.numba_cpu.kernels.target import TARGETS
 from augury.backends.numba_cpu.kernels.unpack import (
     LOGICAL,
     SCRATCH_BLOCK,
@@ -39,8 +39,9 @@ from augury.backends.numba_cpu.kernels.unpack import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.backends.numba_cpu.kernels.dot import Dot, Target
+    from augury.backends.numba_cpu.kernels.dot import Dot
     from augury.backends.numba_cpu.kernels.format import Format
+    from augury.backends.numba_cpu.kernels.target import Target
     from augury.backends.numba_cpu.kernels.unpack import Block
 
 _TOKEN = ACTIVATION_BYTES["q8_16"]

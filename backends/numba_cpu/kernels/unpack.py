@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.kernels.format import Format
 
-    LookUp = Callable[..., ir.Value]  # see `dot.Target`
+    LookUp = Callable[..., ir.Value]  # see `target.Target`
 
 GROUPS = (0, 1)
 LOGICAL = 8  # logical vectors of a block

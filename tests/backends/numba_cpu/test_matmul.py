@@ -5,7 +5,7 @@ import pytest
 from oracles import weights
 
 from augury.backends.numba_cpu.kernels import matmul as kernels
-from augury.backends.numba_cpu.kernels.dot import available_targets, choose_target
+from augury.backends.numba_cpu.kernels.target import available_targets, choose_target
 from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack
 from augury.errors import OptionError
 from augury.tensor_type import TensorType

@@ -1,0 +1,105 @@
+"""The kinds of CPUs that kernels are generated for, and which of them this host is."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+import llvmlite.binding
+from attrs import frozen
+from llvmlite import ir
+
+from augury.backends.numba_cpu.kernels.dot import Avx2Dot, Avx512VnniDot, AvxVnniDot, Dot, NeonDot, look_up, look_up_by
+from augury.backends.numba_cpu.kernels.simd import I8, U8X64
+from augury.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@frozen
+class Target:
+    """A kind of CPU, as the kernels see it.
+
+    Attributes:
+        needed: features that the host must have.
+        dot: makes the dot product for weights of some bits.
+        look_up: emits table[index] for 16 bytes and vectors of indices: (builder, table, u8x64) → u8x64.
+        groups: the groups of 16 rows that a tile works on together, as many as its sums leave registers for.
+        tiles: tokens per tile, the largest first, by where weights come from. What does not fit into registers spills, which
+            costs more than it saves.
+    """
+
+    needed: frozenset[str]
+    dot: Callable[[int], Dot]
+    look_up: Callable[..., ir.Value]
+    groups: tuple[tuple[int, ...], ...]
+    tiles: dict[str, tuple[int, ...]]
+
+
+_BOTH, _EACH = ((0, 1),), ((0,), (1,))
+_WIDE = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
+_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 1)}
+_pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
+# The best first.
+TARGETS = {
+    "avx512vnni": Target(
+        frozenset({"avx512vnni", "avx512bw"}), Avx512VnniDot, look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), _BOTH, _WIDE
+    ),
+    "avxvnni": Target(frozenset({"avxvnni", "avx2"}), AvxVnniDot, _pshufb, _EACH, _NARROW),
+    "avx2": Target(frozenset({"avx2", "fma"}), Avx2Dot, _pshufb, _EACH, _NARROW),
+    "neondot": Target(
+        frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), _EACH, _NARROW
+    ),
+    "generic": Target(frozenset(), Dot, look_up, _EACH, _NARROW),
+}
+
+
+# LLVM makes one `sdot` of this where it knows that the CPU has it.
+_SUM_OF_PRODUCTS = """
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
+  %x = sext <16 x i8> %a to <16 x i32>
+  %y = sext <16 x i8> %b to <16 x i32>
+  %products = mul <16 x i32> %x, %y
+  %sum = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %products)
+  ret i32 %sum
+}"""
+
+
+def available_targets() -> list[str]:
+    """Name the targets that this host can run, the best first."""
+    features = _host_features()
+    return [name for name, target in TARGETS.items() if target.needed <= features]
+
+
+@cache
+def _host_features() -> frozenset[str]:
+    """What numba compiles for: LLVM's list of the host's features, unless numba is told otherwise."""
+    from numba.core.registry import cpu_target
+
+    triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    found = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
+    if triple.startswith(("aarch64", "arm64")):
+        # of ARM CPUs LLVM lists few features or none, but knows by the name of most what instructions they have
+        machine = llvmlite.binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
+        if "sdot" in machine.emit_assembly(llvmlite.binding.parse_assembly(_SUM_OF_PRODUCTS)):
+            found.add("dotprod")
+    return frozenset(found)
+
+
+def choose_target() -> str:
+    """Name the target to compile for: what `AUGURY_CPU_TARGET` says, or the best that the host has.
+
+    Raises:
+        OptionError: `AUGURY_CPU_TARGET` is not a target that this host can run.
+    """
+    available = available_targets()
+    asked = os.environ.get("AUGURY_CPU_TARGET")
+    if asked is None:
+        return available[0]
+    if asked not in available:
+        msg = f"AUGURY_CPU_TARGET is {asked!r}, but this CPU can run {', '.join(available)}; choose one, or unset it"
+        raise OptionError(msg)
+    return asked

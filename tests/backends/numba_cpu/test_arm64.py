@@ -1,0 +1,41 @@
+"""Kernels on 64-bit ARM: compiled as they would be there, run in an emulator, held to the bits of this machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import kernel_cases
+import numpy as np
+import pytest
+from oracles import weights
+
+from augury.tensor_type import TensorType
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("arm64") / "cases.npz"
+    subprocess.run([sys.executable, Path(kernel_cases.__file__), out, *sys.path], check=True, timeout=500)
+    with np.load(out) as cases:
+        return dict(cases)
+
+
+def test_a_cpu_is_known_by_its_name_to_have_dot_products(emulated):
+    assert emulated["targets"].tolist() == ["neondot", "generic"]
+
+
+@pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
+def test_quantised_products_are_made_of_byte_dot_products(emulated, kind):
+    assert emulated[f"{kind.name}.sdots"] > 0
+
+
+@pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+def test_packing_products_and_rows_have_the_bits_of_this_machine(emulated, kind):
+    for name, array in kernel_cases.of_type(kind).items():
+        assert np.array_equal(emulated[name], array), name
+
+
+@pytest.mark.parametrize("name", kernel_cases.MODELS)
+def test_whole_passes_have_the_bits_of_this_machine(emulated, name):
+    for case, logits in kernel_cases.of_model(name).items():
+        assert np.array_equal(emulated[case], logits)

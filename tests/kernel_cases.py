@@ -1,0 +1,83 @@
+"""What kernels compute, as arrays: to compare one kind of CPU with another.
+
+Run as `kernel_cases.py OUT PATH...`, with the paths to import from, it stores what an emulated 64-bit ARM CPU computes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+MODELS = ("llama-dense-q4_0", "gemma3-dense")
+PASSES = (3, 1, 2)
+
+
+def of_type(kind) -> dict[str, np.ndarray]:
+    """Packed weights, products with 1, 3 and 26 tokens (each way of tiling), and a dequantised row, of a weight type."""
+    from oracles import weights
+
+    from augury.backends.numba_cpu.kernels import matmul
+    from augury.backends.numba_cpu.weights import aligned, pack
+
+    n_rows, n_cols = 40, 256
+    source = weights.random_weights(np.random.default_rng(1), kind, n_rows, n_cols)
+    matrix = pack(kind, (n_rows, n_cols), source)
+    kernels = matmul.matmul_kernels([matrix.kind])[matrix.kind]
+    scratch, row = aligned(matmul.SCRATCH_BYTES), np.zeros(n_cols, np.float32)
+    kernels.embed(matrix.address, 33, n_cols, row.ctypes.data, scratch.ctypes.data)
+    found = {"packed": matrix.data, "row": row}
+    for n in (1, 3, 26):
+        x = np.random.default_rng(n).standard_normal((n, n_cols), dtype=np.float32)
+        operand, y = aligned(matmul.activation_bytes(matrix.activation, n, n_cols)), np.zeros((n, 64), np.float32)
+        kernels.quantize(x.ctypes.data, operand.ctypes.data, n, n_cols, 0, matmul.n_blocks(n_cols) * n)
+        kernels.matmul(matrix.address, operand.ctypes.data, y.ctypes.data, n, n_cols, 0, 2, 64, scratch.ctypes.data)
+        found[f"products{n}"] = y
+    return {f"{kind.name}.{name}": array for name, array in found.items()}
+
+
+def of_model(name: str) -> dict[str, np.ndarray]:
+    """Logits of a tiny model, in passes of some tokens."""
+    from oracles.models import tiny_file
+    from oracles.passes import run_of
+
+    from augury.backends.numba_cpu import NumbaCpu
+    from augury.interfaces import Progress
+    from augury.options import NoOptions
+    from augury.plugins.architectures.gemma3 import Gemma3
+    from augury.plugins.architectures.llama import Llama
+    from augury.types import ModelOptions
+
+    file = tiny_file(name)
+    plan = {"llama": Llama, "gemma3": Gemma3}[file.architecture].plan(file)
+    model = NumbaCpu(NoOptions()).load(file, plan, ModelOptions(n_ctx=64, threads=1), Progress())
+    logits, start = [], 0
+    for n in PASSES:
+        logits.append(model.forward(run_of(range(start, start + n), start=start)).rows().copy())
+        start += n
+    model.close()
+    return {f"{name}.logits": np.concatenate(logits)}
+
+
+def main(out: str) -> None:
+    """Store all cases of the emulated CPU, and what its kernels are made of."""
+    import arm64
+
+    arm64.pretend()
+    from augury.backends.numba_cpu.kernels import matmul
+    from augury.backends.numba_cpu.kernels.target import available_targets
+    from augury.tensor_type import TensorType
+
+    found = {"targets": np.array(available_targets())}
+    for kind in TensorType:
+        found |= of_type(kind)
+        compiled = matmul.matmul_kernels([kind.name.lower()])[kind.name.lower()].matmul
+        found[f"{kind.name}.sdots"] = np.array(arm64.count_sdots(compiled))
+    for name in MODELS:
+        found |= of_model(name)
+    np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = sys.argv[2:]
+    main(sys.argv[1])
