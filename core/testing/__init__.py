@@ -1,1 +1,30 @@
-"""Proves plugins: checks that any drafter, memory manager or backend must pass, and the toys that they run on."""
+"""Proves plugins: checks that any drafter must pass, and the toys that they run on.
+
+`check_drafter` raises a `ContractError` that says which contract was broken.
+`pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from augury.testing.contract import ContractError
+    from augury.testing.drafter import check_drafter
+    from augury.testing.toy_model import ToyModel
+
+__all__ = ["ContractError", "ToyModel", "check_drafter"]
+
+_HOMES = {
+    "ContractError": "contract",
+    "ToyModel": "toy_model",
+    "check_drafter": "drafter",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # imported when first used: pytest loads this package wherever augury is installed
+    if name not in _HOMES:
+        raise AttributeError(f"module 'augury.testing' has no attribute {name!r}")
+    return getattr(import_module(f"augury.testing.{_HOMES[name]}"), name)

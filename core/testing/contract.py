@@ -1,0 +1,76 @@
+"""What a plugin promises, and the error that says which promise it broke."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from augury.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hypothesis import settings
+
+__all__ = ["Check", "Contract", "ContractError", "hypothesis_settings", "require_hypothesis", "run_checks"]
+
+
+class ContractError(AssertionError):
+    """A plugin broke a contract: what the contract is, what was seen, and where it is documented."""
+
+
+@frozen
+class Contract:
+    """One promise."""
+
+    sentence: str
+    where: str  # documented, such as "augury.Drafter.draft"
+
+    def broken(self, plugin: str, seen: str) -> ContractError:
+        """The error to raise.
+
+        >>> str(Contract("A drafter makes tea.", "docs/tea.md").broken("kettle", "coffee"))
+        'kettle: A drafter makes tea. Seen: coffee. See docs/tea.md.'
+        """
+        return ContractError(f"{plugin}: {self.sentence} Seen: {seen.rstrip('.')}. See {self.where}.")
+
+
+@frozen
+class Check:
+    """One part of a conformance suite: a name that reads as a sentence, and what raises `ContractError` or returns."""
+
+    name: str
+    run: Callable[[Any], None]
+
+
+def run_checks(checks: Iterable[Check], subject: Any) -> None:
+    """Run all, up to the first that fails."""
+    for check in checks:
+        check.run(subject)
+
+
+def require_hypothesis() -> None:
+    """See that what tries many scripts is there.
+
+    Raises:
+        OptionError: hypothesis is not installed.
+    """
+    try:
+        import hypothesis  # noqa: F401 - the checks import it where they use it
+    except ImportError:
+        raise OptionError("augury.testing tries many scripts and needs hypothesis: pip install 'augury[testing]'") from None
+
+
+def hypothesis_settings(n_examples: int) -> settings:
+    """A decorator for properties: the same examples in every run, none of them kept on disk, no matter how long they take."""
+    from hypothesis import HealthCheck, Phase, settings
+
+    return settings(
+        max_examples=n_examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    )

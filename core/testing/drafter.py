@@ -1,0 +1,91 @@
+"""`check_drafter`: the conformance suite of drafters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from augury.hookspecs import hookimpl
+from augury.testing.contract import require_hypothesis, run_checks
+from augury.testing.drafter_checks import DRIVEN_CHECKS
+from augury.testing.drafter_engine_checks import ENGINE_CHECKS
+from augury.testing.drafter_world import Subject
+from augury.testing.toys import registry_with_toys
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.interfaces import Drafter
+    from augury.registry import Registry
+
+__all__ = ["DRAFTER_CHECKS", "DrafterReport", "check_drafter", "drafter_subject"]
+
+DRAFTER_CHECKS = (*DRIVEN_CHECKS, *ENGINE_CHECKS)
+
+
+@frozen
+class DrafterReport:
+    """What a drafter did in the engines that it was checked in. One that drafted nothing has proven little."""
+
+    n_drafted: int
+    n_accepted: int
+
+
+def check_drafter(
+    drafter: type[Drafter] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    backends: Sequence[str] = ("toy", "reference"),
+    registry: Registry | None = None,
+) -> DrafterReport:
+    """Prove that a drafter keeps its contracts, by driving it through scripts and engines. Takes seconds; downloads nothing.
+
+    Args:
+        drafter: A class, or the name of an installed drafter.
+        options: Values of its options by name; choose them so that it drafts on short texts.
+        backends: Where outputs are compared: `toy` and any backend that is installed.
+        registry: Where everything is found; None for what is installed.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        OptionError: The options do not fit it, or hypothesis is not installed.
+        PluginError: There is no such drafter.
+
+    >>> from augury.drafters.ngram_simple import NgramSimple
+    >>> check_drafter(NgramSimple, {"n": 3, "m": 8}).n_accepted > 0
+    True
+    """
+    subject = drafter_subject(drafter, options, backends=backends, registry=registry)
+    run_checks(DRAFTER_CHECKS, subject)
+    return DrafterReport(subject.tally.n_drafted, subject.tally.n_accepted)
+
+
+def drafter_subject(
+    drafter: type[Drafter] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    backends: Sequence[str] = ("toy", "reference"),
+    registry: Registry | None = None,
+) -> Subject:
+    """What the checks are run on; arguments and errors are those of `check_drafter`."""
+    require_hypothesis()
+    registry = registry or registry_with_toys()
+    found: type[Drafter] = registry.find("drafter", drafter) if isinstance(drafter, str) else drafter
+    if registry.drafters.get(found.name) is not found:
+        registry.register(_Offering(found), name=found.name)
+    subject = Subject(found, dict(options or {}), registry, tuple(backends))
+    subject.options()
+    return subject
+
+
+class _Offering:
+    """A plugin that offers one drafter."""
+
+    def __init__(self, drafter: type[Drafter]) -> None:
+        self._drafter = drafter
+
+    @hookimpl
+    def augury_drafters(self) -> list[type[Drafter]]:
+        """Offer it."""
+        return [self._drafter]

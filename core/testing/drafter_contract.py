@@ -1,0 +1,32 @@
+"""What every drafter promises. docs/write-a-drafter.md says the same at length."""
+
+from __future__ import annotations
+
+from augury.testing.contract import Contract
+
+_GUIDE = "docs/write-a-drafter.md"
+
+LIMIT = Contract("A draft has at most `limit` tokens.", f"augury.Drafter.draft, and `limit` in {_GUIDE}")
+VOCABULARY = Contract("A draft's tokens are tokens of the target.", f"augury.Drafter.draft, and `limit` in {_GUIDE}")
+DRAFT = Contract("`draft` returns a Draft whose parts fit each other.", "augury.types.Draft")
+HISTORY = Contract("A drafter never writes into `history`.", f"augury.Drafter, and `history` in {_GUIDE}")
+REFERENCE = Contract(
+    "A drafter keeps no reference to `history` beyond the request.", f"augury.Drafter, and `history` in {_GUIDE}"
+)
+ERROR = Contract("A drafter that knows nothing declines; its methods raise nothing.", f"`limit` in {_GUIDE}")
+REPRODUCIBLE = Contract(
+    "The same calls give the same drafts; random numbers are seeded, clocks not asked.", f"“State” in {_GUIDE}"
+)
+SCOPE = Contract("What a drafter learns lives no longer than its `scope` says.", "augury.Drafter.scope")
+TOGETHER = Contract("`draft_together` drafts what `draft` does slot by slot.", "augury.Drafter.draft_together")
+LAYERS = Contract(
+    "A drafter's passes take some of the target's layers, and store nothing where a slot holds something.",
+    "augury.interfaces.Target",
+)
+OPTIONS = Contract(
+    "Options have defaults inside their bounds, and refuse with an OptionError what is outside.", "augury.options.option"
+)
+BOUNDS = Contract("A drafter works, or refuses with an AuguryError, at the bounds of its options.", f"“Options” in {_GUIDE}")
+CHOSEN = Contract("A drafter that was chosen can be made, or says in an AuguryError why not.", "augury.Drafter")
+LOSSLESS = Contract("The output is that of plain decoding, to the bit.", "docs/architecture.md, “Why the output cannot change”")
+COUNTS = Contract("emitted = rounds + accepted, and every round emits at least one token.", "augury.types.Summary")

@@ -1,0 +1,110 @@
+"""A drafter under test, and the surroundings that an engine would give it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import Factory, frozen
+
+from augury.errors import AuguryError
+from augury.interfaces import Progress
+from augury.loader import Loader, make_backend
+from augury.options import build
+from augury.session import EngineSession
+from augury.testing import drafter_contract as contract
+from augury.testing.driven_slot import DrivenSlot
+from augury.testing.driven_target import DrivenTarget
+from augury.testing.tiny_model import PERIOD
+from augury.testing.toys import TINY_TARGET
+from augury.types import ModelOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from augury.interfaces import Drafter
+    from augury.registry import Registry
+    from augury.testing.driven_slot import Request
+
+__all__ = ["Subject", "Tally", "World"]
+
+N_CTX = 768
+
+
+class Tally:
+    """Counts what a drafter did in checks that run engines."""
+
+    def __init__(self) -> None:
+        self.n_drafted = 0
+        self.n_accepted = 0
+
+
+@frozen(eq=False)
+class Subject:
+    """A drafter with options, and where to find everything else."""
+
+    drafter: type[Drafter]
+    values: Mapping[str, Any]  # of its options, by name
+    registry: Registry  # with the toys
+    backends: Sequence[str]  # that outputs are compared on
+    tally: Tally = Factory(Tally)
+
+    @property
+    def name(self) -> str:
+        """The drafter's."""
+        return self.drafter.name
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether what other slots do is nothing to it."""
+        return self.drafter.scope != "process"
+
+    def options(self, **values: Any) -> Any:
+        """The drafter's options, some of them changed."""
+        return build(self.drafter.options_class, {**self.values, **values}, self.name)
+
+    def world(self, n_slots: int = 1, **values: Any) -> World:
+        """A target and a drafter per slot."""
+        return World(self, n_slots, self.options(**values))
+
+    def drafts(self, requests: Sequence[Request], *, slot: int = 0, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
+        """What a new drafter drafts in requests one after another, by request and round."""
+        with self.world(n_slots) as world:
+            return [list(world.slots[slot].play(request)) for request in requests]
+
+
+class World:
+    """What an engine holds: a target, and for each slot a session and a drafter."""
+
+    def __init__(self, subject: Subject, n_slots: int, options: Any) -> None:
+        self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
+        load_options = ModelOptions(n_slots=n_slots, n_ctx=N_CTX, threads=1)
+        target = DrivenTarget(self._loader.load(TINY_TARGET, load_options, purpose="target"))
+        tokenizer = self._loader.load_tokenizer(TINY_TARGET)
+        self.slots: list[DrivenSlot] = []
+        try:
+            for slot in range(n_slots):
+                session = EngineSession(slot, target.model.info, load_options, tokenizer, self._loader, target)
+                self.slots.append(DrivenSlot(subject.drafter(options, session), target, slot, PERIOD))
+        except AuguryError:
+            self._loader.close()
+            raise
+        except Exception as error:
+            self._loader.close()
+            raise contract.CHOSEN.broken(subject.name, f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Close the drafters, then what they share."""
+        for slot in self.slots:
+            slot.close()
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._loader.close()

@@ -1,0 +1,239 @@
+"""Drives a drafter as the engine's loop does, by a script instead of a sampler, and watches that it keeps its contracts."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.testing import drafter_contract as contract
+from augury.testing.contract import ContractError
+from augury.types import Ask, Draft, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from augury.interfaces import Drafter
+    from augury.testing.contract import Contract
+    from augury.testing.driven_target import DrivenTarget
+
+__all__ = ["DrivenSlot", "Request", "Round", "Way"]
+
+_POISON = -7  # no model has such a token: it shows in whatever is read too late
+_TOLERANCE = 1e-3  # of the sum of float32 probabilities
+
+
+class Way(Enum):
+    """What the engine does with a drafter in a round."""
+
+    VERIFIED = "its draft is verified"
+    CUT = "the first half of its draft is verified"
+    SCORED = "its draft is not used"
+    SILENT = "it is not asked"
+    OTHERS = "it is not asked, and another drafter's tokens are accepted"
+
+
+@frozen
+class Round:
+    """One round of a script: how the drafter is asked, how much of its draft is right, and which token is the target's own."""
+
+    way: Way
+    limit: int
+    n_right: int
+    surprise: int  # 0: the token that came a period before; else a number to make another one from
+
+
+@frozen(eq=False)
+class Request:
+    """A prompt and the rounds behind it."""
+
+    prompt: tuple[int, ...]
+    rounds: tuple[Round, ...]
+
+
+class DrivenSlot:
+    """One drafter with its history."""
+
+    def __init__(self, drafter: Drafter, target: DrivenTarget, slot: int, period: int) -> None:
+        """Take over a drafter.
+
+        Args:
+            drafter: Just made.
+            target: Fed what the slot's requests hold.
+            slot: Of the target.
+            period: The target's own tokens repeat what came so many tokens before.
+        """
+        self.drafter = drafter
+        self.drafts: list[tuple[int, ...]] = []  # of the request
+        self._target = target
+        self._n_vocab = target.model.info.n_vocab
+        self._n_ctx = target.model.state_spec.n_ctx
+        self._slot = slot
+        self._period = period
+        self._journal: deque[str] = deque(maxlen=8)
+        self._buffer = np.empty(0, np.int32)
+        self._held: tuple[int, ...] = ()  # by the target, of the request before
+        self._n_own_references = 0
+        self._n = 0
+
+    @property
+    def history(self) -> np.ndarray:
+        """As the drafter sees it: (h,) int32, read-only, a new view each time."""
+        view = self._buffer[: self._n]
+        view.flags.writeable = False
+        return view
+
+    def play(self, request: Request) -> Iterator[tuple[int, ...]]:
+        """Run a request, round by round; yields what was drafted."""
+        self.begin(request)
+        for each in request.rounds:
+            draft = self.propose(each)
+            self.settle(each, draft)
+            yield tuple(draft.tokens.tolist())
+        self.end()
+
+    def begin(self, request: Request) -> None:
+        """Process the prompt and emit its first token."""
+        self._buffer = np.full(self._n_ctx + 1, _POISON, np.int32)
+        self._n_own_references = sys.getrefcount(self._buffer)
+        self._n = len(request.prompt)
+        self._buffer[: self._n] = request.prompt
+        self._target.feed(self._slot, 0, self._buffer[: self._n].copy())
+        self._emit([self._own_token(Round(Way.SILENT, 0, 0, 0))])
+        self.drafts = []
+        n_both = min(len(self._held), self._n - 2)
+        n_reused = next((i for i in range(n_both) if self._held[i] != request.prompt[i]), max(n_both, 0))
+        self._call(f"begin with {self._n} tokens, {n_reused} of them reused", self.drafter.begin, self.history, n_reused)
+
+    def ask(self, each: Round) -> Ask | None:
+        """What the drafter is asked in a round, or None where it is not."""
+        limit = min(each.limit, self._n_ctx - self._n - 1)
+        return None if each.way in (Way.SILENT, Way.OTHERS) or limit < 1 else Ask(self.drafter, self.history, limit)
+
+    def propose(self, each: Round) -> Draft:
+        """Ask for the draft of a round."""
+        ask = self.ask(each)
+        if ask is None:
+            return Draft()
+        draft = self._call(f"draft of at most {ask.limit}", self.drafter.draft, ask.history, ask.limit)
+        return self.checked(draft, ask.limit)
+
+    def checked(self, draft: Any, limit: int) -> Draft:
+        """The draft, if it is one.
+
+        Raises:
+            ContractError: It is not, or is too long, or holds what the target does not have.
+        """
+        if not isinstance(draft, Draft):
+            raise self.broken(contract.DRAFT, f"a {type(draft).__name__}")
+        if len(draft) > limit:
+            raise self.broken(contract.LIMIT, f"{len(draft)} tokens where the limit was {limit}")
+        if len(outside := draft.tokens[(draft.tokens < 0) | (draft.tokens >= self._n_vocab)]):
+            raise self.broken(contract.VOCABULARY, f"token {outside[0]}, where the target has 0 to {self._n_vocab - 1}")
+        if (seen := _misfit(draft, self._n_vocab)) is not None:
+            raise self.broken(contract.DRAFT, seen)
+        self.drafts.append(tuple(draft.tokens.tolist()))
+        return draft
+
+    def settle(self, each: Round, draft: Draft) -> None:
+        """Verify a draft as the script says, and tell the drafter."""
+        is_used = each.way in (Way.VERIFIED, Way.CUT) and len(draft) > 0
+        offered = _path(draft)[: (len(draft) + 1) // 2 if each.way is Way.CUT else len(draft)] if is_used else []
+        accepted = offered[: each.n_right]
+        tokens = [int(draft.tokens[place]) for place in accepted]
+        if each.way is Way.OTHERS:
+            tokens = [self._own_token(each) for _ in range(min(each.n_right, self._n_ctx - self._n - 1))]
+        start = self._n - 1
+        n_emitted = self._emit([*tokens, self._own_token(each)])
+        self._target.feed(self._slot, start, self._buffer[start : self._n - 1].copy())
+        verdict = Verdict(
+            n_offered=len(offered),
+            n_accepted=len(accepted),
+            n_emitted=n_emitted,
+            is_used=is_used,
+            n_proposed=len(draft),
+            path=tuple(accepted),
+        )
+        told = f"accept of {verdict.n_accepted} of {verdict.n_offered} ({each.way.value})"
+        self._call(told, self.drafter.accept, self.history, verdict)
+
+    def end(self) -> None:
+        """End the request; what a drafter reads from its history afterwards is poison."""
+        self._call("end", self.drafter.end)
+        self._held = tuple(self._buffer[: self._n - 1].tolist())
+        self._buffer[:] = _POISON
+
+    def close(self) -> None:
+        """End the slot."""
+        self._call("close", self.drafter.close)
+
+    def check_references(self) -> None:
+        """See that nothing looks into the memory of a history that is over.
+
+        Raises:
+            ContractError: A view of it still lives.
+        """
+        gc.collect()
+        n_strange = sys.getrefcount(self._buffer) - self._n_own_references
+        if n_strange:
+            raise self.broken(contract.REFERENCE, f"{n_strange} views of its memory after `end`; copy what is needed longer")
+
+    def broken(self, promise: Contract, seen: str) -> ContractError:
+        """The error for a broken promise, with what went before."""
+        return promise.broken(self.drafter.name, f"{seen}, after: {'; '.join(self._journal) or 'nothing'}")
+
+    def _call(self, told: str, method: Callable[..., Any], *args: Any) -> Any:
+        self._journal.append(told)
+        before = self._buffer.copy()
+        try:
+            result = method(*args)
+        except ContractError:
+            raise
+        except Exception as error:
+            raise self.broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
+        if not np.array_equal(before, self._buffer):
+            raise self.broken(contract.HISTORY, "another text after the call")
+        return result
+
+    def _emit(self, tokens: Sequence[int]) -> int:
+        self._buffer[self._n : self._n + len(tokens)] = tokens
+        self._n += len(tokens)
+        return len(tokens)
+
+    def _own_token(self, each: Round) -> int:
+        if each.surprise or self._n < self._period:
+            return (int(self._buffer[self._n - 1]) + 5 * each.surprise + 1) % self._n_vocab
+        return int(self._buffer[self._n - self._period])
+
+
+def _path(draft: Draft) -> list[int]:
+    """Where the tokens of a path through a draft stand: of a chain all, of a tree the first branch down to a leaf."""
+    if draft.parents is None:
+        return list(range(len(draft)))
+    path = [0] if len(draft) else []
+    while path and len(children := np.flatnonzero(draft.parents == path[-1])):
+        path.append(int(children[0]))
+    return path
+
+
+def _misfit(draft: Draft, n_vocab: int) -> str | None:
+    """What does not fit in a draft, or None."""
+    parents, probabilities, k = draft.parents, draft.probabilities, len(draft)
+    if parents is not None:
+        if len(parents) != k:
+            return f"{len(parents)} parents of {k} tokens"
+        if ((parents < -1) | (parents >= np.arange(k))).any():
+            return f"parents {parents.tolist()}, where each is -1 or stands before its token"
+    if probabilities is not None:
+        if probabilities.shape != (k, n_vocab):
+            return f"probabilities of shape {probabilities.shape}, expected {(k, n_vocab)}"
+        if (probabilities < 0).any() or (abs(probabilities.sum(axis=1) - 1) > _TOLERANCE).any():
+            return "probabilities that are negative, or do not sum to 1"
+        if (probabilities[np.arange(k), draft.tokens] <= 0).any():
+            return "a token whose probability is 0"
+    return None

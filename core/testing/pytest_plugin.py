@@ -1,0 +1,39 @@
+"""`pytest --augury-drafter NAME`: the conformance suite of an installed drafter, each check as a test of its own.
+
+The option is that of `augury.bench`, whose comparisons it means where they are run. pytest loads this module wherever augury is
+installed, so it imports nothing of augury until the option is given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from augury.testing.conformance import Conformance
+
+_COMPARISONS = Path(__file__).resolve().parents[1] / "bench"
+_CONFORMANCE: pytest.StashKey[Conformance] = pytest.StashKey()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the checks to what was collected, before `-k` and `-m` choose among all."""
+    specs: list[str] = config.getoption("augury_drafter")
+    if not specs or any(item.path.resolve().parent == _COMPARISONS for item in items):
+        return
+    from augury.testing.conformance import Conformance
+
+    config.stash[_CONFORMANCE] = Conformance.of(specs, config.getoption("augury_backend"))
+    items.extend(config.stash[_CONFORMANCE].items(session))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the drafters drafted: one that declined every time has proven little."""
+    conformance = config.stash.get(_CONFORMANCE, None)
+    if conformance is not None:
+        terminalreporter.section("augury: drafters in the checks")
+        for line in conformance.lines():
+            terminalreporter.write_line(line)

@@ -1,0 +1,98 @@
+"""What checks run on: a backend that computes hashes, and tiny models for it and all others."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from augury.hookspecs import hookimpl
+from augury.interfaces import Backend, Source
+from augury.registry import Registry
+from augury.testing.tiny_model import PERIOD, write_tiny_model
+from augury.testing.toy_model import ToyModel
+from augury.types import ModelInfo
+
+if TYPE_CHECKING:
+    from augury.blocks import Plan
+    from augury.gguf import ModelFile
+    from augury.interfaces import Model, Progress
+    from augury.types import ModelOptions
+
+__all__ = ["TINY_DRAFT", "TINY_TARGET", "TinySource", "ToyBackend", "registry_with_toys"]
+
+TINY_TARGET = "tiny:target"
+TINY_DRAFT = "tiny:draft"
+_MODELS = {TINY_TARGET: {"seed": 0, "errors": 0.0}, TINY_DRAFT: {"seed": 1, "errors": 0.3}}
+_SURPRISES = 0.08  # share of the toy's tokens that do not repeat what came a period before
+
+
+class ToyBackend(Backend):
+    """Computes no plan, but a hash of every text: as exact as a real model about what its memory holds, and a lot faster."""
+
+    name = "toy"
+
+    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
+        """A `ToyModel` with the vocabulary of the file."""
+        return ToyModel(
+            n_vocab=plan.n_vocab,
+            n_slots=options.n_slots,
+            n_ctx=options.n_ctx,
+            period=PERIOD,
+            surprises=_SURPRISES,
+            errors=file.get("augury.toy.errors", float, 0.0),
+            info=ModelInfo.of(file, plan),
+        )
+
+
+class TinySource(Source):
+    """Writes the tiny models when they are first wanted, for as long as the process lives.
+
+    `tiny:target` and `tiny:draft` have one vocabulary and are often of the same mind.
+    """
+
+    name = "tiny"
+
+    @classmethod
+    def handles(cls, reference: str) -> bool:
+        """Whether `reference` is one of the two."""
+        return reference in _MODELS
+
+    @classmethod
+    def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:  # noqa: ARG003 - the cache is the user's
+        """The file."""
+        return _written(reference)
+
+
+@functools.cache
+def _written(reference: str) -> Path:
+    path = Path(_folder().name) / f"{reference.replace(':', '-')}.gguf"
+    write_tiny_model(path, **_MODELS[reference])  # type: ignore[arg-type]
+    return path
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="augury-tiny-")
+
+
+class _Toys:
+    """The plugin that offers the two."""
+
+    @hookimpl
+    def augury_backends(self) -> list[type[Backend]]:
+        """Offer `toy`."""
+        return [ToyBackend]
+
+    @hookimpl
+    def augury_sources(self) -> list[type[Source]]:
+        """Offer `tiny`."""
+        return [TinySource]
+
+
+def registry_with_toys() -> Registry:
+    """All plugins that are installed, and the toys."""
+    registry = Registry.discover()
+    registry.register(_Toys(), name="toys", distribution="augury.testing")
+    return registry

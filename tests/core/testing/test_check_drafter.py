@@ -1,0 +1,272 @@
+"""Every promise that a drafter may break is found out by the check that is there for it."""
+
+import re
+import sys
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from attrs import frozen
+
+from augury.errors import OptionError, PluginError
+from augury.interfaces import Drafter
+from augury.options import option
+from augury.testing import ContractError, check_drafter
+from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
+from augury.testing.toys import registry_with_toys
+from augury.types import Ask, Draft
+
+CHECKS = {check.name: check.run for check in DRAFTER_CHECKS}
+
+
+@frozen
+class Options:
+    n: int = option(4, help="length", ge=1, le=8, per_request=True)
+
+
+class Honest(Drafter):
+    """Expects the last dozen tokens to come again."""
+
+    name = "mutant"
+    options_class = Options
+
+    def draft(self, history, limit):
+        return Draft(history[-12:][: min(limit, self.options.n)] if len(history) > 24 else ())
+
+
+def check(name, drafter):
+    CHECKS[name](drafter_subject(drafter, backends=("toy",)))
+
+
+def test_an_honest_drafter_passes_and_its_drafts_are_counted():
+    report = check_drafter(Honest, {"n": 6})
+    assert report.n_drafted > report.n_accepted > 0
+
+
+def test_an_installed_drafter_is_checked_by_its_name():
+    assert check_drafter("ngram-simple", {"n": 3, "m": 8}).n_accepted > 0
+    with pytest.raises(PluginError, match="did you mean 'ngram-simple'"):
+        check_drafter("ngram-simpel")
+    with pytest.raises(OptionError, match="there is no option 'k'"):
+        check_drafter("ngram-simple", {"k": 3})
+
+
+class Long(Honest):
+    def draft(self, history, limit):
+        return Draft(history[-12:])
+
+
+class Foreign(Honest):
+    def draft(self, history, limit):
+        return Draft([264])
+
+
+class Plain(Honest):
+    def draft(self, history, limit):
+        return [1]
+
+
+class Writing(Honest):
+    def accept(self, history, verdict):
+        history.flags.writeable = True
+        history[-1] = 0
+
+
+class Short(Honest):
+    def draft(self, history, limit):
+        return Draft([history[-3]])
+
+
+class Orphaned(Honest):
+    def draft(self, history, limit):
+        return Draft([1, 2][:limit], parents=[0, -1][:limit])
+
+
+class Improbable(Honest):
+    def draft(self, history, limit):
+        return Draft([1], probabilities=np.full((1, 264), 1 / 263, np.float32))
+
+
+class Late(Honest):
+    """Reads a history that is over."""
+
+    past = None
+
+    def begin(self, history, n_reused):
+        self.past, self.history = getattr(self, "history", None), history
+
+    def draft(self, history, limit):
+        return Draft(self.past[:1] if self.past is not None else ())
+
+
+class Keeping(Honest):
+    def begin(self, history, n_reused):
+        self.tail = history[-5:]
+
+
+class Random(Honest):
+    def draft(self, history, limit):
+        return Draft(np.random.default_rng().integers(0, 264, 1))
+
+
+class Global(Honest):
+    scope = "slot"
+    seen: ClassVar[list[int]] = []
+
+    def begin(self, history, n_reused):
+        self.seen.append(int(history[0]))
+
+    def draft(self, history, limit):
+        return Draft(self.seen[-2:][:limit])
+
+
+class SharedPool(Honest):
+    """Learns with all slots of its engine, and does not say so."""
+
+    scope = "slot"
+
+    def begin(self, history, n_reused):
+        self.pool = self.session.shared("pool", set)
+        self.pool.add(int(history[0]))
+
+    def draft(self, history, limit):
+        return Draft(sorted(self.pool)[:limit])
+
+
+class HonestPool(SharedPool):
+    scope = "process"
+
+
+class Remembering(Honest):
+    scope = "request"
+    n_requests = 0
+
+    def begin(self, history, n_reused):
+        self.n_requests += 1
+
+    def draft(self, history, limit):
+        return Draft([self.n_requests])
+
+
+class HonestlyRemembering(Remembering):
+    scope = "slot"
+
+
+class Scopeless(Honest):
+    scope = "always"
+
+
+class Divided(Honest):
+    @classmethod
+    def draft_together(cls, asks):
+        return [Draft() for _ in asks]
+
+
+class Losing(Honest):
+    @classmethod
+    def draft_together(cls, asks: list[Ask]):
+        return [ask.drafter.draft(ask.history, ask.limit) for ask in asks[1:]]
+
+
+@frozen
+class Contradiction:
+    n: int = option(0, help="length", ge=1)
+
+
+class Contradicting(Honest):
+    options_class = Contradiction
+
+
+@frozen
+class Lenient:
+    n: int = option(4, help="length", ge=1, le=8)
+
+
+class Unmade(Honest):
+    def __init__(self, options, session):
+        raise KeyError("gpu")
+
+
+class Unclosed(Honest):
+    def close(self):
+        del self.never_there
+
+
+@frozen
+class Wide:
+    n: int = option(4, help="length", ge=0, le=8, per_request=True)
+
+
+class Dividing(Honest):
+    options_class = Wide
+
+    def draft(self, history, limit):
+        return Draft(history[-12 // self.options.n :][: min(limit, self.options.n)] if len(history) > 24 else ())
+
+
+ANY_SCRIPT = "keeps limit, vocabulary and history under any script"
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter", "told"),
+    [
+        (ANY_SCRIPT, Long, "at most `limit` tokens. Seen: 2 tokens where the limit was 1"),
+        (ANY_SCRIPT, Foreign, "token 264, where the target has 0 to 263"),
+        (ANY_SCRIPT, Plain, "Seen: a list, after: begin with 2 tokens, 0 of them reused; draft of at most 1."),
+        (ANY_SCRIPT, Writing, "never writes into `history`. Seen: another text after the call, after: begin"),
+        (ANY_SCRIPT, Orphaned, "parents [0], where each is -1 or stands before its token"),
+        (ANY_SCRIPT, Improbable, "do not sum to 1"),
+        (ANY_SCRIPT, Late, "token -7"),
+        ("declines gracefully on short and odd texts", Short, "IndexError"),
+        ("gives the same drafts for the same calls", Random, "The same calls give the same drafts"),
+        ("gives the same drafts for the same calls", Global, "before it was"),
+        ("remembers no longer than its scope", SharedPool, "scope is “slot”, but another slot's requests change drafts"),
+        ("remembers no longer than its scope", Remembering, "scope is “request”, but behind another request drafts are others"),
+        ("remembers no longer than its scope", Scopeless, "'always'"),
+        ("drafts beside other slots as alone", SharedPool, "beside other slots"),
+        ("drafts together as one by one", Divided, "`draft_together` drafts what `draft` does"),
+        ("drafts together as one by one", Losing, "for 1 asks"),
+        ("keeps no reference to a history that is over", Keeping, "1 views of its memory after `end`"),
+        ("ends and closes in every order", Unclosed, "AttributeError"),
+        ("ends and closes in every order", Unmade, "KeyError: 'gpu'"),
+        ("refuses options outside their bounds", Contradicting, "n is 0, expected at least 1"),
+        ("works at the bounds of its options", Dividing, "with n=0: mutant: A drafter that knows nothing declines"),
+        ("takes options by request", Dividing, "ZeroDivisionError"),
+        ("leaves greedy output as it is", Writing, "The output is that of plain decoding, to the bit. Seen: greedy on toy"),
+        ("leaves sampled output as it is", Short, "IndexError: index -3 is out of bounds"),
+    ],
+)
+def test_a_broken_promise_is_found_out(name, drafter, told):
+    with pytest.raises(ContractError, match=re.escape(told)) as found:
+        check(name, drafter)
+    assert str(found.value).startswith("mutant: ")
+    assert "See " in str(found.value)
+
+
+@pytest.mark.parametrize("drafter", [HonestPool, HonestlyRemembering])
+@pytest.mark.parametrize("name", ["remembers no longer than its scope", "drafts beside other slots as alone"])
+def test_what_a_wider_scope_allows_is_no_breach(name, drafter):
+    check(name, drafter)
+
+
+def test_scripts_are_the_same_in_every_run():
+    told = []
+    for _ in range(2):
+        with pytest.raises(ContractError) as found:
+            check(ANY_SCRIPT, Long)
+        told.append(str(found.value))
+    assert told[0] == told[1]
+
+
+def test_a_drafter_whose_name_is_taken_is_refused():
+    class Taken(Honest):
+        name = "suffix"
+
+    with pytest.raises(PluginError, match="two drafter plugins are called 'suffix'"):
+        drafter_subject(Taken, registry=registry_with_toys())
+
+
+def test_without_hypothesis_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(OptionError, match=r"pip install 'augury\[testing\]'"):
+        check_drafter(Honest)

@@ -1,0 +1,46 @@
+"""Every plugin that is installed keeps its contracts, on both CPU backends."""
+
+import functools
+import itertools
+
+import pytest
+
+from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
+from augury.testing.drafter_engine_checks import WAYS, chained
+from augury.testing.toys import TINY_DRAFT, registry_with_toys
+
+REGISTRY = registry_with_toys()
+BACKENDS = ("toy", *sorted(set(REGISTRY.backends) - {"toy"}))
+OPTIONS = {  # with which a drafter drafts on short texts; one without an entry is checked as it is
+    "ngram-simple": {"n": 3, "m": 8},
+    "ngram-map-k": {"n": 3, "m": 8},
+    "ngram-map-k4v": {"n": 3, "m": 4},
+    "ngram-mod": {"n_match": 4, "n_min": 2, "n_max": 16},
+    "draft-model": {"model": TINY_DRAFT},
+    "self-spec": {"draft_min": 3, "draft_max": 8},
+    "self-spec in layers": {"mode": "layers", "layers": 2},
+}
+NAMES = sorted({*REGISTRY.drafters, *OPTIONS})
+PAIRS = list(itertools.combinations([name for name in sorted(REGISTRY.drafters) if name != "none"], 2))
+
+
+@functools.cache
+def subject(name):
+    return drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=BACKENDS, registry=REGISTRY)
+
+
+@pytest.mark.parametrize("check", DRAFTER_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_keeps_its_contracts(name, check):
+    check.run(subject(name))
+    if check is DRAFTER_CHECKS[-1] and name != "none":
+        assert subject(name).tally.n_accepted > 0, "what declines every time proves nothing"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("i", "pair"), list(enumerate(PAIRS)), ids=[";".join(pair) for pair in PAIRS])
+def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
+    first, second = pair if i % 2 else reversed(pair)
+    way = list(WAYS)[i % len(WAYS)]
+    tally = chained(subject(first), subject(second), backend, way, is_fixed=bool(i % 3))
+    assert tally.n_accepted > 0 or not i % 3, "what declines every time proves nothing"
