@@ -1,8 +1,10 @@
-"""`draft-model`: a second, smaller model with the same vocabulary writes ahead, greedily.
+"""`draft-model`: a second, smaller model writes ahead, greedily.
 
 It follows the text with a KV cache of its own. The first of its passes feeds what it has missed, which is the token just
 sampled and, after a draft that was right to the end, that draft's last; each further pass feeds the token just drafted. One
 pass serves all slots. k drafted tokens take k passes.
+
+A draft model with another vocabulary is spoken to by text: see `augury.drafters.translation`.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with greedy drafts.
 """
@@ -14,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from augury.errors import OptionError
+from augury.errors import OptionError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
+from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft
 
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.drafters.draft_runner import DraftRunner
+    from augury.drafters.draft_runner import DraftRunner, Wish
+    from augury.drafters.translation import Translation
     from augury.interfaces import Session
+    from augury.tokenizer import Tokenizer
     from augury.types import Ask, ModelOptions
 
 __all__ = ["DraftModel", "DraftModelOptions"]
@@ -69,18 +74,23 @@ class DraftModel(Drafter):
             raise OptionError("draft-model needs a second model; pass -md MODEL or --spec-type draft-model:model=MODEL")
         reference, load_options = options.model, _load_options(options, session.options)
 
-        def make() -> DraftRunner:
-            return _runner(reference, load_options, options.backend, session)
+        def make() -> Partner:
+            return _partner(reference, load_options, options.backend, session)
 
-        self._runner: DraftRunner = session.shared((self.name, reference, load_options, options.backend), make)
+        partner: Partner = session.shared((self.name, reference, load_options, options.backend), make)
+        self._runner = partner.runner
+        self._translation = partner.translation(session.tokenizer)
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the runner knows what it holds itself
         """Feed the prompt, as far as it is not what the draft model's slot holds anyway."""
+        if self._translation is not None:
+            self._translation.begin()
+            history, _ = self._translation.follow(history)
         self._runner.begin(self.session.slot, history)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Write ahead for one slot."""
-        return Draft(self._runner.draft([self._wish(history, limit)])[0])
+        return self._draft(self._runner.draft([self._wish(history, limit)])[0])
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
@@ -94,22 +104,36 @@ class DraftModel(Drafter):
             wishes.append(ask.drafter._wish(ask.history, ask.limit))  # noqa: SLF001
         for runner, mine in indices.items():
             for i, tokens in zip(mine, runner.draft([wishes[i] for i in mine]), strict=True):
-                drafts[i] = Draft(tokens)
+                drafts[i] = asks[i].drafter._draft(tokens)  # type: ignore[attr-defined] # noqa: SLF001
         return drafts
 
     def _wish(self, history: np.ndarray, limit: int) -> Wish:
-        # read anew each time: a request may bring options of its own
-        return Wish(self.session.slot, history, limit, self.options.p_min)
+        from augury.drafters.draft_runner import Wish
+
+        n_same = None
+        if self._translation is not None:
+            history, n_same = self._translation.follow(history)
+            if self._translation.is_within_character or not len(history):
+                limit = 0
+        # the option is read anew each time: a request may bring its own
+        return Wish(self.session.slot, history, limit, self.options.p_min, n_same)
+
+    def _draft(self, tokens: list[int]) -> Draft:
+        return Draft(tokens if self._translation is None else self._translation.back(tokens))
 
 
 @frozen(eq=False)
-class Wish:
-    """What one slot wants drafted."""
+class Partner:
+    """A draft model for all slots."""
 
-    slot: int
-    history: np.ndarray  # (h,) int32
-    limit: int
-    p_min: float
+    runner: DraftRunner
+    tokenizer: Tokenizer | None  # of a draft model that is spoken to by text; None: ids mean the same
+
+    def translation(self, target: Tokenizer | None) -> Translation | None:
+        """What one slot needs to speak to it."""
+        from augury.drafters.translation import Translation
+
+        return Translation(target, self.tokenizer) if target is not None and self.tokenizer is not None else None
 
 
 def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOptions:
@@ -122,15 +146,30 @@ def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOpti
     return attrs.evolve(target, **{name: value for name, value in own.items() if value is not None})
 
 
-def _runner(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> DraftRunner:
-    """The draft model, once it is known to speak the target's language."""
-    from augury.drafters.draft_runner import DraftRunner
-    from augury.drafters.vocabulary_match import check_sizes, check_tokenizers
+def _partner(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> Partner:
+    """The draft model, and whether it speaks the target's language.
 
-    check_tokenizers(session.tokenizer, session.load_tokenizer(reference))  # before the weights, which take longer
+    Raises:
+        UnsupportedError: It does not, and there is no text to speak by.
+    """
+    from augury.drafters.draft_runner import DraftRunner
+    from augury.drafters.vocabulary_match import size_difference, tokenizer_difference
+
+    target, draft = session.tokenizer, session.load_tokenizer(reference)
+    difference = None if target is None or draft is None else tokenizer_difference(target, draft)
     model = session.load(reference, load_options, backend)
-    check_sizes(session.model.n_vocab, model.info.n_vocab)
-    return DraftRunner(model, n_slots=load_options.n_slots, n_vocab=session.model.n_vocab)
+    difference = difference or size_difference(session.model.n_vocab, model.info.n_vocab)
+    if difference is not None and (target is None or draft is None):
+        raise UnsupportedError(
+            f"{difference}; without a tokenizer of both the draft model cannot be spoken to by text: "
+            "choose one of the target's family"
+        )
+    n_slots, log = load_options.n_slots, get_logger("augury.drafters.draft_model")
+    if difference is None or draft is None:
+        log.info("the draft model has the target's vocabulary and drafts in its tokens", model=reference)
+        return Partner(DraftRunner(model, n_slots=n_slots, n_vocab=session.model.n_vocab), None)
+    log.warning("the draft model has another vocabulary; drafts go through text", model=reference, difference=difference)
+    return Partner(DraftRunner(model, n_slots=n_slots, n_vocab=draft.n_vocab), draft)
 
 
 @hookimpl

@@ -14,10 +14,9 @@ from augury.types import Batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.drafters.draft_model import Wish
     from augury.interfaces import Logits, Model
 
-__all__ = ["DraftRunner"]
+__all__ = ["DraftRunner", "Wish"]
 
 
 @define(eq=False)
@@ -27,7 +26,7 @@ class Line:
     Attributes:
         tokens: (n_ctx,) int32; the states of the first `n_held` are in the KV cache.
         n_held: See there. What lies behind was rejected or never computed, and is overwritten.
-        n_agreed: So many of them are known to be the request's own; its text never shrinks, so they stay it.
+        n_agreed: So many of them are known to be the request's own, and stay so until its text is said to have changed.
         is_parked: The request's text has left what the draft model can follow.
     """
 
@@ -36,12 +35,25 @@ class Line:
     n_agreed: int = 0
     is_parked: bool = False
 
-    def agree(self, text: np.ndarray) -> int:
-        """How many tokens of `text` (t,) int32 are held."""
+    def agree(self, text: np.ndarray, n_same: int | None = None) -> int:
+        """How many tokens of `text` (t,) int32 are held; `n_same` of its tokens are as in the call before, None: all."""
+        if n_same is not None:
+            self.n_agreed = min(self.n_agreed, n_same)
         n = min(self.n_held, len(text))
         is_same = self.tokens[self.n_agreed : n] == text[self.n_agreed : n]
         self.n_agreed = n if is_same.all() else self.n_agreed + int(is_same.argmin())
         return self.n_agreed
+
+
+@frozen(eq=False)
+class Wish:
+    """What one slot wants drafted."""
+
+    slot: int
+    history: np.ndarray  # (h,) int32
+    limit: int
+    p_min: float
+    n_same: int | None = None  # so many of its first tokens are as in the slot's wish before; None: all
 
 
 @frozen(eq=False)
@@ -66,7 +78,7 @@ class DraftRunner:
         Args:
             model: With `n_slots` slots.
             n_slots: As many as the target has.
-            n_vocab: Of the target; a token beyond is never proposed.
+            n_vocab: A token beyond is never proposed.
         """
         self._model = model
         self._n_ctx = model.state_spec.n_ctx
@@ -94,7 +106,7 @@ class DraftRunner:
         writing, feeds = [], []
         for i, wish in enumerate(wishes):
             line, n_history = self._lines[wish.slot], len(wish.history)
-            start = min(line.agree(wish.history), n_history - 1)
+            start = min(line.agree(wish.history, wish.n_same), n_history - 1)
             if wish.limit > 0 and self._can_follow(line, wish.history, start):
                 # the last token of a draft is never fed, so it may lie behind the context
                 limits[i] = min(wish.limit, self._n_ctx - n_history + 1)

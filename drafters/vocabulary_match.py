@@ -1,4 +1,4 @@
-"""Whether a draft model's vocabulary is the target's, so that its token ids mean the same.
+"""Whether a draft model's vocabulary is the target's, so that its token ids mean the same, and what differs first.
 
 Source: llama.cpp, `common/speculative.cpp`, whose rule this is: the same kind of tokenizer; the same first and last token,
 where texts get one; the same text of every token from id 5 on; sizes that differ by padding only.
@@ -8,58 +8,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.errors import UnsupportedError
-
 if TYPE_CHECKING:
     from augury.tokenizer import Tokenizer
 
-__all__ = ["check_sizes", "check_tokenizers"]
+__all__ = ["size_difference", "tokenizer_difference"]
 
 MAX_PADDING = 128
 FIRST_COMPARED = 5  # what lies before are control tokens, which relatives of one family name differently
 
-_ADVICE = "choose a draft model of the same family"
 
-
-def check_sizes(n_target: int, n_draft: int) -> None:
-    """Check the numbers of tokens.
-
-    Raises:
-        UnsupportedError: They differ by more than padding.
-    """
+def size_difference(n_target: int, n_draft: int) -> str | None:
+    """What is to be said of the numbers of tokens; None where they differ by padding at most."""
     if abs(n_target - n_draft) > MAX_PADDING:
-        raise UnsupportedError(
-            f"the target has {n_target} tokens and the draft model {n_draft}, "
-            f"expected at most {MAX_PADDING} of difference; {_ADVICE}"
-        )
+        return f"the target has {n_target} tokens and the draft model {n_draft}, which is more than {MAX_PADDING} of padding"
+    return None
 
 
-def check_tokenizers(target: Tokenizer | None, draft: Tokenizer | None) -> None:
-    """Check kind, special tokens and texts; nothing where a model has no tokenizer.
-
-    Raises:
-        UnsupportedError: Something differs; the message names the first difference.
-    """
-    if target is None or draft is None:
-        return
+def tokenizer_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
+    """The first difference of kind, special tokens and texts; None where ids mean the same."""
     if target.kind != draft.kind:
-        raise UnsupportedError(
-            f"the target's tokenizer is of kind {target.kind!r}, the draft model's {draft.kind!r}, expected the same; {_ADVICE}"
-        )
-    check_sizes(target.n_vocab, draft.n_vocab)
+        return f"the target's tokenizer is of kind {target.kind!r}, the draft model's {draft.kind!r}"
+    if (difference := size_difference(target.n_vocab, draft.n_vocab)) is not None:
+        return difference
     for role in ("bos", "eos"):
         mine, other = _added(target, role), _added(draft, role)
         if mine != other:
-            raise UnsupportedError(
-                f"the target's {role} token is {_named(target, mine)}, the draft model's {_named(draft, other)}, "
-                f"expected the same; {_ADVICE}"
-            )
+            return f"the target's {role} token is {_named(target, mine)}, the draft model's {_named(draft, other)}"
     for token in range(FIRST_COMPARED, min(target.n_vocab, draft.n_vocab)):
         if target.text(token) != draft.text(token):
-            raise UnsupportedError(
-                f"token {token} is {target.text(token)!r} to the target and {draft.text(token)!r} to the draft model, "
-                f"expected the same; {_ADVICE}"
-            )
+            return f"token {token} is {target.text(token)!r} to the target and {draft.text(token)!r} to the draft model"
+    return None
 
 
 def _added(tokenizer: Tokenizer, role: str) -> int | None:

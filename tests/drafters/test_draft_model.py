@@ -90,7 +90,7 @@ class Tokens:
     def __init__(self, texts, kind="gpt2"):
         self.texts, self.kind, self.n_vocab = texts, kind, len(texts)
         self.bos = self.eos = None
-        self.add_bos = self.add_eos = False
+        self.add_bos = self.add_eos = self.add_space_prefix = False
 
     def text(self, token):
         return self.texts[token]
@@ -348,23 +348,25 @@ def test_without_a_model_the_message_says_how_to_give_one():
         DraftModel(DraftModelOptions(), FakeSession(0, CheckedModel(), {}))
 
 
-def test_a_model_of_another_vocabulary_is_refused_before_it_is_loaded():
-    common = {}
+def test_a_model_of_another_vocabulary_is_spoken_to_by_text(caplog):
     texts = [f"t{i}" for i in range(N_VOCAB)]
-    session = FakeSession(
-        0,
-        CheckedModel(),
-        common,
-        tokenizer=Tokens(texts),
-        draft_tokenizer=Tokens([*texts[:7], "other", *texts[8:]]),
-    )
-    with pytest.raises(UnsupportedError, match="token 7 is 't7' to the target and 'other' to the draft model"):
-        DraftModel(DraftModelOptions(model="small.gguf"), session)
-    assert "loads" not in common
+    other = Tokens([*texts[:7], "other", *texts[8:]])
+    session = FakeSession(0, CheckedModel(), {}, tokenizer=Tokens(texts), draft_tokenizer=other)
+    assert DraftModel(DraftModelOptions(model="small.gguf"), session)._translation is not None
+    assert "drafts go through text" in caplog.text
+    assert "token 7 is 't7' to the target and 'other' to the draft model" in caplog.text
+
+
+def test_a_model_of_the_same_vocabulary_is_spoken_to_by_tokens(caplog):
+    texts = [f"t{i}" for i in range(N_VOCAB)]
+    session = FakeSession(0, CheckedModel(), {}, tokenizer=Tokens(texts), draft_tokenizer=Tokens(texts))
+    with caplog.at_level(logging.INFO, logger="augury"):
+        assert DraftModel(DraftModelOptions(model="small.gguf"), session)._translation is None
+    assert "drafts in its tokens" in caplog.text
 
 
 def test_without_tokenizers_the_sizes_are_compared():
-    with pytest.raises(UnsupportedError, match="200 tokens and the draft model 11"):
+    with pytest.raises(UnsupportedError, match=r"200 tokens and the draft model 11.* without a tokenizer of both"):
         drafters_of(CheckedModel(), n_vocab=200)
 
 
