@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.bench.measure import Runner
+from augury.bench.texts import Answer
 from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -42,6 +44,7 @@ class ServerOptions:
     n_ctx: int
     cache_type_k: str
     cache_type_v: str
+    more: tuple[str, ...] = ()  # words of its command line
 
 
 class ServerRunner(Runner):
@@ -79,7 +82,17 @@ class ServerRunner(Runner):
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         words = ["-m", options.model, "-t", options.threads, "-tb", options.threads, "-c", options.n_ctx, "-np", 1]
-        words += ["-ctk", options.cache_type_k, "-ctv", options.cache_type_v, "--host", "127.0.0.1", "--port", port]
+        words += [
+            "-ctk",
+            options.cache_type_k,
+            "-ctv",
+            options.cache_type_v,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            *options.more,
+        ]
         folder = str(options.path.resolve().parent)  # packaged builds keep their libraries beside the program
         paths = os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))
         try:
@@ -134,10 +147,25 @@ class ServerRunner(Runner):
         self._check("prompt_n", timings, n_prompt)
         self._check("predicted_n", timings, n_predict)
         # the first token comes out of the prompt's pass, and the server's clock for generation starts behind it
-        ms = timings.get("predicted_ms" if measure.kind == "decode" else "prompt_ms")
-        if not isinstance(ms, int | float) or not ms > 0:
-            raise AuguryError(f"{self._options.path.name} says that {measure} took {ms!r} ms, expected a positive number")
-        return ms / 1e3
+        return self._seconds("predicted_ms" if measure.kind == "decode" else "prompt_ms", timings)
+
+    def answer(self, prompt: Sequence[int], n_predict: int) -> Answer:
+        """Process a prompt in full and continue it by `n_predict` tokens, the most probable ones.
+
+        Raises:
+            AuguryError: As `seconds` does.
+        """
+        told = self._post({"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": False, "return_tokens": True})
+        timings = self._timings(told)
+        self._check("prompt_n", timings, len(prompt))
+        self._check("predicted_n", timings, n_predict)
+        return Answer(
+            tokens=tuple(told.get("tokens", ())),
+            prompt_per_second=len(prompt) / self._seconds("prompt_ms", timings),
+            per_second=(n_predict - 1) / self._seconds("predicted_ms", timings) if n_predict > 1 else 0.0,
+            n_drafted=timings.get("draft_n", 0),
+            n_accepted=timings.get("draft_n_accepted", 0),
+        )
 
     def _check(self, key: str, timings: dict[str, Any], expected: int) -> None:
         if timings.get(key) != expected:
@@ -146,20 +174,32 @@ class ServerRunner(Runner):
                 "it did not do what was asked, so its times mean nothing"
             )
 
+    def _seconds(self, key: str, timings: dict[str, Any]) -> float:
+        ms = timings.get(key)
+        if not isinstance(ms, int | float) or not ms > 0:
+            raise AuguryError(f"{self._options.path.name} says that {key} is {ms!r}, expected a positive number of ms")
+        return ms / 1e3
+
     def _ask(self, prompt: list[int], *, n_predict: int, may_reuse: bool) -> dict[str, Any]:
         """The server's timings of a request."""
-        body = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": may_reuse, **_GREEDY}
-        request = urllib.request.Request(  # noqa: S310 - our own server
-            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as reply:  # noqa: S310
-                timings = json.load(reply).get("timings")
-        except (OSError, ValueError, AttributeError) as error:
-            raise AuguryError(f"{self._options.path.name} does not answer: {error}{self._last_words()}") from None
+        return self._timings(self._post({"prompt": prompt, "n_predict": n_predict, "cache_prompt": may_reuse}))
+
+    def _timings(self, told: dict[str, Any]) -> dict[str, Any]:
+        timings = told.get("timings")
         if not isinstance(timings, dict):
             raise AuguryError(f"{self._options.path.name} answers without timings; --vs needs a llama-server")
         return timings
+
+    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(  # noqa: S310 - our own server
+            f"{self._url}/completion", json.dumps(body | _GREEDY).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as reply:  # noqa: S310
+                told = json.load(reply)
+        except (OSError, ValueError) as error:
+            raise AuguryError(f"{self._options.path.name} does not answer: {error}{self._last_words()}") from None
+        return told if isinstance(told, dict) else {}
 
     def _wait(self) -> None:
         """Until the model is loaded."""

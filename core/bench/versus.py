@@ -17,16 +17,16 @@ from attrs import frozen
 from augury.bench.measure import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from augury.bench.measure import Measure, Runner
 
-__all__ = ["MIN_PAIRS", "Ratio", "compare", "median_interval"]
+__all__ = ["MIN_PAIRS", "REST_S", "Ratio", "compare", "median_interval"]
 
 MIN_PAIRS = 7  # with fewer than six, not even all of them hold the median in 95 of 100 cases
 _TURN_S = 0.25  # short measures are repeated within a turn
 _MAX_REPEATS = 10
-_REST_S = 0.03  # until the threads of the other program sleep
+REST_S = 0.03  # until the threads of the other program sleep
 
 
 @frozen
@@ -35,6 +35,7 @@ class Ratio:
 
     ours: Timing
     theirs: Timing
+    round_trips_ns: tuple[float, ...] = ()  # between two cores, before each pair, where that can be measured
 
     @property
     def pairs(self) -> tuple[float, ...]:
@@ -52,14 +53,28 @@ class Ratio:
         return median_interval(self.pairs)
 
 
-def compare(ours: Runner, theirs: Runner, measures: Iterable[Measure], n_pairs: int = MIN_PAIRS) -> list[Ratio]:
+def compare(
+    ours: Runner,
+    theirs: Runner,
+    measures: Iterable[Measure],
+    n_pairs: int = MIN_PAIRS,
+    probe: Callable[[], float | None] = lambda: None,
+) -> list[Ratio]:
     """Run every measure with both, `n_pairs` times.
+
+    Args:
+        ours: The runner whose speed is over the fraction bar.
+        theirs: The other one.
+        measures: In any order.
+        n_pairs: Of turns, for each measure.
+        probe: Called before each pair, for the nanoseconds of a round trip between cores.
 
     Returns:
         Ratios in the order of `measures`, without repetitions where one was asked for twice.
     """
     order = list(dict.fromkeys(measures))
     seconds: dict[Measure, tuple[list[float], list[float]]] = {measure: ([], []) for measure in order}  # ours, theirs
+    trips: dict[Measure, list[float]] = {measure: [] for measure in order}
     for depth, group in groupby(sorted(order, key=lambda measure: measure.depth), key=lambda measure: measure.depth):
         together = list(group)
         for runner in (ours, theirs):
@@ -68,11 +83,15 @@ def compare(ours: Runner, theirs: Runner, measures: Iterable[Measure], n_pairs: 
                 runner.seconds(measure)
         for pair in range(n_pairs):
             for measure in together:
+                sleep(REST_S)
+                if (trip := probe()) is not None:
+                    trips[measure].append(trip)
                 sides = list(zip((ours, theirs), seconds[measure], strict=True))
                 for runner, found in sides if pair % 2 == 0 else reversed(sides):
                     found.append(_turn(runner, measure))
     return [
-        Ratio(Timing(measure, tuple(seconds[measure][0])), Timing(measure, tuple(seconds[measure][1]))) for measure in order
+        Ratio(Timing(each, tuple(seconds[each][0])), Timing(each, tuple(seconds[each][1])), tuple(trips[each]))
+        for each in order
     ]
 
 
@@ -98,7 +117,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 def _turn(runner: Runner, measure: Measure) -> float:
     """The median of a turn's repetitions; the first run of a short measure wakes the threads and is not counted."""
-    sleep(_REST_S)
+    sleep(REST_S)
     first = runner.seconds(measure)
     n_repeats = min(int(_TURN_S / first), _MAX_REPEATS) if first > 0 else _MAX_REPEATS
     return statistics.median(runner.seconds(measure) for _ in range(n_repeats)) if n_repeats else first

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.bench_drafters import run_drafters
 from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, run_passes
 from augury.cli.bench_startup import run_startup
+from augury.cli.bench_texts import run_texts
 from augury.cli.model_flags import add_model_flags
 from augury.cli.prompts import add_prompt_flags
 from augury.cli.sampling_flags import add_sampling_flags
@@ -71,10 +72,12 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError("--startup times starts alone; time passes with a command of their own")
     if args.startup and args.compare is not None:
         raise OptionError("--compare compares drafters or passes; leave out --startup")
-    if args.html is not None and (args.startup or is_about_passes):
-        raise OptionError("--html shows drafters; leave out what times passes or starts")
+    if args.html is not None and (args.startup or is_about_passes or args.vs):
+        raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
     if args.html is not None and not args.html.parent.is_dir():
         raise OptionError(f"--html: there is no folder {args.html.parent}")
     if args.startup:
         return run_startup(args)
-    return run_passes(args) if is_about_passes else run_drafters(args)
+    if is_about_passes:
+        return run_passes(args)
+    return run_texts(args) if args.vs else run_drafters(args)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import statistics
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury import log
+from augury.bench.changes import Saved
+from augury.bench.machine import machine_facts
 from augury.bench.measure import Measure
 from augury.bench.passes import ModelRunner
+from augury.bench.round_trip import round_trip_ns
 from augury.bench.server import ServerOptions, ServerRunner
 from augury.bench.sweep import sweep
 from augury.bench.versus import MIN_PAIRS, compare
+from augury.cli.bench_compare import change_lines, changes_told
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import table
 from augury.errors import OptionError, UnsupportedError
@@ -32,17 +38,19 @@ if TYPE_CHECKING:
     from augury.bench.versus import Ratio
     from augury.interfaces import Model
 
-__all__ = ["add_pass_flags", "are_passes_wanted", "run_passes"]
+__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "check_pairs", "run_passes", "trip_text"]
 
 _COUNTS = re.compile(r"\d+(,\d+)*")
 _MARGIN = 8
-_WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
+WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
 _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
 def add_pass_flags(parser: argparse.ArgumentParser) -> None:
     """Add what chooses passes."""
-    group = parser.add_argument_group("passes, instead of drafters", "-p 512 and -n 64 then count tokens, as in llama-bench.")
+    group = parser.add_argument_group(
+        "passes, instead of drafters, and another program", "-p 512 and -n 64 count tokens here, as in llama-bench."
+    )
     group.add_argument(
         "--curve",
         type=lambda text: _counts(text, "--curve", least=1),
@@ -58,7 +66,13 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
         help="tokens that the slot holds before (default: 0)",
     )
     group.add_argument(
-        "--vs", type=Path, metavar="PATH", help="take turns with the llama-server at this path, and print ratios"
+        "--vs",
+        type=Path,
+        metavar="PATH",
+        help="take turns with the llama-server at this path, on passes or on prompts, and print ratios",
+    )
+    group.add_argument(
+        "--vs-args", default="", metavar="WORDS", help='more words for that server, such as "--spec-type ngram-simple"'
     )
     group.add_argument(
         "--pairs", type=int, default=MIN_PAIRS, metavar="N", help=f"turns of each with --vs (default and least: {MIN_PAIRS})"
@@ -66,8 +80,10 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def are_passes_wanted(args: argparse.Namespace) -> bool:
-    """Whether the command line asks for passes: by `--curve`, `-d`, `--vs`, or a prompt that is a count."""
-    return bool(args.curve or args.depth is not None or args.vs or (args.prompt and all(map(_COUNTS.fullmatch, args.prompt))))
+    """Whether the command line asks for passes: by `--curve`, `-d`, a prompt that is a count, or a mere `--vs` with `-n`."""
+    has_counts = bool(args.prompt) and all(map(_COUNTS.fullmatch, args.prompt))
+    has_texts = bool(args.prompt or args.file or args.workload or args.prompt_tokens)
+    return bool(args.curve or args.depth is not None or has_counts or (args.vs and args.n_predict != -1 and not has_texts))
 
 
 def measures_of(args: argparse.Namespace) -> list[Measure]:
@@ -76,7 +92,7 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
     Raises:
         OptionError: There is nothing to measure, or a text or a count makes no sense here.
     """
-    if args.file or args.prompt_tokens or args.spec_type or args.model_draft:
+    if args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft:
         raise OptionError("passes are timed without prompts and drafters; leave out -f, --prompt-tokens, --spec-type and -md")
     prefills = [n for text in args.prompt for n in _counts(text, "-p", least=1)]
     if args.n_predict != -1 and args.n_predict < 1:
@@ -92,25 +108,40 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
 def run_passes(args: argparse.Namespace) -> int:
     """Time and print what the command line asks for."""
     measures = measures_of(args)
-    if args.pairs < MIN_PAIRS:
-        raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
+    check_pairs(args)
+    if args.compare is not None:
+        Saved.read(args.compare)  # what is wrong with it is better said before minutes of work
     with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
         runner = ModelRunner(model)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
+        facts = machine_facts() | {"model": model.info.name, "backend": args.backend, "threads": model.n_threads}
         if args.vs is None:
             timings = sweep(runner, measures)
             lines = list(_lines(timings))
         else:
             with _server(args, runner, model) as server:
-                ratios = compare(runner, server, measures, args.pairs)
+                ratios = compare(runner, server, measures, args.pairs, round_trip_ns)
             timings = [ratio.ours for ratio in ratios]
             about["vs"] = {"peer": str(args.vs), "pairs": args.pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
             lines = [*_ratio_lines(ratios), *_notes(args, ratios)]
+    found = about | {"machine": facts} | told(timings)
     if args.json:
-        sys.stdout.write(json.dumps(about | told(timings)) + "\n")
+        found |= {} if args.compare is None else {"changes": changes_told(args.compare, found)}
+        sys.stdout.write(json.dumps(found) + "\n")
     else:
+        lines += [] if args.compare is None else change_lines(args.compare, found)
         sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
+
+
+def check_pairs(args: argparse.Namespace) -> None:
+    """Refuse too few pairs.
+
+    Raises:
+        OptionError: There are.
+    """
+    if args.pairs < MIN_PAIRS:
+        raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
 
 
 def _server(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
@@ -118,7 +149,8 @@ def _server(args: argparse.Namespace, runner: ModelRunner, model: Model) -> Serv
     path = resolve(args.model, args.registry, Progress())
     # room for one token more than augury needs: the last one generated is stored, too
     n_ctx = model.state_spec.n_ctx + _MARGIN
-    options = ServerOptions(args.vs, path, model.n_threads, n_ctx, args.cache_type_k, args.cache_type_v)
+    more = tuple(shlex.split(args.vs_args))
+    options = ServerOptions(args.vs, path, model.n_threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
     return ServerRunner(options, runner.tokens, model.info.n_vocab)
 
 
@@ -186,11 +218,12 @@ def _told_ratio(ratio: Ratio) -> dict[str, Any]:
         "peer_tok_s": ratio.theirs.tok_s,
         "ratio": ratio.median,
         "interval": list(ratio.interval),
+        "round_trip_ns": list(ratio.round_trips_ns),
     }
 
 
 def _ratio_lines(ratios: Sequence[Ratio]) -> list[str]:
-    rows = [["measure", "n", "depth", "tok/s", "peer's tok/s", "ratio", "95 % interval"]]
+    rows = [["measure", "n", "depth", "tok/s", "peer's tok/s", "ratio", "95 % interval", "round trip"]]
     for ratio in ratios:
         measure, (low, high) = ratio.ours.measure, ratio.interval
         rows.append(
@@ -202,14 +235,21 @@ def _ratio_lines(ratios: Sequence[Ratio]) -> list[str]:
                 f"{ratio.theirs.tok_s:.1f}",
                 f"{ratio.median:.2f}x",
                 f"{low:.2f} to {high:.2f}",
+                trip_text(ratio.round_trips_ns),
             ]
         )
-    return table(rows, is_right=(False, True, True, True, True, True, True))
+    return table(rows, is_right=(False, True, True, True, True, True, True, True))
+
+
+def trip_text(trips_ns: Sequence[float]) -> str:
+    """The median of round trips between cores, with the least and the longest."""
+    return f"{statistics.median(trips_ns):.0f} ns ({min(trips_ns):.0f} to {max(trips_ns):.0f})" if trips_ns else "not known"
 
 
 def _notes(args: argparse.Namespace, ratios: Sequence[Ratio]) -> list[str]:
     notes = [f"medians of {args.pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
-    if any(ratio.interval[1] > _WIDE * ratio.interval[0] for ratio in ratios):
+    notes.append("round trip: between two cores, before each pair; memory is faster or slower with it on some virtual machines")
+    if any(ratio.interval[1] > WIDE * ratio.interval[0] for ratio in ratios):
         notes.append("wide intervals: this machine was busy with something else, or changed its speed; repeat when it is quiet")
     if args.curve:
         notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")

@@ -33,7 +33,8 @@ class Handler(BaseHTTPRequestHandler):
             timings["prompt_ms"] = timings["predicted_ms"] = 0
         if FAKE == "miscounts":
             timings["prompt_n"] += 1
-        self.answer({} if FAKE == "says nothing" else {"timings": timings})
+        tokens = [number + 1 for number in range(body["n_predict"])]
+        self.answer({} if FAKE == "says nothing" else {"timings": timings, "tokens": tokens})
 
     def answer(self, told):
         data = json.dumps(told).encode()

@@ -25,7 +25,7 @@ def compared(tmp_path):
     workload.write_text("\n".join(map(json.dumps, lines)))
 
     def run(*words):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:augury-testing"]
         command += [tmp_path / "bench", "--rootdir", tmp_path, "--benchmark-json", tmp_path / "out.json"]
         command += ["--augury-model", tiny_model("llama-dense"), "--augury-backend", "reference"]
         command += ["--augury-tokens", "24", "--augury-workload", workload, *words]

@@ -59,13 +59,31 @@ def test_the_server_holds_the_depth_and_nothing_behind_it(program, asked):
     assert {body["temperature"] for body in (fill, first, second)} == {0}
 
 
+def test_an_answer_has_its_tokens_and_both_speeds(program, asked):
+    with runner(program) as server:
+        answer = server.answer([7, 8, 9], 5)
+    assert answer.tokens == (1, 2, 3, 4, 5)
+    assert answer.prompt_per_second == 0.5  # the server says 2 s a token
+    assert answer.per_second == 0.2  # and 5 s for each behind the first
+    ((body),) = asked()
+    assert (body["prompt"], body["cache_prompt"], body["temperature"]) == ([7, 8, 9], False, 0)
+
+
+def test_more_words_reach_the_server(program, tmp_path):
+    path = tmp_path / "told"
+    program.write_text(program.read_text().replace("exec", f'echo "$@" > {path}\nexec'))
+    options = ServerOptions(program, MODEL, 1, 64, "f16", "f16", ("--spec-type", "ngram-simple"))
+    with ServerRunner(options, np.arange(10, 74), 100):
+        assert path.read_text().split()[-2:] == ["--spec-type", "ngram-simple"]
+
+
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
         ("ends", "unknown model architecture"),
         ("dies", "out of memory"),
         ("miscounts", "prompt_n 3, expected 2"),
-        ("slow to start", "0 ms"),
+        ("slow to start", "prompt_ms is 0"),
         ("says nothing", "without timings"),
     ],
 )
@@ -104,6 +122,8 @@ def test_the_command_tells_ratios(program, monkeypatch, capsys):
     for row in rows:
         assert row["peer_tok_s"] == pytest.approx(0.2 if row["kind"] == "decode" else 0.5)
         assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
+        assert all(trip > 0 for trip in row["round_trip_ns"])
+    assert told["machine"]["model"] == MODEL.stem
 
 
 def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, capsys):
@@ -118,3 +138,31 @@ def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, caps
 def test_too_few_pairs_are_refused(program, capsys):
     assert main(words(program, "--curve", "2", "--pairs", "6")) == 2
     assert "--pairs is 6" in capsys.readouterr().err
+
+
+def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, asked):
+    monkeypatch.setattr("augury.bench.texts.REST_S", 0)
+    prompts = ["--prompt-tokens", "1,2,3", "--prompt-tokens", "4,5", "-n", "4", "-c", "64"]
+    assert main(words(program, *prompts, "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    (texts,) = told["vs"]["texts"]
+    assert texts["pairs"] == 8  # at least seven, and each prompt as often as the other
+    assert [body["prompt"] for body in asked()] == [[1, 2, 3], [4, 5]] * 4
+    assert texts["generation"]["peer_tok_s"] == pytest.approx(0.2)
+    assert texts["prompt"]["peer_tok_s"] == pytest.approx(0.5)
+    for what in ("prompt", "generation"):
+        assert texts[what]["ratio"] > 1
+        assert texts[what]["interval"][0] <= texts[what]["ratio"] <= texts[what]["interval"][1]
+    assert 0 <= texts["same"] <= 1
+    assert main(words(program, *prompts)) == 0
+    head, prompt, generation, *notes = capsys.readouterr().out.splitlines()
+    assert "same text" in head
+    assert prompt.split()[:2] == ["all", "prompt"]
+    assert generation.split()[:2] == ["all", "generation"]
+    assert "all 8" in notes[0]
+
+
+@pytest.mark.parametrize(("more", "expected"), [(["-n", "1"], "-n is 1"), (["--warm"], "--warm"), (["--html", "x"], "--html")])
+def test_what_makes_no_sense_with_a_peer_is_refused(program, capsys, more, expected):
+    assert main(words(program, "--prompt-tokens", "1", *more)) == 2
+    assert expected in capsys.readouterr().err

@@ -50,6 +50,22 @@ def test_a_ratio_says_how_much_faster_we_are():
     assert (ratio.median, ratio.interval) == (2.0, (2.0, 2.0))
 
 
+def test_a_round_trip_is_taken_before_each_pair():
+    log = []
+    trips = iter([100.0, None, 300.0])
+
+    def probe():
+        log.append("probe")
+        return next(trips)
+
+    (ratio,) = compare(Script("a", 1.0, log), Script("b", 2.0, log), [ONE], n_pairs=3, probe=probe)
+    assert ratio.round_trips_ns == (100.0, 300.0)
+    order = "".join("p" if entry == "probe" else entry[0] for entry in log[4:])
+    assert order == "pab" + "pba" + "pab"
+        *["probe", "a", "b", "probe", "b", "a", "probe", "a", "b"]
+    ]
+
+
 def test_ratios_are_those_of_pairs_not_of_medians():
     ratio = Ratio(Timing(ONE, (1.0, 2.0, 4.0)), Timing(ONE, (2.0, 6.0, 4.0)))
     assert ratio.pairs == (2.0, 3.0, 1.0)

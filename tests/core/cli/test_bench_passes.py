@@ -24,7 +24,7 @@ def test_json_is_one_object_of_figures_by_kind(capsys):
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     told = json.loads(out)
-    assert set(told) == {"model", "threads", "curve", "prefill", "decode"}
+    assert set(told) == {"model", "threads", "machine", "curve", "prefill", "decode"}
     assert (told["model"], told["threads"]) == (str(tiny_model("llama-dense")), 1)
     assert [(row["n"], row["depth"]) for row in told["curve"]] == [(1, 0), (2, 0), (1, 4), (2, 4)]
     assert [(row["n"], row["depth"]) for row in told["prefill"]] == [(6, 0), (6, 4)]
@@ -41,6 +41,24 @@ def test_the_table_sets_passes_against_a_single_token(capsys):
     assert single.split()[:3] == ["pass", "1", "2"]
     assert single.split()[-1] == "1.00x"
     assert four.split()[-1].endswith("x")
+
+
+def test_what_changed_since_passes_were_saved_is_shown(capsys, tmp_path):
+    old = tmp_path / "old.json"
+    assert main([*here(), "--curve", "1,2", "--json"]) == 0
+    old.write_text(capsys.readouterr().out)
+    assert main([*here(), "--curve", "2,4", "--compare", str(old), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["changes"]
+    assert [(row["of"], row["then"] is None, row["now"] is None) for row in told["rows"]] == [
+        (["curve", "2", "0"], False, False),
+        (["curve", "4", "0"], True, False),
+        (["curve", "1", "0"], False, True),
+    ]
+    assert main([*here(), "--curve", "2", "--compare", str(old)]) == 0
+    _, _, against, head, row, _ = capsys.readouterr().out.splitlines()
+    assert against == f"against {old}:"
+    assert head.split()[:3] == ["measure", "n", "depth"]
+    assert row.split()[:3] == ["curve", "2", "0"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +82,9 @@ def test_what_makes_no_sense_is_refused(capsys, words, expected):
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["-p", "a text"], ["-p", "512 words"], ["-n", "8"]])
+@pytest.mark.parametrize(
+    "words", [["-p", "a text"], ["-p", "512 words"], ["-n", "8"], ["--vs", "x"], ["--vs", "x", "-n", "8", "-f", "y"]]
+)
 def test_texts_are_for_drafters(words):
     from augury.cli.bench_passes import are_passes_wanted
 
