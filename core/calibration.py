@@ -19,7 +19,7 @@ __all__ = ["measure_passes"]
 _SIZES = (1, 2, 4, 8, 16, 3, 6, 5, 12, 9, 17, 32, 24, 64, 48)
 _DEEP_SIZES = (1, 4, 16)
 _DEPTH = 2048  # where what a context costs is measured
-_BUDGET_S = 0.8  # felt at a start, but not much
+_BUDGET_S = 0.4  # felt at a start, but not much
 _ROUNDS = 3
 
 

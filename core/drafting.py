@@ -86,7 +86,7 @@ class Drafting:
             seconds = perf_counter() - start
             sequence.recorder.begun(drafter.name, seconds)
             if self._planner is not None:
-                self._planner.observe_prompt(index, len(sequence.history) - sequence.recorder.n_reused, seconds)
+                self._planner.observe_prompt(index, len(sequence.history), seconds)
 
     def end(self, sequence: Sequence) -> list[Drafter]:
         """A request is over; returns the drafters that are to be told so."""

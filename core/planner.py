@@ -206,9 +206,15 @@ class Planner:
     # After it
 
     def observe_prompt(self, drafter: int, n_tokens: int, seconds: float) -> None:
-        """A drafter took so long for a prompt: that is what it takes to catch up."""
-        if n_tokens > 0:
-            self._draft_costs[drafter].per_missed = seconds / n_tokens
+        """A drafter took so long for a prompt: that is what it takes to catch up.
+
+        It says little where it held the prompt from before, in which case it is far quicker than it was.
+        """
+        cost, per_token = self._draft_costs[drafter], seconds / n_tokens
+        if cost.per_missed == 0.0:
+            cost.per_missed = per_token
+        elif per_token > cost.per_missed / 2:
+            cost.per_missed += _LEARN * (per_token - cost.per_missed)
 
     def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
