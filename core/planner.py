@@ -171,7 +171,6 @@ class Planner:
                 n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)
                 others = (sum(expected) - expected[i], sum(seconds) - seconds[i])
                 choices[i], expected[i], seconds[i] = self._best(wish, curve[n_others:], *others)
-        self._probe(wishes, choices, curve)
         return choices
 
     def _best(self, wish: Wish, curve: Sequence[float], others: float, others_s: float) -> tuple[Choice, float, float]:
@@ -189,19 +188,23 @@ class Planner:
                 rate = expected / (curve[1 + k] + others_s + draft_s)
                 if rate > best_rate and k >= wish.n_min:
                     best, best_rate = (Choice(offer.drafter, k), expected - others, draft_s), rate
-        return best
+        return self._probe(wish, best[0], curve, others, others_s, best_rate), *best[1:]
 
-    def _probe(self, wishes: Sequence[Wish], choices: list[Choice], curve: Sequence[float]) -> None:
-        """Try a costly drafter that has not been asked for long, on one slot, if the time for it was saved up."""
-        for i, wish in enumerate(wishes):
-            for offer in wish.offers:
-                m = offer.drafter
-                if not self.is_costly[m] or any(choice.drafter == m for choice in choices) or offer.limit < wish.n_min:
-                    continue
-                k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
-                seconds = self._draft_costs[m].seconds(k, wish.track.n_missed[m]) + curve[1 + k] - curve[1]
-                if self._n_waited[m] >= self._intervals[m] and seconds <= wish.track.allowances[m].seconds:
-                    choices[i] = Choice(m, k, is_probe=True)
+    def _probe(self, wish: Wish, choice: Choice, curve: Sequence[float], others: float, others_s: float, rate: float) -> Choice:
+        """Try a costly drafter that was not asked for long, where it could be better and the time for it was saved up."""
+        for offer in wish.offers:
+            m = offer.drafter
+            if not self.is_costly[m] or m == choice.drafter or self._n_waited[m] < self._intervals[m]:
+                continue
+            cost, n_missed = self._draft_costs[m], wish.track.n_missed[m]
+            k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
+            seconds = cost.seconds(k, n_missed) + curve[1 + k] - curve[1]
+            if k > offer.limit or seconds > wish.track.allowances[m].seconds:
+                continue
+            perfect = ((others + 1.0 + j) / (curve[1 + j] + others_s + cost.seconds(j, 1)) for j in range(1, offer.limit + 1))
+            if max(perfect) > rate:
+                return Choice(m, k, is_probe=True)
+        return choice
 
     # After it
 

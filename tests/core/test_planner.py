@@ -172,3 +172,9 @@ def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
             planner.observe_draft(choice.drafter, track, choice.k, draft_s)
             track.acceptances[choice.drafter].see([1] * choice.k, [1] * n_accepted + [0])
         planner.observe_round([Outcome(track, choice, n_accepted, draft_s)], DEPTH, 0, pass_s)
+
+
+def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
+    lookup, model = Source(np.ones(N, bool)), Source(bernoulli(0.95), **MODEL)
+    both = World(FAST, [lookup, model])
+    assert both.play() <= 1.02 * World(FAST, [lookup]).play()
