@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["page"]
 
 _COLOURS = (212, 32, 145, 280, 355, 180, 60, 320)  # hues, as unlike as eight can be
-_LEFT = 30  # pixels before the first column of a chart
+_LEFT = 38  # pixels before the first column of a chart
 _WIDTH = 900
 _K_HEIGHT = 80
 _LABEL_EVERY = 5

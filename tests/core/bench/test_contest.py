@@ -4,6 +4,7 @@ import pytest
 from oracles.models import tiny_model
 
 from augury.bench.contest import Contest
+from augury.bench.page import _rounds
 from augury.bench.workload import Item
 from augury.engine import Engine
 from augury.errors import AuguryError
@@ -56,6 +57,14 @@ def test_both_emit_the_same_tokens_and_only_the_drafter_drafts(contest):
     assert pair.plain.stats.n_drafted == 0
     assert pair.drafted.stats.n_drafted > 0
     assert len(pair.plain.tokens) == 48
+
+
+def test_a_page_reads_the_rounds_of_a_run_from_it(contest):
+    drafted = contest.pair(0).drafted
+    rounds = _rounds(drafted)
+    assert len(rounds) == drafted.stats.n_rounds - 1  # the prompt's drafts nothing
+    assert sum(n_drafted for n_drafted, _ in rounds) == drafted.stats.n_drafted
+    assert sum(n_accepted for _, n_accepted in rounds) == drafted.stats.n_accepted > 0
 
 
 def test_every_pair_begins_with_a_fresh_engine_and_who_begins_changes(contest, loads):
