@@ -198,8 +198,9 @@ class Planner:
                 continue
             cost, n_missed = self._draft_costs[m], wish.track.n_missed[m]
             k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
-            seconds = cost.seconds(k, n_missed) + curve[1 + k] - curve[1]
-            if k > offer.limit or seconds > wish.track.allowances[m].seconds:
+            if k > offer.limit:
+                continue
+            if cost.seconds(k, n_missed) + curve[1 + k] - curve[1] > wish.track.allowances[m].seconds:
                 continue
             perfect = ((others + 1.0 + j) / (curve[1 + j] + others_s + cost.seconds(j, 1)) for j in range(1, offer.limit + 1))
             if max(perfect) > rate:
