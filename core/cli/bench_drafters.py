@@ -38,7 +38,7 @@ def run_drafters(args: argparse.Namespace) -> int:
     if args.compare is not None:
         Saved.read(args.compare)  # what is wrong with it is better said before minutes of work
     items = items_of(args)
-    params = {**_DEFAULTS, **request_params(args), "cache_prompt": True}
+    params = {**_DEFAULTS, **request_params(args)}
     outcomes: list[Outcome] = []
     facts: dict[str, Any] = {}
     for spec_type, draft_model in _competitors(args):

@@ -82,8 +82,9 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
 def are_passes_wanted(args: argparse.Namespace) -> bool:
     """Whether the command line asks for passes: by `--curve`, `-d`, a prompt that is a count, or a mere `--vs` with `-n`."""
     has_counts = bool(args.prompt) and all(map(_COUNTS.fullmatch, args.prompt))
-    has_texts = bool(args.prompt or args.file or args.workload or args.prompt_tokens)
-    return bool(args.curve or args.depth is not None or has_counts or (args.vs and args.n_predict != -1 and not has_texts))
+    is_about_texts = args.prompt or args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft
+    is_mere_peer = args.vs and args.n_predict != -1 and not is_about_texts
+    return bool(args.curve or args.depth is not None or has_counts or is_mere_peer)
 
 
 def measures_of(args: argparse.Namespace) -> list[Measure]:

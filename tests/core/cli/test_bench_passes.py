@@ -83,7 +83,15 @@ def test_what_makes_no_sense_is_refused(capsys, words, expected):
 
 
 @pytest.mark.parametrize(
-    "words", [["-p", "a text"], ["-p", "512 words"], ["-n", "8"], ["--vs", "x"], ["--vs", "x", "-n", "8", "-f", "y"]]
+    "words",
+    [
+        ["-p", "a text"],
+        ["-p", "512 words"],
+        ["-n", "8"],
+        ["--vs", "x"],
+        ["--vs", "x", "-n", "8", "-f", "y"],
+        ["--vs", "x", "-n", "8", "-md", "y"],
+    ],
 )
 def test_texts_are_for_drafters(words):
     from augury.cli.bench_passes import are_passes_wanted
