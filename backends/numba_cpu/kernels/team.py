@@ -119,12 +119,14 @@ def barrier(state, thread, n_threads):
 def run_tape(state, thread):
     """Run the tape as one of the threads; all return after the last barrier."""
     n_threads = get_i64(state + N_THREADS)
-    record = get_i64(state + TAPE)
-    for _ in range(get_i64(state + N_RECORDS)):
+    record, times = get_i64(state + TAPE), get_i64(state + TIMES)
+    for index in range(get_i64(state + N_RECORDS)):
         invoke(get_i64(record), (record, state, thread, n_threads))
         if get_i64(record + 8) != 0:
             barrier(state, thread, n_threads)
         record += RECORD_BYTES
+        if times != 0 and thread == 0:
+            put_i64(times + 8 * index, nanoseconds())
 
 
 @kernel
