@@ -49,7 +49,7 @@ def _write(sums: int, y: int, n: int, ldy: int) -> None:
 def quantised_matmul(fmt: Format, target: str) -> Any:
     """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_16"]
-    block_lines = fmt.unit_bytes // fmt.unit_blocks // VECTOR + 1
+    block_lines = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR))
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = n_cols // BLOCK
@@ -62,12 +62,10 @@ def quantised_matmul(fmt: Format, target: str) -> Any:
                 following = unit + here // unit_blocks * unit_bytes
                 columns = x + k * n * token
                 if n <= _FUSED_TOKENS:
-                    lines = (block_lines * 4 + n - 1) // n
-                    multiply(kind, target, "packed", unit, columns, sums, n, here, following, lines)
+                    multiply(kind, target, "packed", unit, columns, sums, n, here, following, block_lines)
                 else:
                     unpack(kind, target, unit, here, scratch)
-                    lines = (block_lines * 6 + n - 1) // n
-                    multiply(kind, target, "scratch", scratch, columns, sums, n, here, following, lines)
+                    multiply(kind, target, "scratch", scratch, columns, sums, n, here, following, block_lines)
                 unit = following
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
@@ -83,14 +81,13 @@ def float_matmul(fmt: Format, target: str) -> Any:
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = (n_cols + BLOCK - 1) // BLOCK
         sums = scratch + _SUMS
-        lines = (block_lines * 4 + n - 1) // n
         for p in range(p0, p1):
             _clear(sums, n)
             unit = w + p * n_blocks * unit_bytes
             for k in range(0, n_blocks, _FLOAT_CHUNK):
                 here = min(_FLOAT_CHUNK, n_blocks - k)
                 following = unit + here * unit_bytes
-                multiply(kind, target, "packed", unit, x + k * n * token, sums, n, here, following, lines)
+                multiply(kind, target, "packed", unit, x + k * n * token, sums, n, here, following, block_lines)
                 unit = following
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 

@@ -164,6 +164,21 @@ def _unit(b: ir.IRBuilder, fmt: Format, w: ir.Value, block: ir.Value) -> ir.Valu
     return w if fmt.unit_blocks > 1 else b.add(w, b.mul(block, ir.Constant(I64, fmt.unit_bytes)))
 
 
+def _count_tiles(b: ir.IRBuilder, n_tokens: ir.Value, sizes: Sequence[int]) -> tuple[list[ir.Value], ir.Value]:
+    """Return how many tiles of each size, the largest first, there are for the tokens, and of all sizes."""
+    counts, left, total = [], n_tokens, ir.Constant(I64, 0)
+    for size in sizes:
+        counts.append(b.udiv(left, ir.Constant(I64, size)))
+        left = b.urem(left, ir.Constant(I64, size))
+        total = b.add(total, counts[-1])
+    return counts, total
+
+
+def _share(b: ir.IRBuilder, lines: ir.Value, n_tiles: ir.Value) -> ir.Value:
+    """Return how many of the lines each tile prefetches, rounded up."""
+    return b.udiv(b.sub(b.add(lines, n_tiles), ir.Constant(I64, 1)), n_tiles)
+
+
 def _multiply(
     _: Any, kind: Any, target: Any, place: Any, w: Any, x: Any, y: Any, n: Any, count: Any, ahead: Any, lines: Any
 ) -> Any:
@@ -175,9 +190,11 @@ def _multiply(
         step = b.mul(n_tokens, token)
         stream = cgutils.alloca_once_value(b, ahead)
         done: ir.Value = ir.Constant(I64, 0)
-        for size in cpu.tiles["float" if fmt.float_bytes else where]:
+        sizes = cpu.tiles["float" if fmt.float_bytes else where]
+        counts, n_all = _count_tiles(b, n_tokens, sizes)
+        lines = _share(b, lines, b.mul(n_all, ir.Constant(I64, len(cpu.groups))))
+        for size, n_tiles in zip(sizes, counts, strict=True):
             tokens = ir.Constant(I64, size)
-            n_tiles = b.udiv(b.sub(n_tokens, done), tokens)
             with cgutils.for_range(b, n_tiles) as loop:
                 first = b.add(done, b.mul(loop.index, tokens))
                 here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
@@ -204,8 +221,9 @@ def _unpack(_: Any, kind: Any, target: Any, w: Any, n: Any, scratch: Any) -> Any
 
 
 # multiply(kind, target, place, weights, activations, sums, n_tokens, n_blocks, ahead, lines): add n_blocks blocks of all tokens
-# to sums, (n_tokens, 32) float32. The weights are `packed` or in `scratch`; each block of each tile prefetches `lines` cache
-# lines, from `ahead` on, so that fetching what comes next overlaps with the arithmetic.
+# to sums, (n_tokens, 32) float32. The weights are `packed` or in `scratch`. With each block the tiles prefetch together `lines`
+# cache lines, from `ahead` on, so that fetching what comes next overlaps with the arithmetic. `lines` should be what a block
+# takes: prefetching further ahead than that costs time with each line that is asked for twice.
 multiply = intrinsic(prefer_literal=True)(_multiply)
 # unpack(kind, target, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
 unpack = intrinsic(prefer_literal=True)(_unpack)
