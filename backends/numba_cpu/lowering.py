@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
+from augury.backends.numba_cpu import logits
 from augury.backends.numba_cpu.kernels import attention_layer, step, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
@@ -68,11 +69,12 @@ class Lowered:
 
 
 def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
-    """The kernels that the tapes call, beside those of the weights."""
+    """The kernels of passes, beside those of the weights."""
     gated = {GATED[block.activation] for block in plan.blocks if isinstance(block, FeedForward)}
     types = (options.cache_type_k, options.cache_type_v)
     heads = [prepare_kernel(*types), attend_kernel(*types)]
-    return [team.lead, team.follow, team.dismiss, step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
+    steps = [step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
+    return [team.lead, team.follow, team.dismiss, *steps, *logits.KERNELS]
 
 
 def scratch_bytes(plan: Plan) -> int:

@@ -10,13 +10,13 @@ from augury.backends.numba_cpu import lowering
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.loading import Weights
+from augury.backends.numba_cpu.logits import KernelLogits
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
-from augury.logits import ArrayLogits
 from augury.tree import Tree, check_moves
 from augury.types import Allocation, ModelInfo, StateSpec
 
@@ -89,7 +89,7 @@ class NumbaCpuModel(Model):
         columns = (tokens, positions, slots, cells)
         if n <= MAX_TOKENS:
             self._pass(columns, parents, rows, 0, batch.n_layers)
-            return ArrayLogits(self._logits[:n_rows, : self.info.n_vocab])
+            return KernelLogits(self._logits[:n_rows, : self.info.n_vocab])
         written: list[np.ndarray] = []
         n_written = 0
         for span in passes(slots, parents):
@@ -100,7 +100,7 @@ class NumbaCpuModel(Model):
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
-        return ArrayLogits(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
+        return KernelLogits(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
 
     def memory_table(self) -> Sequence[Allocation]:
         """Weights, KV cache and what a pass needs."""

@@ -23,6 +23,7 @@ from augury.backends.numba_cpu.kernels.simd import (
     operation,
     pointer,
     splat,
+    store,
     void,
 )
 
@@ -47,6 +48,7 @@ def invoke(_: Any, address: Any, args: Any) -> Any:
 
 # Addresses and floats in records.
 get_f64 = operation("get_f64", types.float64, (i64,), lambda b, a: load(b, a, ir.DoubleType()))
+put_f64 = operation("put_f64", void, (i64, types.float64), store)
 
 
 # The first `count` of 16 lanes; those behind are neither read (they come as zero) nor written.

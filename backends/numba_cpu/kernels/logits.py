@@ -1,0 +1,198 @@
+"""What sampling asks of a row of logits: its best token, its best k, the sum of its exponentials.
+
+A row is read once, 64 logits at a step; most steps hold nothing of interest, which one comparison tells.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.machine import get_f64, put_f64
+from augury.backends.numba_cpu.kernels.simd import (
+    F32,
+    I1,
+    I32,
+    I64,
+    call,
+    constant,
+    get_f32,
+    get_i32,
+    load,
+    operation,
+    pointer,
+    put_f32,
+    put_i32,
+    put_i64,
+    splat,
+    store,
+)
+
+MAX_BEST = 128  # tokens that `best` may look for: it keeps them sorted, inserting one by one
+SUMS_BYTES = 128  # scratch of `sum_exponentials`
+
+_STEP = 64  # logits that are looked at together
+_LANES = 16
+_MANY = ir.VectorType(F32, _STEP)
+_F32S, _F64S, _I64S = (ir.VectorType(kind, _LANES) for kind in (F32, ir.DoubleType(), I64))
+_LOG2_E = 1.4426950408889634
+_LN2 = (0.6931471803691238, 1.9082149292705877e-10)  # in two parts: products of the first with exponents are exact
+_LOWEST = -700.0  # the exponential of less is nothing beside that of the largest logit, which is 1
+_DEGREE = 13  # of the exponential's series: for |x| <= ln(2)/2 the next term is below 1e-17
+
+
+def _not_at_most(b: ir.IRBuilder, address: ir.Value, limit: ir.Value) -> ir.Value:
+    """Return a bit for each of 64 floats that is above the limit, or not a number."""
+    is_wanted = b.fcmp_unordered(">", load(b, address, _MANY), splat(b, limit, _MANY))
+    return b.bitcast(is_wanted, I64)
+
+
+def _add_exponentials(b: ir.IRBuilder, address: ir.Value, count: ir.Value, largest: ir.Value, sums: ir.Value) -> None:
+    """Add exp(x - largest) of up to 16 floats to sums (16,) float64."""
+    is_there = b.icmp_signed("<", ir.Constant(_I64S, list(range(_LANES))), splat(b, count, _I64S))
+    arguments = (pointer(b, address, _F32S), ir.Constant(I32, 1), is_there, ir.Constant(_F32S, None))
+    x = b.fpext(call(b, "llvm.masked.load.v16f32.p0", _F32S, *arguments), _F64S)
+    x, lowest = b.fsub(x, splat(b, largest, _F64S)), constant(_F64S, _LOWEST)
+    x = b.select(b.fcmp_ordered("<", x, lowest), lowest, x)
+    n = call(b, "llvm.rint.v16f64", _F64S, b.fmul(x, constant(_F64S, _LOG2_E)))
+    for part in _LN2:
+        x = call(b, "llvm.fma.v16f64", _F64S, n, constant(_F64S, -part), x)
+    value: ir.Value = constant(_F64S, 1 / math.factorial(_DEGREE))
+    for power in reversed(range(_DEGREE)):
+        value = call(b, "llvm.fma.v16f64", _F64S, value, x, constant(_F64S, 1 / math.factorial(power)))
+    power_of_two = b.shl(b.add(b.fptosi(n, _I64S), constant(_I64S, 1023)), constant(_I64S, 52))
+    value = b.fmul(value, b.bitcast(power_of_two, _F64S))
+    value = b.select(is_there, value, ir.Constant(_F64S, None))
+    store(b, sums, b.fadd(load(b, sums, _F64S), value))
+
+
+def _lowest_bit(b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    return call(b, "llvm.cttz.i64", I64, bits, ir.Constant(I1, 0))
+
+
+not_at_most = operation("not_at_most", types.int64, (types.int64, types.float32), _not_at_most)
+lowest_bit = operation("lowest_bit", types.int64, (types.int64,), _lowest_bit)
+add_exponentials = operation(
+    "add_exponentials", types.void, (types.int64, types.int64, types.float64, types.int64), _add_exponentials
+)
+
+
+@helper
+def wanted(row, index, n, limit):
+    """A bit for each of the 64 logits from `index` on that is above the limit, or not a number."""
+    if index + _STEP <= n:
+        return not_at_most(row + 4 * index, limit)
+    bits = 0
+    for i in range(index, n):
+        if not get_f32(row + 4 * i) <= limit:
+            bits |= 1 << (i - index)
+    return bits
+
+
+@kernel
+def argmax(logits, width, n_rows, n, out):
+    """Find the best token of each row; of equals the lowest id, and a logit that is no number before all others.
+
+    Args:
+        logits: address of rows of float32.
+        width: floats from one row to the next.
+        n_rows: how many rows.
+        n: logits of a row, at least one.
+        out: address of (n_rows,) int32.
+    """
+    for r in range(n_rows):
+        row = logits + 4 * r * width
+        best, at_best = get_f32(row), 0
+        index = 0
+        while index < n and not math.isnan(best):
+            bits = wanted(row, index, n, best)
+            while bits != 0:
+                i = index + lowest_bit(bits)
+                value = get_f32(row + 4 * i)
+                if not value <= best:
+                    best, at_best = value, i
+                    if math.isnan(value):
+                        break
+                bits &= bits - 1
+            index += _STEP
+        put_i32(out + 4 * r, np.int32(at_best))
+
+
+@helper
+def insert(ids, values, n_kept, k, token, value):
+    """Insert a token behind those that are at least as good; of k tokens the last falls off. Returns how many there are."""
+    place = n_kept
+    if n_kept == k:
+        place -= 1
+    while place > 0 and get_f32(values + 4 * (place - 1)) < value:
+        if place < k:
+            put_f32(values + 4 * place, get_f32(values + 4 * (place - 1)))
+            put_i32(ids + 4 * place, get_i32(ids + 4 * (place - 1)))
+        place -= 1
+    put_f32(values + 4 * place, value)
+    put_i32(ids + 4 * place, np.int32(token))
+    return min(n_kept + 1, k)
+
+
+@kernel
+def best(row, n, k, ids, values, counts):
+    """Find the k best tokens of a row, best first, equals by rising id; what is not a number is not among them.
+
+    Args:
+        row: address of (n,) float32.
+        n: logits.
+        k: 1 to MAX_BEST.
+        ids: address of (k,) int32.
+        values: address of (k,) float32.
+        counts: address of (2,) int64: how many were found, how many logits are not numbers.
+    """
+    n_kept = n_odd = index = 0
+    while index < n and n_kept < k:
+        value = get_f32(row + 4 * index)
+        if math.isnan(value):
+            n_odd += 1
+        else:
+            n_kept = insert(ids, values, n_kept, k, index, value)
+        index += 1
+    worst = get_f32(values + 4 * (k - 1))
+    while index < n:
+        bits = wanted(row, index, n, worst)
+        while bits != 0:
+            i = index + lowest_bit(bits)
+            bits &= bits - 1
+            value = get_f32(row + 4 * i)
+            if math.isnan(value):
+                n_odd += 1
+            elif value > worst:
+                insert(ids, values, k, k, i, value)
+                worst = get_f32(values + 4 * (k - 1))
+        index += _STEP
+    put_i64(counts, n_kept)
+    put_i64(counts + 8, n_odd)
+
+
+@kernel
+def sum_exponentials(row, n, largest, sums, out):
+    """Sum exp(logit - largest) over a row, into a float64 at `out`.
+
+    Args:
+        row: address of (n,) float32.
+        n: logits.
+        largest: address of the largest logit, float32, a finite number.
+        sums: address of SUMS_BYTES of scratch.
+        out: address of the result.
+
+    Numerics: exponentials in float64, relative error below 1e-15, added in 16 lanes and then lane by lane.
+    """
+    for lane in range(_LANES):
+        put_f64(sums + 8 * lane, 0.0)
+    for index in range(0, n, _LANES):
+        add_exponentials(row + 4 * index, n - index, np.float64(get_f32(largest)), sums)
+    total = 0.0
+    for lane in range(_LANES):
+        total += get_f64(sums + 8 * lane)
+    put_f64(out, total)

@@ -1,0 +1,94 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.logits import MAX_BEST
+from augury.backends.numba_cpu.logits import KERNELS, KernelLogits
+from augury.logits import ArrayLogits
+
+# few values, so that equals are frequent; zeros of both signs are equal, too
+VALUES = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 1.0, 3.0, math.inf, math.nan])
+NUMBERS = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 1.0, 3.0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    for kernel in KERNELS:
+        address(kernel)
+
+
+def rows_of(values):
+    """Rows as a model has them: padded, and what lies behind them is better than all."""
+    row = np.array(values, np.float32)
+    padded = np.full((2, len(row) + 7), 100, np.float32)
+    padded[:, : len(row)] = row, row[::-1]
+    return padded[:, : len(row)]
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=200))
+def test_argmax_is_that_of_numpy(values):
+    rows = rows_of(values)
+
+    best = KernelLogits(rows).argmax()
+
+    assert best.dtype == np.int32
+    assert np.array_equal(best, ArrayLogits(rows).argmax())
+
+
+@given(values=st.lists(VALUES, min_size=1, max_size=200), k=st.integers(-1, 210))
+def test_top_k_is_that_of_sorting(values, k):
+    rows = rows_of(values)
+
+    for row in (0, 1):
+        ids, logits = KernelLogits(rows).top_k(row, k)
+        right_ids, right_logits = ArrayLogits(rows).top_k(row, k)
+        assert np.array_equal(ids, right_ids)
+        assert np.array_equal(logits, right_logits)
+        assert (ids.dtype, logits.dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1000, 49152])
+@pytest.mark.parametrize("order", ["random", "rising", "falling", "equal"])
+def test_long_rows_in_any_order_are_right(n, order):
+    row = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    row = {"random": row, "rising": np.sort(row), "falling": np.sort(row)[::-1], "equal": np.zeros(n, np.float32)}[order]
+    rows = rows_of(row)
+    kernel, right = KernelLogits(rows), ArrayLogits(rows)
+
+    assert np.array_equal(kernel.argmax(), right.argmax())
+    for k in (1, 2, 40, MAX_BEST, MAX_BEST + 1):
+        for found, expected in zip(kernel.top_k(1, k), right.top_k(1, k), strict=True):
+            assert np.array_equal(found, expected)
+    assert kernel.log_normalizer(1) == pytest.approx(right.log_normalizer(1), abs=1e-12)
+
+
+@given(values=st.lists(NUMBERS | st.floats(-1e4, 1e4, width=32), min_size=1, max_size=70))
+def test_the_log_normalizer_is_that_of_float64(values):
+    rows = rows_of([*values, 2.0])
+
+    assert KernelLogits(rows).log_normalizer(0) == pytest.approx(ArrayLogits(rows).log_normalizer(0), rel=1e-13, abs=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's about infinities
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_the_log_normalizer_of_what_is_no_number_is_none(odd):
+    assert math.isnan(KernelLogits(rows_of([1.0, odd, 2.0])).log_normalizer(0))
+
+
+def test_the_log_normalizer_does_not_depend_on_where_a_row_lies():
+    row = np.random.default_rng(1).standard_normal(1001).astype(np.float32)
+    whole = np.zeros(1200, np.float32)
+    found = set()
+    for start in range(40):
+        whole[start : start + 1001] = row
+        found.add(KernelLogits(whole[None, start : start + 1001]).log_normalizer(0))
+
+    assert len(found) == 1
+
+
+def test_no_rows_have_no_best_tokens():
+    assert KernelLogits(np.zeros((0, 5), np.float32)).argmax().shape == (0,)
