@@ -92,7 +92,7 @@ class Engine:
         *,
         backend: str = "auto",
         memory: str = "auto",
-        spec_type: str | Iterable[str] = "none",
+        spec_type: str | Iterable[str] = "auto",
         draft_model: str | Path | None = None,
         spec_options: Mapping[str, Mapping[str, Any]] | None = None,
         draft_max: int = 16,
@@ -115,7 +115,7 @@ class Engine:
             memory: A memory manager's name, or `auto`.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.
-            draft_model: A second, small model; given without `spec_type` it asks for the drafter `draft-model`.
+            draft_model: A second, small model; with `auto` it is one of the drafters to choose from.
             spec_options: Options by drafter name, beside those in `spec_type`.
             draft_max: Tokens per draft at most.
             draft_min: Shorter drafts are thrown away.

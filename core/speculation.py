@@ -48,9 +48,9 @@ def choose_drafters(
 
     Args:
         registry: The drafters that there are.
-        spec_type: `name:key=value,...;name;...`, or several such texts, which are one chain; `none` for no drafter; `auto` for
-            the preferred draftless drafter and, with a draft model, `draft-model`.
-        draft_model: Given alone it asks for the drafter `draft-model`.
+        spec_type: `name:key=value,...;name;...`, or several such texts, which are one chain; `none` for no drafter; `auto` or
+            no text at all for the preferred drafter without a model and, with a draft model, `draft-model`.
+        draft_model: For the first drafter of the chain that takes one.
         spec_options: Options by drafter name, which count beside those in `spec_type`; the latter win.
 
     Raises:
@@ -74,7 +74,8 @@ def choose_drafters(
     if draft_model is not None:
         takers = [values for drafter, values in chain.values() if "model" in options_of(drafter.options_class)]
         if not takers:
-            raise OptionError(f"a draft model is given, but {' and '.join(chain)} uses none; leave one of the two out")
+            in_use = " and ".join(chain)
+            raise OptionError(f"a draft model is given, but {in_use or 'none'} uses none; leave one of the two out")
         takers[0].setdefault("model", str(draft_model))
     return [
         (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}")))
@@ -87,14 +88,11 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
     if not all(isinstance(text, str) for text in texts):
         raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, such as 'ngram-simple'")
-    specs = [spec for text in texts for spec in parse_specs(text) if spec.name != "none" or spec.values]
-    with_model = [Spec("draft-model")] if is_model_given else []
-    if not specs:
-        return with_model
+    specs = [spec for text in texts or ("auto",) for spec in parse_specs(text) if spec.name != "none" or spec.values]
     if any(spec.name == "auto" for spec in specs):
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
-        return [Spec(registry.choose("drafter", None).name), *with_model]
+        return [Spec(registry.choose("drafter", None).name), *([Spec("draft-model")] if is_model_given else [])]
     return specs
 
 

@@ -57,7 +57,7 @@ def load(backend, **how):
 
 @functools.cache
 def plain(backend, n, way):
-    with load(backend, threads=1) as engine:
+    with load(backend, threads=1, spec_type="none") as engine:
         return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, way)]
 
 

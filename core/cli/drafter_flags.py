@@ -33,7 +33,7 @@ def add_speculation_flags(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
-        help="who drafts, such as auto, ngram-simple:n=8 or 'suffix;draft-model'; repeated flags append (default: none)",
+        help="who drafts, such as auto, ngram-simple:n=8 or 'suffix;draft-model'; repeated flags append (default: auto)",
     )
     parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts: a name or a path")
     parser.add_argument(

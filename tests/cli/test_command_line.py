@@ -76,14 +76,16 @@ def test_several_prompts_come_in_their_order_whatever_the_slots(capsys):
 @pytest.mark.parametrize("spec", [["--spec-type", "ngram-simple:n=2,m=4"], ["--spec-type", "draft-model", "-md", MODEL]])
 def test_a_drafter_does_not_change_the_tokens(capsys, spec, sampling):
     words = [*HERE, "-n", "40", *sampling, "--prompt-tokens", REPEATING, "--prompt-tokens", "4,5", "-np", "2"]
-    plain, drafted = objects(capsys, *words), objects(capsys, *words, *spec)
+    plain = objects(capsys, *words, "--spec-type", "none")
+    drafted = objects(capsys, *words, *spec, "--spec-fixed")
     assert [each["tokens"] for each in plain] == [each["tokens"] for each in drafted]
     assert sum(each["draft"]["drafted"] for each in drafted) > 0
 
 
-def test_a_draft_model_alone_asks_for_its_drafter(capsys):
+def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically(capsys):
     (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1,2", "-md", MODEL, "-td", "1", "-cd", "64", "-ctkd", "f32")
-    assert told["spec_type"].startswith("draft-model")
+    assert told["spec_type"].startswith("suffix:")
+    assert ";draft-model:model=" in told["spec_type"]
 
 
 def test_flags_of_a_drafter_are_its_options(capsys):

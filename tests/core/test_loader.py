@@ -14,7 +14,7 @@ def load(**how):
 
 
 def test_a_target_that_drafts_for_itself_has_two_memories():
-    with load(draft_model=tiny_model("llama-dense"), draft_max=4) as engine, load() as plain:
+    with load(spec_type="draft-model", spec_fixed=True, draft_model=tiny_model("llama-dense"), draft_max=4) as engine, load() as plain:
         models = engine._loader.models
         assert len(models) == 2
         assert models[0] is not models[1]
@@ -59,9 +59,11 @@ def test_a_model_without_a_readable_tokenizer_runs_on_token_ids():
     assert (len(result.tokens), result.text) == (3, "")
 
 
-def test_a_draft_model_alone_asks_for_its_drafter():
+def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
+    with load() as engine:
+        assert engine.config["spec_type"] == "suffix"
     with load(draft_model=tiny_model("llama-dense-q4_0")) as engine:
-        assert engine.config["spec_type"].startswith("draft-model:model=")
+        assert engine.config["spec_type"].startswith("suffix;draft-model:model=")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,7 @@ def test_a_draft_model_alone_asks_for_its_drafter():
         ({"spec_type": "ngram-simple:n=0"}, OptionError, "n is '0', expected"),
         ({"spec_type": "draft-model"}, OptionError, "-md"),
         ({"spec_type": "ngram-simple", "draft_model": "x.gguf"}, OptionError, "uses none"),
+        ({"spec_type": "none", "draft_model": "x.gguf"}, OptionError, "uses none"),
         ({"spec_type": "ngram-simple,draft-model"}, OptionError, "-md"),
         ({"spec_type": "ngram-simple:n=2;suffix;ngram-simple"}, OptionError, "names ngram-simple twice"),
         ({"spec_type": "auto;suffix"}, OptionError, "chooses the drafters itself"),
