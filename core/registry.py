@@ -84,7 +84,7 @@ class Registry:
                 continue
             try:
                 module = entry.load()
-            except Exception as error:  # noqa: BLE001 - whatever a stranger's module does at import
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a stranger's module does at import
                 registry._give_up(entry.name, distribution, version, f"{type(error).__name__}: {error}")
                 continue
             registry.register(module, name=entry.name, distribution=distribution, version=version)
@@ -120,8 +120,12 @@ class Registry:
         for cls in getattr(plugin, hook)() if hasattr(plugin, hook) else ():
             if not (isinstance(cls, type) and issubclass(cls, base)):
                 raise PluginError(f"{hook} offers {cls!r}, expected subclasses of augury.interfaces.{base.__name__}")
+            if not isinstance(getattr(cls, "name", None), str):
+                raise PluginError(f"{hook} offers {cls.__name__}, which states no name; expected a class attribute `name`")
             if cls.api_version != API_VERSION:
-                raise PluginError(f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}")
+                older = distribution if cls.api_version < API_VERSION else "augury"
+                told = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
+                raise PluginError(f"{told}; upgrade {older}")
             yield PluginRecord(kind, cls.name, cls, distribution, version)
 
     def _add(self, record: PluginRecord) -> None:

@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from augury.cli import bench, chat, completion, inspect, plugins, pull, run
+from augury.cli import bench, chat, completion, inspect, new_drafter, plugins, pull, run
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.registry import Registry
@@ -31,6 +31,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     plugins.add_parser(subparsers, registry)
     pull.add_parser(subparsers, registry)
     inspect.add_parser(subparsers)
+    new_drafter.add_parser(subparsers, registry)
     completion.add_parser(subparsers, parser)
     registry.hooks.hook.augury_commands(subparsers=subparsers)
     return parser

@@ -26,7 +26,9 @@ PERIOD = 12  # length of a circle of tokens
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
 
 
-def write_tiny_model(path: Path, *, seed: int = 0, errors: float = 0.0, weight_type: str = "F32") -> None:
+def write_tiny_model(
+    path: Path, *, seed: int = 0, errors: float = 0.0, weight_type: str = "F32", architecture: str = "llama"
+) -> None:
     """Write a model with a byte-level vocabulary.
 
     Args:
@@ -35,11 +37,12 @@ def write_tiny_model(path: Path, *, seed: int = 0, errors: float = 0.0, weight_t
             of its target's.
         errors: What the toy backend does instead: see `ToyModel`.
         weight_type: Of the matrices: F32, F16, Q8_0, or what else the package `gguf` can write.
+        architecture: What the file says that it is.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     _describe(writer)
     writer.add_float32("augury.toy.errors", errors)
     kind = GGMLQuantizationType[weight_type]

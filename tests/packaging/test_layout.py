@@ -13,6 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"core": "augury", "backends": "augury.backends", "drafters": "augury.drafters", "plugins": "augury.plugins"}
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+DATA = {  # what is shipped beside code
+    path.relative_to(ROOT).as_posix().replace(folder, name.replace(".", "/"), 1)
+    for folder, name in FOLDERS.items()
+    for path in (ROOT / folder).rglob("*")
+    if path.is_file() and path.suffix not in {".py", ".pyc"}
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # attrs and functools serve what writes kernels as LLVM IR
 MAY_KERNELS_IMPORT = ("__future__", "typing", "collections", "functools", "attrs", "numpy", "numba", "math", "llvmlite")
@@ -97,4 +103,4 @@ def test_the_wheel_holds_exactly_the_tree(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {name_of(path).replace(".", "/") + ("/__init__.py" if path.name == "__init__.py" else ".py") for path in SOURCES}
-    assert shipped == expected | {"augury/py.typed", "augury/bench/workload.jsonl", "augury/bench/page.html.jinja"}
+    assert shipped == expected | DATA

@@ -1,0 +1,37 @@
+"""The page on plugins: its code runs, and it names what there is."""
+
+import re
+import types
+from pathlib import Path
+
+from augury import hookspecs
+from augury.interfaces import API_VERSION
+from augury.registry import ALLOW_LIST, Registry
+from augury.testing.drafter import drafter_subject
+from augury.types import Summary
+
+PAGE = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
+OBSERVER, STEADY = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_observer_counts():
+    module = types.ModuleType("observer")
+    exec(OBSERVER, vars(module))
+    registry = Registry()
+    registry.register(module, name="observer")
+    for _ in range(2):
+        registry.observers("augury_request_done")(summary=Summary(n_emitted=5, n_rounds=3, n_drafted=4, n_accepted=2))
+    assert module.COUNTS == {"emitted": 10, "drafted": 8, "accepted": 4}
+
+
+def test_the_drafter_with_a_version_is_accepted():
+    names = {}
+    exec(STEADY, names)
+    assert names["Steady"].api_version == API_VERSION
+    assert drafter_subject(names["Steady"]).name == "steady"
+
+
+def test_every_hook_and_the_allow_list_are_named():
+    hooks = {name for name in vars(hookspecs) if name.startswith("augury_")}
+    assert not {hook for hook in hooks if f"`{hook}" not in PAGE}
+    assert f"**`{ALLOW_LIST}`**" in PAGE

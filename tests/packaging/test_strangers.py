@@ -1,0 +1,215 @@
+"""Strangers' packages, built as wheels, installed into an environment of their own, and used from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from augury.testing.tiny_model import write_tiny_model
+
+MEMORY = """
+from augury import hookimpl
+from augury.plugins.memory.contiguous import Contiguous
+
+
+class Forgetful(Contiguous):
+    name = "forgetful"
+
+    def open(self, tokens, *, may_reuse):
+        return super().open(tokens, may_reuse=False)
+
+
+@hookimpl
+def augury_memory_managers():
+    return [Forgetful]
+"""
+ARCHITECTURE = """
+from augury import Architecture, hookimpl
+from augury.blocks import Plan
+from augury.plugins.architectures.decoder import Decoder
+
+
+class Oracular(Architecture):
+    name = "oracular"
+
+    @classmethod
+    def plan(cls, file):
+        decoder = Decoder(file)
+        layers = range(decoder.n_layers)
+        pairs = [(decoder.attention(layer, decoder.rope()), decoder.feed_forward(layer)) for layer in layers]
+        return Plan(cls.name, (decoder.embedding(), *(block for pair in pairs for block in pair), decoder.output()), 256)
+
+
+@hookimpl
+def augury_architectures():
+    return [Oracular]
+"""
+DRAFTER = """
+from augury import Draft, Drafter, hookimpl
+
+
+class Stranger(Drafter):
+    name = "{name}"
+    {more}
+
+    def draft(self, history, limit):
+        return Draft()
+
+
+@hookimpl
+def {hook}():
+    return [Stranger]
+"""
+MODULES = {
+    "memory": MEMORY,
+    "architecture": ARCHITECTURE,
+    "broken": "raise OSError('no such device')\n",
+    "leaving": "raise SystemExit('cannot run here')\n",
+    "misspelt": DRAFTER.format(name="misspelt", more="", hook="augury_drafter"),
+    "clash": DRAFTER.format(name="suffix", more="", hook="augury_drafters"),
+    "future": DRAFTER.format(name="future", more="api_version = 99", hook="augury_drafters"),
+    "past": DRAFTER.format(name="past", more="api_version = 0", hook="augury_drafters"),
+    "nameless": DRAFTER.format(name="", more="del name", hook="augury_drafters"),
+}
+PROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "stranger-{name}"
+version = "1.2"
+
+[project.entry-points.augury]
+{name} = "stranger_{name}"
+
+[tool.setuptools]
+py-modules = ["stranger_{name}"]
+"""
+# pip takes longer to start than setuptools to build
+BUILD = "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1]); build_meta.build_wheel(sys.argv[2])"
+PROMPT = ",".join(["40,41,42,43,44,45"] * 6)
+
+
+class Environment:
+    """A virtual environment with strangers' packages in it, and a model that one of them knows."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        venv.create(folder / "venv", with_pip=False)
+        self.python = folder / "venv" / "bin" / "python"
+        site = Path(self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+        # what augury needs is taken from where the tests run, so that nothing is downloaded
+        (site / "parent.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        self.augury("new-drafter", "trail")
+        for name, source in MODULES.items():
+            project = folder / name
+            project.mkdir()
+            (project / f"stranger_{name}.py").write_text(source)
+            (project / "pyproject.toml").write_text(PROJECT.format(name=name))
+        builds = [
+            subprocess.Popen([sys.executable, "-c", BUILD, folder / name, folder], stdout=subprocess.DEVNULL)
+            for name in MODULES
+        ]
+        words = ["wheel", "-q", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "trail")]
+        subprocess.run([sys.executable, "-m", "pip", *words], check=True)
+        assert [build.wait() for build in builds] == [0] * len(MODULES)
+        wheels = [str(path) for path in folder.glob("*.whl")]
+        assert len(wheels) == len(MODULES) + 1
+        words = ["--python", str(self.python), "install", "-q", "--no-index", "--no-deps", *wheels]
+        subprocess.run([sys.executable, "-m", "pip", *words], check=True)
+        self.model = str(folder / "oracle.gguf")
+        write_tiny_model(Path(self.model), architecture="oracular")
+
+    def run(self, *words, plugins=""):
+        return subprocess.run(
+            [self.python, *words],
+            cwd=self.folder,
+            env=os.environ | {"AUGURY_PLUGINS": plugins},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def augury(self, *words, plugins=""):
+        return self.run("-m", "augury", *words, plugins=plugins)
+
+    def answer(self, *words, plugins):
+        words = ["-m", self.model, "--backend", "reference", "-c", "128", "--temp", "0", "-n", "24", "--json", *words]
+        ended = self.augury("run", *words, "--prompt-tokens", PROMPT, plugins=plugins)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("strangers"))
+
+
+def test_strangers_plugins_are_listed_with_their_distributions(strangers):
+    ended = strangers.augury("plugins", "--json", plugins="augury-trail,stranger-memory,stranger-architecture")
+    told = json.loads(ended.stdout)
+    theirs = {(each["kind"], each["name"], each["distribution"], each["version"]) for each in told["plugins"]}
+    assert {each for each in theirs if each[2] != "augury"} == {
+        ("drafter", "trail", "augury-trail", "0.1.0"),
+        ("memory", "forgetful", "stranger-memory", "1.2"),
+        ("architecture", "oracular", "stranger-architecture", "1.2"),
+    }
+    assert told["broken"] == []
+
+
+def test_a_drafter_a_memory_manager_and_an_architecture_work_together(strangers):
+    plugins = "augury-trail,stranger-memory,stranger-architecture"
+    plain = strangers.answer(plugins=plugins)
+    drafted = strangers.answer(
+        *("--spec-type", "trail:length=3", "--spec-fixed", "--memory", "forgetful", "--spec-trail-length", "3"), plugins=plugins
+    )
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["spec_type"] == "trail:length=3"
+    assert drafted["draft"]["accepted"] > 0
+
+
+def test_the_new_drafters_own_tests_pass(strangers):
+    ended = strangers.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "trail", plugins="augury-trail")
+    assert ended.returncode == 0, ended.stdout
+    assert "2 passed" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("broken", "OSError: no such device"),
+        ("leaving", "SystemExit: cannot run here"),
+        ("future", "PluginError: future was written for plugin API 99, this augury has 1; upgrade augury"),
+        ("past", "PluginError: past was written for plugin API 0, this augury has 1; upgrade stranger-past"),
+        ("nameless", "PluginError: augury_drafters offers Stranger, which states no name; expected a class attribute `name`"),
+    ],
+)
+def test_a_broken_plugin_is_a_warning_and_a_line_in_the_list(strangers, name, reason):
+    ended = strangers.augury("plugins", plugins=f"stranger-{name}")
+    assert ended.returncode == 0
+    assert f"broken: {name} of stranger-{name} 1.2: {reason}" in ended.stdout.splitlines()
+    assert "plugin cannot be used" in ended.stderr
+    ended = strangers.augury("run", "--spec-type", name, "-p", "hello", plugins=f"stranger-{name}")
+    assert ended.returncode == 1
+    assert f"{name} of stranger-{name} is broken: {reason}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("misspelt", "plugin 'misspelt' implements no known hook 'augury_drafter'; did you mean 'augury_drafters'?"),
+        ("clash", "two drafter plugins are called 'suffix': one of stranger-clash 1.2, one of augury"),
+    ],
+)
+def test_what_only_its_author_or_user_can_resolve_is_an_error(strangers, name, told):
+    ended = strangers.augury("plugins", plugins=f"stranger-{name}")
+    assert ended.returncode == 1
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert strangers.augury("plugins", plugins="augury-trail").returncode == 0
