@@ -168,7 +168,7 @@ class Engine:
                 planner = Planner(costs, [drafter.is_costly for drafter in chains[0]])
             loader.close_files()
             plugins = {"model": str(model), "backend": device.name, "memory": memory_class.name}
-            effective = attrs.asdict(options) | {"threads": target.n_threads}
+            effective = attrs.asdict(options) | {"threads": target.n_threads, "target": target.target}
             engine = cls(
                 target,
                 manager,

@@ -91,6 +91,7 @@ class Model(ABC):
     info: ModelInfo
     state_spec: StateSpec
     n_threads: int = 1  # that compute a pass
+    target: str = "generic"  # the instructions that it was compiled for, as its backend calls them
 
     @abstractmethod
     def forward(self, batch: Batch) -> Logits:

@@ -9,6 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu import lowering
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
+from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.loading import Weights
 from augury.backends.numba_cpu.logits import KernelLogits
 from augury.backends.numba_cpu.memory import Arena
@@ -49,6 +50,7 @@ class NumbaCpuModel(Model):
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
         self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
         self.n_threads = n_threads
+        self.target = choose_target()
         self._team = Team(n_threads)
         self._is_closed = False
         fields = {

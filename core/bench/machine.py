@@ -39,11 +39,10 @@ def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int)
         items: The whole workload.
         max_tokens: Of a run.
     """
-    target = config.get("target") or os.environ.get("AUGURY_CPU_TARGET") or "auto"
-    loaded = {key: config[key] for key in ("model", "backend", "threads")}
+    loaded = {key: config[key] for key in ("model", "backend", "target", "threads")}
     is_fixed = bool(config.get("speculative", {}).get("is_fixed"))
     made = {"drafts": "fixed" if is_fixed else "planned", "workload": digest(items), "max_tokens": max_tokens}
-    return machine_facts() | loaded | {"target": target} | made
+    return machine_facts() | loaded | made
 
 
 def _cpu() -> str:

@@ -115,7 +115,8 @@ def run_passes(args: argparse.Namespace) -> int:
     with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
         runner = ModelRunner(model)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
-        facts = machine_facts() | {"model": model.info.name, "backend": args.backend, "threads": model.n_threads}
+        loaded = {"model": model.info.name, "backend": args.backend, "target": model.target, "threads": model.n_threads}
+        facts = machine_facts() | loaded
         if args.vs is None:
             timings = sweep(runner, measures)
             lines = list(_lines(timings))
