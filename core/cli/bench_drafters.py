@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
 
 from augury.bench.changes import Saved
 from augury.bench.contest import Contest
@@ -21,7 +24,7 @@ from augury.cli.prompts import read_prompts
 from augury.cli.report import say
 from augury.cli.sampling_flags import request_params
 from augury.errors import OptionError
-from augury.options import options_of
+from augury.options import options_of, parse_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +83,17 @@ def items_of(args: argparse.Namespace) -> list[Item]:
             arguments = prompt.arguments()
             name, category = arguments.pop("id", str(number)), arguments.pop("category", "all")
             items.append(Item(str(name), str(category), arguments))
-    return items or builtin_workload()
+    return _distinct(items) or builtin_workload()
+
+
+def _distinct(items: Sequence[Item]) -> list[Item]:
+    """The same items, with ids that tell them apart where they come from several files."""
+    seen: Counter[str] = Counter()
+    found = []
+    for item in items:
+        seen[item.id] += 1
+        found.append(item if seen[item.id] == 1 else evolve(item, id=f"{item.id} ({seen[item.id]})"))
+    return found
 
 
 def _is_silent() -> bool:
@@ -95,7 +108,8 @@ def _competitors(args: argparse.Namespace) -> list[tuple[list[str], str | None]]
     found: list[tuple[list[str], str | None]] = []
     for texts in competitors or [["auto"]]:
         names = names_in_use(texts, args.registry)
-        takes_model = any("model" in options_of(args.registry.find("drafter", name).options_class) for name in names)
+        is_auto = any(spec.name == "auto" for text in texts for spec in parse_specs(text))
+        takes_model = is_auto or any("model" in options_of(args.registry.find("drafter", name).options_class) for name in names)
         found.append((texts, args.model_draft if takes_model else None))
     everyone = [name for texts, _ in found for name in names_in_use(texts, args.registry)]
     for name in drafter_options(args, everyone):

@@ -6,7 +6,9 @@ import json
 import pytest
 from oracles.models import tiny_model
 
+from augury.bench.workload import Item
 from augury.cli import main
+from augury.cli.bench_drafters import _distinct
 
 NGRAM = ["--spec-type", "ngram-simple"]
 REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
@@ -83,6 +85,19 @@ def test_a_file_of_prompts_may_name_categories_too(bench, workload):
     assert sum(each["tokens"] for each in told["runs"][0]["categories"].values()) == told["runs"][0]["tokens"] == 160
 
 
+def test_prompts_of_several_files_are_told_apart(bench, workload):
+    told = json.loads(bench("--workload", workload, "-f", workload, "--prompt-tokens", "7,8", *NGRAM, "--json")[1])
+    assert told["n_prompts"] == 5
+    assert list(told["runs"][0]["categories"]) == ["copying", "other", "all"]
+    assert len(told["runs"][0]["categories"]["copying"]["pairs"]) == 4
+
+
+def test_auto_takes_a_draft_model_too(bench):
+    told = json.loads(bench("--prompt-tokens", REPEATING, "--spec-type", "auto", "-md", tiny_model("llama-dense"), "--json")[1])
+    (run,) = told["runs"]
+    assert "draft-model" in run["spec_type"]
+
+
 def test_without_prompts_it_takes_standard_input_or_its_own_workload(bench, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, _, err = bench()
@@ -149,3 +164,8 @@ def test_what_makes_no_sense_is_refused_at_once(bench, words, expected):
     code, out, err = bench("--prompt-tokens", "1", *words)
     assert (code, out) == (2, "")
     assert expected in err
+
+
+def test_ids_that_occur_twice_are_numbered():
+    items = [Item("1"), Item("a"), Item("1"), Item("1")]
+    assert [item.id for item in _distinct(items)] == ["1", "a", "1 (2)", "1 (3)"]
