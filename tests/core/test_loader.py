@@ -14,7 +14,8 @@ def load(**how):
 
 
 def test_a_target_that_drafts_for_itself_has_two_memories():
-    with load(spec_type="draft-model", spec_fixed=True, draft_model=tiny_model("llama-dense"), draft_max=4) as engine, load() as plain:
+    draft = {"spec_type": "draft-model", "draft_model": tiny_model("llama-dense"), "draft_max": 4, "spec_fixed": True}
+    with load(**draft) as engine, load() as plain:
         models = engine._loader.models
         assert len(models) == 2
         assert models[0] is not models[1]
