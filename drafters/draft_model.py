@@ -4,7 +4,9 @@ It follows the text with a KV cache of its own. The first of its passes feeds wh
 sampled and, after a draft that was right to the end, that draft's last; each further pass feeds the token just drafted. One
 pass serves all slots. k drafted tokens take k passes.
 
-A draft model with another vocabulary is spoken to by text: see `augury.drafters.translation`.
+A draft model with another vocabulary is spoken to by text: see `augury.drafters.translation`. `tree` adds to a draft what else
+the draft model thought of: see `augury.drafters.draft_tree`. Where drafts are verified by rejection they are drawn as the
+request draws, and handed over with what they were drawn from.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with greedy drafts.
 """
@@ -14,8 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 from attrs import frozen
 
+from augury.drafters.draft_runner import DraftRunner, Wish
+from augury.drafters.draft_sampler import DraftSampler
+from augury.drafters.draft_tree import TreeShape, branched
+from augury.drafters.translation import Translation
+from augury.drafters.vocabulary_match import size_difference, tokenizer_difference
 from augury.errors import OptionError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
@@ -26,10 +34,7 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from augury.drafters.draft_runner import DraftRunner, Wish
-    from augury.drafters.translation import Translation
+    from augury.drafters.draft_runner import Written
     from augury.interfaces import Session
     from augury.tokenizer import Tokenizer
     from augury.types import Ask, ModelOptions
@@ -49,6 +54,7 @@ class DraftModelOptions:
     cache_type_k: str | None = option(None, help="type of the keys in its KV cache", aliases=("ctkd", "cache-type-k-draft"))
     cache_type_v: str | None = option(None, help="type of the values", aliases=("ctvd", "cache-type-v-draft"))
     backend: str | None = option(None, help="what computes it", aliases=("backend-draft",))
+    tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")
     p_min: float = option(
         0.0,
         help="a draft ends where the draft model's best token is less probable than this",
@@ -79,18 +85,26 @@ class DraftModel(Drafter):
 
         partner: Partner = session.shared((self.name, reference, load_options, options.backend), make)
         self._runner = partner.runner
+        self._tree = None if options.tree is None else TreeShape.of(options.tree)
+        self._sampler: DraftSampler | None = None  # of a request whose drafts are drawn
         self._translation = partner.translation(session.tokenizer)
+        if self._tree is not None and self._translation is not None:
+            raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the runner knows what it holds itself
         """Feed the prompt, as far as it is not what the draft model's slot holds anyway."""
         if self._translation is not None:
             self._translation.begin()
             history, _ = self._translation.follow(history)
+        sampling = self.session.sampling
+        self._sampler = None
+        if self.session.verify == "rejection" and sampling.temperature > 0 and self._translation is None:
+            self._sampler = DraftSampler(sampling, n_drawn=self._runner.n_model_vocab, n_vocab=self.session.model.n_vocab)
         self._runner.begin(self.session.slot, history)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Write ahead for one slot."""
-        return self._draft(self._runner.draft([self._wish(history, limit)])[0])
+        return self._draft(self._runner.draft([self._wish(history, limit)])[0], limit)
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
@@ -103,23 +117,28 @@ class DraftModel(Drafter):
             indices.setdefault(ask.drafter._runner, []).append(i)  # noqa: SLF001 - of this class
             wishes.append(ask.drafter._wish(ask.history, ask.limit))  # noqa: SLF001
         for runner, mine in indices.items():
-            for i, tokens in zip(mine, runner.draft([wishes[i] for i in mine]), strict=True):
-                drafts[i] = asks[i].drafter._draft(tokens)  # type: ignore[attr-defined] # noqa: SLF001
+            for i, written in zip(mine, runner.draft([wishes[i] for i in mine]), strict=True):
+                drafts[i] = asks[i].drafter._draft(written, asks[i].limit)  # type: ignore[attr-defined] # noqa: SLF001
         return drafts
 
     def _wish(self, history: np.ndarray, limit: int) -> Wish:
-        from augury.drafters.draft_runner import Wish
-
         n_same = None
         if self._translation is not None:
             history, n_same = self._translation.follow(history)
             if self._translation.is_within_character or not len(history):
                 limit = 0
-        # the option is read anew each time: a request may bring its own
-        return Wish(self.session.slot, history, limit, self.options.p_min, n_same)
+        n_candidates = 1
+        if self._tree is not None and self._sampler is None:
+            n_candidates, limit = self._tree.width, min(limit, self._tree.depth)
+        # p_min is read anew each time: a request may bring its own
+        return Wish(self.session.slot, history, limit, self.options.p_min, n_same, n_candidates, self._sampler)
 
-    def _draft(self, tokens: list[int]) -> Draft:
-        return Draft(tokens if self._translation is None else self._translation.back(tokens))
+    def _draft(self, written: Written, limit: int) -> Draft:
+        if self._translation is not None:
+            return Draft(self._translation.back(written.tokens)[:limit])
+        if written.candidates:
+            return branched(written, limit, self.options.p_min)
+        return Draft(written.tokens, probabilities=np.stack(written.probabilities) if written.probabilities else None)
 
 
 @frozen(eq=False)
@@ -131,8 +150,6 @@ class Partner:
 
     def translation(self, target: Tokenizer | None) -> Translation | None:
         """What one slot needs to speak to it."""
-        from augury.drafters.translation import Translation
-
         return Translation(target, self.tokenizer) if target is not None and self.tokenizer is not None else None
 
 
@@ -152,9 +169,6 @@ def _partner(reference: str, load_options: ModelOptions, backend: str | None, se
     Raises:
         UnsupportedError: It does not, and there is no text to speak by.
     """
-    from augury.drafters.draft_runner import DraftRunner
-    from augury.drafters.vocabulary_match import size_difference, tokenizer_difference
-
     target, draft = session.tokenizer, session.load_tokenizer(reference)
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)
     model = session.load(reference, load_options, backend)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define, frozen
+from attrs import Factory, define, frozen
 
 from augury.log import get_logger
 from augury.types import Batch
@@ -14,9 +13,10 @@ from augury.types import Batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.drafters.draft_sampler import DraftSampler
     from augury.interfaces import Logits, Model
 
-__all__ = ["DraftRunner", "Wish"]
+__all__ = ["DraftRunner", "Wish", "Written"]
 
 
 @define(eq=False)
@@ -54,6 +54,23 @@ class Wish:
     limit: int
     p_min: float
     n_same: int | None = None  # so many of its first tokens are as in the slot's wish before; None: all
+    n_candidates: int = 1  # for each place, to be told of
+    sampler: DraftSampler | None = None  # None: the best token is taken
+
+
+@define(eq=False)
+class Written:
+    """A draft.
+
+    Attributes:
+        tokens: One behind the other.
+        probabilities: What each was drawn from, (V,) float32; empty unless a sampler was given.
+        candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
+    """
+
+    tokens: list[int] = Factory(list)
+    probabilities: list[np.ndarray] = Factory(list)
+    candidates: list[list[tuple[int, float]]] = Factory(list)
 
 
 @frozen(eq=False)
@@ -80,6 +97,7 @@ class DraftRunner:
             n_slots: As many as the target has.
             n_vocab: A token beyond is never proposed.
         """
+        self.n_model_vocab = model.info.n_vocab
         self._model = model
         self._n_ctx = model.state_spec.n_ctx
         self._n_vocab = n_vocab
@@ -95,13 +113,13 @@ class DraftRunner:
         if start < len(prompt) and self._can_follow(line, history, start):
             self._forward([Feed(slot, start, prompt[start:])], wants_logits=False)
 
-    def draft(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def draft(self, wishes: Sequence[Wish]) -> list[Written]:
         """Write ahead for several slots at once, a token of each with every pass.
 
         Returns:
-            A draft for each wish, in order; empty where the draft model cannot follow the text.
+            What was written for each wish, in order; nothing where the draft model cannot follow the text.
         """
-        drafts: list[list[int]] = [[] for _ in wishes]
+        written = [Written() for _ in wishes]
         limits = [0] * len(wishes)
         writing, feeds = [], []
         for i, wish in enumerate(wishes):
@@ -116,16 +134,33 @@ class DraftRunner:
             logits = self._forward(feeds)
             best = logits.argmax().tolist()
             still_writing, feeds = [], []
-            for row, (i, token) in enumerate(zip(writing, best, strict=True)):
-                wish, draft = wishes[i], drafts[i]
-                if token >= self._n_vocab or (wish.p_min > 0 and _probability(logits, row, token) < wish.p_min):
-                    continue
-                draft.append(token)
-                if len(draft) < limits[i]:
+            for row, i in enumerate(writing):
+                wish, tokens = wishes[i], written[i].tokens
+                if self._write(wish, written[i], logits, row, best[row]) and len(tokens) < limits[i]:
                     still_writing.append(i)
-                    feeds.append(Feed(wish.slot, len(wish.history) + len(draft) - 1, np.array([token], np.int32)))
+                    feeds.append(Feed(wish.slot, len(wish.history) + len(tokens) - 1, np.array(tokens[-1:], np.int32)))
             writing = still_writing
-        return drafts
+        return written
+
+    def _write(self, wish: Wish, written: Written, logits: Logits, row: int, best: int) -> bool:
+        """Write one token more, unless the draft model is too unsure of its best one, or the target has none like it."""
+        if wish.p_min > 0 and _probabilities(logits, row, np.array([best], np.int32))[0] < wish.p_min:
+            return False
+        if wish.sampler is not None:
+            text = np.concatenate([wish.history, np.array(written.tokens, np.int32)])
+            if (drawn := wish.sampler.draw(logits, row, text)) is None:
+                return False
+            written.tokens.append(drawn[0])
+            written.probabilities.append(drawn[1])
+            return True
+        if best >= self._n_vocab:
+            return False
+        if wish.n_candidates > 1:
+            ids, _ = logits.top_k(row, wish.n_candidates)
+            ids = ids[ids < self._n_vocab]
+            written.candidates.append(list(zip(ids.tolist(), _probabilities(logits, row, ids).tolist(), strict=True)))
+        written.tokens.append(best)
+        return True
 
     def _can_follow(self, line: Line, history: np.ndarray, start: int) -> bool:
         """Whether `history`, held as far as `start`, fits; where it does not, the rest of the request goes without drafts."""
@@ -135,11 +170,10 @@ class DraftRunner:
                 f"the draft model's context of {self._n_ctx} tokens is full; the text goes on without drafts. "
                 "Give it a larger one with -cd"
             )
-        elif not line.is_parked and (token := int(history[start:].max())) >= self._model.info.n_vocab:
+        elif not line.is_parked and (token := int(history[start:].max())) >= self.n_model_vocab:
             line.is_parked = True
             self._warn_once(
-                f"token {token} is beyond the draft model's vocabulary of {self._model.info.n_vocab}; "
-                "the text goes on without drafts"
+                f"token {token} is beyond the draft model's vocabulary of {self.n_model_vocab}; the text goes on without drafts"
             )
         return not line.is_parked
 
@@ -167,5 +201,7 @@ class DraftRunner:
         return logits
 
 
-def _probability(logits: Logits, row: int, token: int) -> float:
-    return math.exp(float(logits.gather(row, np.array([token], np.int32))[0]) - logits.log_normalizer(row))
+def _probabilities(logits: Logits, row: int, ids: np.ndarray) -> np.ndarray:
+    """The probabilities (m,) of tokens (m,) int32 by the model's own distribution."""
+    probabilities: np.ndarray = np.exp(logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row))
+    return probabilities

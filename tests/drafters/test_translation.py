@@ -199,9 +199,17 @@ def models(tmp_path_factory):
 def test_output_is_that_of_plain_decoding(models, draft, sampling, slots):
     prompts = ["hello world", "def f(x):", "1234567"]
     how = {"max_tokens": 60, "ignore_eos": True, "logprobs": 1, **sampling}
-    with Engine.load(models["target"], n_ctx=128) as engine:
+    with Engine.load(models["target"], n_ctx=128, spec_type="none") as engine:
         plain = engine.generate(prompts, **how)
-    with Engine.load(models["target"], n_ctx=128, draft_model=models[draft], draft_max=5, slots=slots) as engine:
+    with Engine.load(
+        models["target"],
+        n_ctx=128,
+        spec_type="draft-model",
+        draft_model=models[draft],
+        draft_max=5,
+        slots=slots,
+        spec_fixed=True,
+    ) as engine:
         results = engine.generate(prompts, **how)
     assert [result.tokens for result in results] == [result.tokens for result in plain]
     assert [piece.logprob for result in results for piece in result.pieces] == [
@@ -214,7 +222,7 @@ def test_output_is_that_of_plain_decoding(models, draft, sampling, slots):
 
 
 def test_it_is_said_that_drafts_go_through_text_and_why(models, caplog):
-    with Engine.load(models["target"], n_ctx=64, draft_model=models["same"]):
+    with Engine.load(models["target"], n_ctx=64, spec_type="draft-model", draft_model=models["same"]):
         pass
     assert "drafts go through text" in caplog.text
     assert "token 5 is" in caplog.text
