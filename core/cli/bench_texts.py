@@ -49,10 +49,11 @@ def run_texts(args: argparse.Namespace) -> int:
         raise OptionError(f"-n is {n_predict}, expected at least 2: the first token counts to the prompt")
     path = resolve(args.model, args.registry, Progress())
     facts: dict[str, Any] = {}
+    spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
 
     @contextmanager
     def sides() -> Iterator[tuple[Callable[[Item], Answer], Callable[[Item], Answer]]]:
-        with load_engine(args, tuple(args.spec_type), args.model_draft) as engine, _server(args, path, engine) as server:
+        with load_engine(args, spec_type, args.model_draft) as engine, _server(args, path, engine) as server:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, items, n_predict))
             prompts = _prompts(path, engine.tokenizer, items)
             yield (

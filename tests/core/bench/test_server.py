@@ -154,12 +154,24 @@ def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, ask
         assert texts[what]["ratio"] > 1
         assert texts[what]["interval"][0] <= texts[what]["ratio"] <= texts[what]["interval"][1]
     assert 0 <= texts["same"] <= 1
+    assert texts["drafted"] == [0, 0]  # nobody asked for drafters
     assert main(words(program, *prompts)) == 0
     head, prompt, generation, *notes = capsys.readouterr().out.splitlines()
     assert "same text" in head
     assert prompt.split()[:2] == ["all", "prompt"]
     assert generation.split()[:2] == ["all", "generation"]
     assert "all 8" in notes[0]
+
+
+def test_where_either_drafts_both_start_anew_for_every_pair(program, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("augury.bench.texts.REST_S", 0)
+    program.write_text(program.read_text().replace("exec", f'echo "$@" >> {tmp_path / "told"}\nexec'))
+    drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-fixed", "--vs-args", "--spec-type ngram-simple"]
+    assert main(words(program, "--prompt-tokens", ",".join(["1,2,3"] * 5), "-n", "24", "-c", "64", *drafters, "--json")) == 0
+    (texts,) = json.loads(capsys.readouterr().out)["vs"]["texts"]
+    assert texts["drafted"][0] > 0
+    starts = (tmp_path / "told").read_text().splitlines()
+    assert [start.split()[-2:] for start in starts] == [["--spec-type", "ngram-simple"]] * 7
 
 
 @pytest.mark.parametrize(("more", "expected"), [(["-n", "1"], "-n is 1"), (["--warm"], "--warm"), (["--html", "x"], "--html")])
