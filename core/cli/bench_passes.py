@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from augury.bench.measure import Kind, Timing
     from augury.bench.versus import Ratio
-    from augury.interfaces import Model
+    from augury.interfaces import Backend, Model
 
 __all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "check_pairs", "run_passes", "trip_text"]
 
@@ -115,7 +115,7 @@ def run_passes(args: argparse.Namespace) -> int:
     with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
         runner = ModelRunner(model)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
-        loaded = {"model": model.info.name, "backend": args.backend, "target": model.target, "threads": model.n_threads}
+        loaded = {"model": model.info.name, "backend": _backend(args).name, "target": model.target, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
             timings = sweep(runner, measures)
@@ -164,7 +164,7 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
         AuguryError: As loading does.
     """
     log.configure(is_verbose=args.verbose)
-    backend = args.registry.choose("backend", None) if args.backend == "auto" else args.registry.find("backend", args.backend)
+    backend = _backend(args)
     if (reason := backend.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
@@ -177,6 +177,13 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
             yield model
         finally:
             loader.close()
+
+
+def _backend(args: argparse.Namespace) -> type[Backend]:
+    backend: type[Backend] = (
+        args.registry.choose("backend", None) if args.backend == "auto" else args.registry.find("backend", args.backend)
+    )
+    return backend
 
 
 def told(timings: Sequence[Timing]) -> dict[str, Any]:
