@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from augury.testing.contract import ContractError
     from augury.testing.drafter import check_drafter
+    from augury.testing.memory_manager import check_memory_manager
     from augury.testing.toy_model import ToyModel
 
-__all__ = ["ContractError", "ToyModel", "check_drafter"]
+__all__ = ["ContractError", "ToyModel", "check_drafter", "check_memory_manager"]
 
 _HOMES = {
     "ContractError": "contract",
     "ToyModel": "toy_model",
     "check_drafter": "drafter",
+    "check_memory_manager": "memory_manager",
 }
 
 

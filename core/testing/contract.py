@@ -71,6 +71,7 @@ def hypothesis_settings(n_examples: int) -> settings:
         derandomize=True,
         database=None,
         deadline=None,
+        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
     )

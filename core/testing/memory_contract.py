@@ -1,0 +1,23 @@
+"""What every memory manager promises; `augury.interfaces.MemoryManager` says the same at its methods."""
+
+from __future__ import annotations
+
+from augury.testing.contract import Contract
+
+OPEN = Contract("`open` gives a free slot to a request, or None while all are taken.", "augury.interfaces.MemoryManager.open")
+REUSE = Contract(
+    "Reused are tokens that begin the prompt, never all of it, and none where the request forbids it.",
+    "augury.interfaces.MemoryManager.open",
+)
+CAPACITY = Contract("What does not fit is a CapacityError and changes nothing.", "augury.interfaces.MemoryManager.prepare")
+ROOM = Contract(
+    "`room` is what still fits behind what a slot keeps, and `prepare` of as much works.",
+    "augury.interfaces.MemoryManager.room",
+)
+STEP = Contract("A pass starts at `mark`, with what is kept behind that in `replay`.", "augury.types.Step")
+STATE = Contract(
+    "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",
+    "augury.interfaces.MemoryManager.commit",
+)
+BYTES = Contract("`n_bytes` covers what the slots keep.", "augury.interfaces.MemoryManager.n_bytes")
+ERROR = Contract("A memory manager raises CapacityErrors alone.", "augury.interfaces.MemoryManager")

@@ -1,0 +1,149 @@
+"""`check_memory_manager`: the conformance suite of memory managers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from augury.options import build
+from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
+from augury.testing.driven_memory import DrivenMemory, Guess
+from augury.testing.toys import registry_with_toys
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hypothesis.strategies import DataObject, SearchStrategy
+
+    from augury.interfaces import MemoryManager
+    from augury.registry import Registry
+
+__all__ = ["MEMORY_CHECKS", "MemorySubject", "check_memory_manager", "memory_subject"]
+
+_N_CTX = 24
+
+
+@frozen(eq=False)
+class MemorySubject:
+    """A memory manager with options."""
+
+    manager: type[MemoryManager]
+    options: Any
+
+    def driven(self, n_slots: int) -> DrivenMemory:
+        """A new one, with a model."""
+        return DrivenMemory(
+            lambda spec: self.manager(self.options, spec), n_slots=n_slots, n_ctx=_N_CTX, name=self.manager.name
+        )
+
+
+def any_script(subject: MemorySubject) -> None:
+    """Requests that share prefixes, rounds over any slots with chains and trees, failures, ends: slots hold their texts."""
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    @hypothesis_settings(80)
+    @given(data=st.data())
+    def run(data: DataObject) -> None:
+        memory = subject.driven(data.draw(st.integers(1, 3)))
+        for _ in range(data.draw(st.integers(1, 14))):
+            choices = ["open", "open"] if not memory.texts else ["open", "round", "round", "round", "end", "fail"]
+            kind = data.draw(st.sampled_from(choices))
+            if kind == "open":
+                _open(memory, data)
+                continue
+            slots = sorted(memory.texts)
+            if kind == "round":
+                asked = data.draw(st.lists(st.sampled_from(slots), min_size=1, unique=True))
+                memory.round({slot: data.draw(_guesses()) for slot in asked})
+            else:
+                getattr(memory, kind)(data.draw(st.sampled_from(slots)))
+
+    run()
+
+
+def full_slots(subject: MemorySubject) -> None:
+    """A slot can be filled to its last position, and what does not fit is refused."""
+    memory = subject.driven(2)
+    memory.open(list(range(_N_CTX + 1)), may_reuse=True, chunk=8)
+    memory.open([1] * _N_CTX, may_reuse=True, chunk=5)
+    memory.open([2] * (_N_CTX - 6), may_reuse=True, chunk=99)
+    memory.open([3], may_reuse=True, chunk=1)  # there is no slot for it
+    for _ in range(8):
+        memory.round({slot: Guess((1, 2, 3), None, 1, 0) for slot in sorted(memory.texts)})
+    for _ in range(2):
+        memory.open([1] * _N_CTX, may_reuse=True, chunk=7)
+
+
+def tree_then_reuse(subject: MemorySubject) -> None:
+    """A request that ends just after a tree's path was kept leaves nothing behind that is not in its place."""
+    tree = Guess((3, 4, 5, 6, 7), (-1, -1, 1, 1, 3), n_right=9, own=8)  # its path is 4, 6, 7
+    for ends in ("end", "fail"):
+        memory = subject.driven(1)
+        memory.open([1, 2], may_reuse=True, chunk=8)
+        memory.round({0: tree})
+        getattr(memory, ends)(0)
+        memory.open([*memory.past[-1], 9], may_reuse=True, chunk=8)
+        memory.round({0: tree})
+        memory.round({0: tree})
+
+
+def _open(memory: DrivenMemory, data: DataObject) -> None:
+    from hypothesis import strategies as st
+
+    tails = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+    known = data.draw(st.sampled_from(memory.past))
+    prompt = [*known[: data.draw(st.integers(0, len(known)))], *data.draw(tails)]
+    memory.open(prompt, may_reuse=data.draw(st.booleans()), chunk=data.draw(st.integers(1, 8)))
+
+
+def _guesses() -> SearchStrategy[Guess]:
+    from hypothesis import strategies as st
+
+    tokens = st.lists(st.integers(0, 3), max_size=5).map(tuple)
+    parents = tokens.flatmap(
+        lambda drawn: st.tuples(
+            st.just(drawn),
+            st.one_of(st.none(), st.tuples(*(st.integers(-1, i - 1) for i in range(len(drawn))))),
+        )
+    )
+    return st.builds(
+        lambda both, n_right, own: Guess(both[0], both[1], n_right, own), parents, st.integers(0, 5), st.integers(0, 3)
+    )
+
+
+MEMORY_CHECKS = (
+    Check("holds the texts of its slots under any script", any_script),
+    Check("reuses what a tree left behind in its place", tree_then_reuse),
+    Check("fills slots to the last position, and no further", full_slots),
+)
+
+
+def check_memory_manager(
+    manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
+) -> None:
+    """Prove that a memory manager keeps its contracts, by any script of requests, rounds, drafts, trees, failures and ends.
+
+    Args:
+        manager: A class, or the name of an installed one.
+        options: Values of its options by name.
+        registry: Where a name is looked up; None for what is installed.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        OptionError: The options do not fit it, or hypothesis is not installed.
+        PluginError: There is no such memory manager.
+
+    >>> check_memory_manager("contiguous")
+    """
+    run_checks(MEMORY_CHECKS, memory_subject(manager, options, registry=registry))
+
+
+def memory_subject(
+    manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
+) -> MemorySubject:
+    """What the checks are run on; arguments and errors are those of `check_memory_manager`."""
+    require_hypothesis()
+    found = (registry or registry_with_toys()).find("memory", manager) if isinstance(manager, str) else manager
+    return MemorySubject(found, build(found.options_class, options or {}, found.name))

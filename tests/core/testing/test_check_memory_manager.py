@@ -1,0 +1,144 @@
+"""Every promise that a memory manager may break is found out."""
+
+import re
+
+import attrs
+import pytest
+
+from augury.errors import PluginError
+from augury.plugins.memory.contiguous import Contiguous
+from augury.testing import ContractError, check_memory_manager
+from augury.types import Opened, Step
+
+
+class Greedy(Contiguous):
+    def open(self, tokens, *, may_reuse):
+        opened = super().open(tokens, may_reuse=may_reuse)
+        return opened and Opened(opened.slot, len(tokens))
+
+
+class Wishful(Contiguous):
+    """Takes two texts of equal length for the same."""
+
+    def open(self, tokens, *, may_reuse):
+        opened = super().open(tokens, may_reuse=False)
+        if opened is None or not may_reuse:
+            return opened
+        slot = self._slots[opened.slot]
+        slot.n = min(int((slot.tokens >= 0).sum()), len(tokens) - 1)
+        return Opened(opened.slot, slot.n)
+
+
+class Insistent(Contiguous):
+    def open(self, tokens, *, may_reuse):
+        return super().open(tokens, may_reuse=True)
+
+
+class Double(Contiguous):
+    def open(self, tokens, *, may_reuse):
+        self._slots[0].is_free = True
+        return super().open(tokens, may_reuse=may_reuse)
+
+
+class Hesitant(Contiguous):
+    def open(self, tokens, *, may_reuse):
+        return None
+
+
+class Boundless(Contiguous):
+    def prepare(self, slot, n_new):
+        return Step(mark=self._slots[slot].n, moves=self._slots[slot].moves)
+
+
+class Generous(Contiguous):
+    def room(self, slot):
+        return super().room(slot) + 1
+
+
+class Keeping(Contiguous):
+    """Never undoes what was rejected."""
+
+    def prepare(self, slot, n_new):
+        step = super().prepare(slot, n_new)
+        self.n_new = n_new
+        return step
+
+    def commit(self, slot, step, tokens, path=None):
+        super().commit(slot, step, tokens, path)
+        self._slots[slot].n = step.mark + self.n_new
+
+
+class Straight(Contiguous):
+    """Knows no trees."""
+
+    def commit(self, slot, step, tokens, path=None):
+        super().commit(slot, step, tokens)
+
+
+class Hasty(Contiguous):
+    """Believes that states were moved that were not."""
+
+    def end(self, slot):
+        self._slots[slot].moves = ()
+        super().end(slot)
+
+
+class Replaying(Contiguous):
+    """Replays other tokens than it keeps."""
+
+    def prepare(self, slot, n_new):
+        step = super().prepare(slot, n_new)
+        return attrs.evolve(step, mark=step.mark - 1, replay=(0,)) if step.mark else step
+
+
+class Raising(Contiguous):
+    def end(self, slot):
+        raise KeyError(slot)
+
+
+class Weightless(Contiguous):
+    n_bytes = 0
+
+
+class Rewinding(Contiguous):
+    """Honest: computes the last token of what it keeps once more with every pass."""
+
+    def prepare(self, slot, n_new):
+        step = super().prepare(slot, n_new)
+        if step.moves or not step.mark:
+            return step
+        return attrs.evolve(step, mark=step.mark - 1, replay=(int(self._slots[slot].tokens[step.mark - 1]),))
+
+
+@pytest.mark.parametrize(
+    ("manager", "told"),
+    [
+        (Greedy, "Reused are tokens that begin the prompt, never all of it"),
+        (Wishful, "a slot holds the text of its request and nothing else. Seen: "),
+        (Insistent, "none where the request forbids it"),
+        (Double, "`open` gives a free slot"),
+        (Hesitant, "Seen: None with slots [] of"),
+        (Boundless, "What does not fit is a CapacityError and changes nothing"),
+        (Generous, "`room` is what still fits"),
+        (Keeping, "`room` is what still fits"),
+        (Straight, "other states than those of"),
+        (Hasty, "other states than those of"),
+        (Replaying, "A pass starts at `mark`"),
+        (Raising, "raises CapacityErrors alone. Seen: KeyError"),
+        (Weightless, "`n_bytes` covers what the slots keep"),
+    ],
+)
+def test_a_broken_promise_is_found_out(manager, told):
+    with pytest.raises(ContractError, match=re.escape(told)) as found:
+        check_memory_manager(manager)
+    assert "See augury." in str(found.value)
+
+
+@pytest.mark.parametrize("manager", ["contiguous", Rewinding])
+def test_an_honest_memory_manager_passes(manager):
+    check_memory_manager(manager)
+
+
+def test_a_name_that_does_not_exist_is_an_error():
+    with pytest.raises(PluginError, match="did you mean 'contiguous'"):
+        check_memory_manager("contigous")
