@@ -114,7 +114,13 @@ class Model(ABC):
 
 
 class Backend(Plugin, ABC):
-    """Computes plans on some device."""
+    """Computes plans on some device.
+
+    `tolerance` bounds, for any type of weights, the mean squared error of its logits against those of the reference backend, as
+    a share of their mean square: what its rounding may cost.
+    """
+
+    tolerance: ClassVar[float] = 1e-3
 
     def __init__(self, options: Any) -> None:
         self.options = options

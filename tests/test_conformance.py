@@ -5,8 +5,10 @@ import itertools
 
 import pytest
 
+from augury.testing.backend import BACKEND_CHECKS, backend_subject
 from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
 from augury.testing.drafter_engine_checks import WAYS, chained
+from augury.testing.memory_manager import MEMORY_CHECKS, memory_subject
 from augury.testing.toys import TINY_DRAFT, registry_with_toys
 
 REGISTRY = registry_with_toys()
@@ -44,3 +46,15 @@ def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
     way = list(WAYS)[i % len(WAYS)]
     tally = chained(subject(first), subject(second), backend, way, is_fixed=bool(i % 3))
     assert tally.n_accepted > 0 or not i % 3, "what declines every time proves nothing"
+
+
+@pytest.mark.parametrize("check", MEMORY_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("name", sorted(REGISTRY.memory_managers))
+def test_a_memory_manager_keeps_its_contracts(name, check):
+    check.run(memory_subject(name))
+
+
+@pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("name", sorted(set(REGISTRY.backends) - {"toy"}))
+def test_a_backend_keeps_its_contracts(name, check):
+    check.run(backend_subject(name))

@@ -1,6 +1,6 @@
-"""Proves plugins: checks that any drafter must pass, and the toys that they run on.
+"""Proves plugins: checks that any drafter, memory manager or backend must pass, and the toys that they run on.
 
-`check_drafter` raises a `ContractError` that says which contract was broken.
+`check_drafter`, `check_memory_manager` and `check_backend` raise a `ContractError` that says which contract was broken.
 `pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
 """
 
@@ -10,16 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from augury.testing.backend import check_backend
     from augury.testing.contract import ContractError
     from augury.testing.drafter import check_drafter
     from augury.testing.memory_manager import check_memory_manager
     from augury.testing.toy_model import ToyModel
 
-__all__ = ["ContractError", "ToyModel", "check_drafter", "check_memory_manager"]
+__all__ = ["ContractError", "ToyModel", "check_backend", "check_drafter", "check_memory_manager"]
 
 _HOMES = {
     "ContractError": "contract",
     "ToyModel": "toy_model",
+    "check_backend": "backend",
     "check_drafter": "drafter",
     "check_memory_manager": "memory_manager",
 }

@@ -153,7 +153,12 @@ class DrivenMemory:
         return share
 
     def _pass(self, shares: list[Share]) -> None:
-        tokens, slots, positions, parents, rows, moves = [], [], [], [], [], []
+        tokens: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        parents: list[int] = []
+        rows: list[int] = []
+        moves: list[tuple[int, int, int]] = []
         for share in shares:
             first, n_replayed = len(tokens), len(share.step.replay)
             tokens += [*share.step.replay, *share.tokens]
@@ -163,11 +168,17 @@ class DrivenMemory:
             root = first + n_replayed - 1 if n_replayed else -1
             parents += [*chain, *(first + n_replayed + parent if parent >= 0 else root for parent in share.parents)]
             rows += range(first + n_replayed, len(tokens))
-            moves += [(share.slot, *move) for move in share.step.moves]
+            moves += [(share.slot, origin, target) for origin, target in share.step.moves]
         if not shares:
             return
-        arrays = [np.array(each, np.int32) for each in (tokens, slots, positions, rows, parents)]
-        batch = Batch(*arrays, moves=np.array(moves, np.int32) if moves else None)
+        batch = Batch(
+            tokens=np.array(tokens, np.int32),
+            slots=np.array(slots, np.int32),
+            positions=np.array(positions, np.int32),
+            rows=np.array(rows, np.int32),
+            parents=np.array(parents, np.int32),
+            moves=np.array(moves, np.int32) if moves else None,
+        )
         try:
             logits = self.model.forward(batch).rows()
         except (AuguryError, IndexError) as error:

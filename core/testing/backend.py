@@ -1,0 +1,60 @@
+"""`check_backend`: the conformance suite of backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from augury.errors import UnsupportedError
+from augury.options import build
+from augury.testing.backend_checks import BACKEND_CHECKS, BackendSubject
+from augury.testing.contract import require_hypothesis, run_checks
+from augury.testing.toys import registry_with_toys
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.interfaces import Backend
+    from augury.registry import Registry
+
+__all__ = ["BACKEND_CHECKS", "BackendSubject", "backend_subject", "check_backend"]
+
+
+def check_backend(
+    backend: type[Backend] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    tolerance: float | None = None,
+    registry: Registry | None = None,
+) -> None:
+    """Prove that a backend keeps its contracts, on a tiny model with weights of several types.
+
+    Args:
+        backend: A class, or the name of an installed one.
+        options: Values of its options by name.
+        tolerance: Mean squared error of its logits as a share of their mean square, at most; None for what it states itself.
+        registry: Where everything is found; None for what is installed.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        UnsupportedError: It cannot run on this machine.
+        OptionError: The options do not fit it, or hypothesis is not installed.
+        PluginError: There is no such backend.
+    """
+    run_checks(BACKEND_CHECKS, backend_subject(backend, options, tolerance=tolerance, registry=registry))
+
+
+def backend_subject(
+    backend: type[Backend] | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    tolerance: float | None = None,
+    registry: Registry | None = None,
+) -> BackendSubject:
+    """What the checks are run on; arguments and errors are those of `check_backend`."""
+    require_hypothesis()
+    registry = registry or registry_with_toys()
+    found: type[Backend] = registry.find("backend", backend) if isinstance(backend, str) else backend
+    if (reason := found.unavailable_reason()) is not None:
+        raise UnsupportedError(f"backend {found.name} cannot run here: {reason}")
+    values = build(found.options_class, options or {}, found.name)
+    return BackendSubject(found, values, registry, found.tolerance if tolerance is None else tolerance)

@@ -1,0 +1,291 @@
+"""The checks of backends: a tiny model's logits against the reference backend's, and against themselves, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.testing import backend_contract as contract
+from augury.testing.contract import Check, hypothesis_settings
+from augury.testing.tiny_model import N_VOCAB, write_tiny_model
+from augury.types import Batch, ModelOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from augury.interfaces import Backend, Model
+    from augury.registry import Registry
+    from augury.testing.contract import Contract
+
+__all__ = ["BACKEND_CHECKS", "BackendSubject"]
+
+_WEIGHT_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
+_N_CTX = 160
+_SLACK = 1 << 20  # bytes of Python objects beside what the table counts
+
+
+@frozen(eq=False)
+class BackendSubject:
+    """A backend with options."""
+
+    backend: type[Backend]
+    options: Any
+    registry: Registry
+    tolerance: float
+
+    def load(self, weight_type: str = "F32", *, is_reference: bool = False, **given: Any) -> Model:
+        """A tiny model on it, or on the reference backend."""
+        device = make_backend(self.registry, "reference") if is_reference else self.backend(self.options)
+        options = ModelOptions(**{"n_slots": 2, "n_ctx": _N_CTX, "threads": 2, **given})
+        with tempfile.TemporaryDirectory(prefix="augury-tiny-") as folder:
+            path = Path(folder) / "tiny.gguf"
+            write_tiny_model(path, weight_type=weight_type)
+            file = ModelFile.open(path)
+            try:
+                return device.load(file, plan_of(file, self.registry), options, Progress())
+            finally:
+                file.close()
+
+    def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, told: str) -> None:
+        """See that logits are the same to the bit.
+
+        Raises:
+            ContractError: They are not.
+        """
+        if found.shape != expected.shape or not np.array_equal(found, expected):
+            raise promise.broken(self.backend.name, f"other logits {told}")
+
+
+def near_reference(subject: BackendSubject) -> None:
+    """Logits are the reference's, for each type of weights, all layers and fewer."""
+    tokens = _tokens(80)
+    for weight_type in _WEIGHT_TYPES:
+        with _closing(subject.load(weight_type)) as model, _closing(subject.load(weight_type, is_reference=True)) as oracle:
+            for n_layers in (None, *range(1, model.info.n_layers)):
+                batch = _chain(tokens, n_layers=n_layers)
+                found, right = model.forward(batch).rows().copy(), oracle.forward(batch).rows()
+                if found.dtype != np.float32 or found.shape != right.shape:
+                    raise contract.LOGITS.broken(subject.backend.name, f"{found.shape} {found.dtype}")
+                error = float(np.mean((found.astype(np.float64) - right) ** 2) / np.mean(right.astype(np.float64) ** 2))
+                if not error <= subject.tolerance:
+                    told = f"{weight_type}, {n_layers or 'all'} layers: error {error:.2g}, tolerance {subject.tolerance:.2g}"
+                    raise contract.LOGITS.broken(subject.backend.name, told)
+            whole = model.forward(_chain(tokens)).rows().copy()
+            found = model.forward(_chain(tokens, n_layers=model.info.n_layers)).rows()
+            subject.same(contract.LAYERS, found, whole, "with n_layers of all")
+
+
+def row_invariance(subject: BackendSubject) -> None:
+    """Any split, any company, any thread: the same bits."""
+    texts = (_tokens(120), _tokens(120, seed=2))
+    for weight_type in ("F32", "Q4_0"):
+        with _closing(subject.load(weight_type)) as model:
+            whole, other = (model.forward(_chain(text, slot=slot)).rows().copy() for slot, text in enumerate(texts))
+            _splits(subject, model, texts, (whole, other))
+            some = np.array([3, 50, 119], np.int32)
+            subject.same(contract.ROWS, model.forward(_chain(texts[0], rows=some)).rows(), whole[some], "for some rows alone")
+            subject.same(contract.ROWS, model.forward(_chain(texts[0], rows=some[:0])).rows(), whole[:0], "for no rows")
+        for threads in (1, 3):
+            with _closing(subject.load(weight_type, threads=threads)) as model:
+                subject.same(contract.THREADS, model.forward(_chain(texts[0])).rows(), whole, f"with {threads} threads")
+
+
+def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
+    """Two texts in two slots, cut anywhere, their parts side by side."""
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    cuts = st.lists(st.integers(1, 119), max_size=8).map(lambda drawn: [0, *sorted(set(drawn)), 120])
+
+    @hypothesis_settings(15)
+    @given(edges=st.tuples(cuts, cuts))
+    def run(edges: tuple[list[int], list[int]]) -> None:
+        for parts in itertools.zip_longest(*map(itertools.pairwise, edges)):
+            shares = [(slot, slice(*part)) for slot, part in enumerate(parts) if part is not None]
+            batch = _joined([_chain(texts[slot][part], slot=slot, start=part.start) for slot, part in shares])
+            right = np.concatenate([whole[slot][part] for slot, part in shares])
+            subject.same(contract.ROWS, model.forward(batch).rows(), right, f"of two slots, cut at {edges[0]} and {edges[1]}")
+
+    run()
+
+
+def undo(subject: BackendSubject) -> None:
+    """A rejected draft leaves no trace."""
+    tokens = _tokens(60)
+    with _closing(subject.load()) as model:
+        whole = model.forward(_chain(tokens)).rows().copy()
+        model.forward(_chain(tokens[:40]))
+        model.forward(_chain(_tokens(20, seed=5), start=40))
+        subject.same(contract.UNDO, model.forward(_chain(tokens[40:], start=40)).rows(), whole[40:], "after a rejected draft")
+
+
+def trees(subject: BackendSubject) -> None:
+    """Every path of any tree is a chain, and moves bring the one that was kept together."""
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    prompt = _tokens(30)
+    with _closing(subject.load()) as model, _closing(subject.load()) as chains:
+
+        @hypothesis_settings(15)
+        @given(parents=st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))))
+        def run(parents: tuple[int, ...]) -> None:
+            drafted = _tokens(len(parents), seed=3)
+            paths: list[list[int]] = []
+            for i, parent in enumerate(parents):
+                paths.append([*(paths[parent] if parent >= 0 else []), i])
+            model.forward(_chain(prompt))
+            depths = np.array([len(prompt) + len(path) - 1 for path in paths], np.int32)
+            tree = Batch(drafted, _zeros(parents), depths, _count(parents), parents=np.array(parents, np.int32))
+            found = model.forward(tree).rows().copy()
+            for i, path in enumerate(paths):
+                chains.forward(_chain(prompt))
+                right = chains.forward(_chain(drafted[path], start=len(prompt))).rows()[-1:]
+                subject.same(contract.TREES, found[i : i + 1], right, f"of token {i} of a tree with parents {parents}")
+            kept = max(paths, key=len)
+            moves = [(0, len(prompt) + place, len(prompt) + i) for i, place in enumerate(kept)]
+            chains.forward(_chain(prompt))
+            right = chains.forward(_chain([*drafted[kept], 7], start=len(prompt))).rows()[-1:].copy()
+            start = len(prompt) + len(kept)
+            found = model.forward(_chain([7], start=start, moves=np.array(moves, np.int32))).rows()
+            subject.same(contract.MOVES, found, right, f"behind path {kept} of a tree with parents {parents}")
+
+        run()
+
+
+def handle(subject: BackendSubject) -> None:
+    """What a handle says of its rows is so."""
+    with _closing(subject.load()) as model:
+        logits = model.forward(_chain(_tokens(5)))
+        rows = logits.rows().copy()
+        ids = np.array([7, 0, N_VOCAB - 1], np.int32)
+        for row, values in enumerate(rows):
+            order = np.lexsort((np.arange(N_VOCAB), -values))
+            best, best_values = logits.top_k(row, 9)
+            exact = float(np.log(np.exp(values.astype(np.float64)).sum()))
+            for told, is_so in (
+                ("argmax", int(logits.argmax()[row]) == int(values.argmax())),
+                ("top_k", np.array_equal(best, order[:9]) and np.array_equal(best_values, values[order[:9]])),
+                ("gather", np.array_equal(logits.gather(row, ids), values[ids])),
+                ("log_normalizer", abs(logits.log_normalizer(row) - exact) < 1e-6),
+            ):
+                if not is_so:
+                    raise contract.HANDLE.broken(subject.backend.name, f"{told} of row {row}")
+
+
+def outside(subject: BackendSubject) -> None:
+    """What does not exist is refused, before anything is stored."""
+    tokens = _tokens(10)
+    with _closing(subject.load()) as model:
+        whole = model.forward(_chain(tokens)).rows().copy()
+        for batch, error in (
+            (_chain([1], start=_N_CTX), CapacityError),
+            (_chain([1], start=-1), CapacityError),
+            (_chain([1], slot=2), CapacityError),
+            (_chain([N_VOCAB]), OptionError),
+            (_chain([-1]), OptionError),
+        ):
+            told = f"token {batch.tokens[0]} at position {batch.positions[0]} of slot {batch.slots[0]}"
+            _raises(subject, contract.OUTSIDE, error, told, lambda: model.forward(batch))  # noqa: B023 - called at once
+        found = model.forward(_chain(tokens[-1:], start=len(tokens) - 1)).rows()
+        subject.same(contract.OUTSIDE, found, whole[-1:], "after passes that were refused")
+    model.close()
+    _raises(subject, contract.CLOSED, AuguryError, "a pass after close", lambda: model.forward(_chain([1])))
+    _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_k=q9", lambda: subject.load(cache_type_k="q9"))
+    _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_v=q9", lambda: subject.load(cache_type_v="q9"))
+
+
+def memory_table(subject: BackendSubject) -> None:
+    """The table grows as the context does, and nothing large is held beside it."""
+    n_bytes = []
+    for n_ctx in (64, 4096):
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            with _closing(subject.load(n_ctx=n_ctx, n_slots=4)) as model:
+                held = tracemalloc.get_traced_memory()[0] - before
+                n_bytes.append(sum(line.n_bytes for line in model.memory_table()))
+                spec = model.state_spec
+        finally:
+            tracemalloc.stop()
+        if held > 1.05 * n_bytes[-1] + _SLACK:
+            raise contract.TABLE.broken(subject.backend.name, f"{held} bytes held, {n_bytes[-1]} in the table")
+    grown, needed = n_bytes[1] - n_bytes[0], 4 * (4096 - 64) * spec.n_bytes_per_position
+    if grown < needed:
+        raise contract.TABLE.broken(subject.backend.name, f"{grown} bytes for states that take {needed}")
+
+
+def _raises(subject: BackendSubject, promise: Contract, error: type[Exception], told: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except error:
+        return
+    except Exception as other:
+        raise promise.broken(subject.backend.name, f"{told}: {type(other).__name__}: {other}") from other
+    raise promise.broken(subject.backend.name, f"{told} was taken")
+
+
+class _closing:  # noqa: N801 - reads as contextlib's
+    """A model that is closed at the end of a `with` statement, twice."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def __enter__(self) -> Model:
+        return self._model
+
+    def __exit__(self, *_: object) -> None:
+        self._model.close()
+        self._model.close()
+
+
+def _tokens(n: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, N_VOCAB, n).astype(np.int32)
+
+
+def _zeros(items: Sequence[object]) -> np.ndarray:
+    return np.zeros(len(items), np.int32)
+
+
+def _count(items: Sequence[object]) -> np.ndarray:
+    return np.arange(len(items), dtype=np.int32)
+
+
+def _chain(
+    tokens: Sequence[int] | np.ndarray, *, slot: int = 0, start: int = 0, rows: np.ndarray | None = None, **more: Any
+) -> Batch:
+    n = len(tokens)
+    positions = np.arange(start, start + n, dtype=np.int32)
+    wanted = np.arange(n, dtype=np.int32) if rows is None else rows
+    return Batch(np.array(tokens, np.int32), np.full(n, slot, np.int32), positions, wanted, **more)
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    tokens = np.concatenate([each.tokens for each in batches])
+    return Batch(
+        tokens=tokens,
+        slots=np.concatenate([each.slots for each in batches]),
+        positions=np.concatenate([each.positions for each in batches]),
+        rows=np.arange(len(tokens), dtype=np.int32),
+    )
+
+
+BACKEND_CHECKS = (
+    Check("gives the reference's logits", near_reference),
+    Check("computes a token the same way in any company", row_invariance),
+    Check("forgets what is stored again", undo),
+    Check("computes trees as chains, and moves states", trees),
+    Check("tells the truth about its rows", handle),
+    Check("refuses what does not exist", outside),
+    Check("accounts for its memory", memory_table),
+)

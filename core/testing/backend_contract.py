@@ -1,0 +1,24 @@
+"""What every backend promises; `augury.interfaces.Model` and `augury.types.Batch` say the same at length."""
+
+from __future__ import annotations
+
+from augury.testing.contract import Contract
+
+LOGITS = Contract("Logits are the reference backend's, up to the backend's `tolerance`.", "augury.interfaces.Backend.tolerance")
+ROWS = Contract(
+    "A token's logits do not depend, to the bit, on what shares its pass nor on how earlier tokens were split into passes.",
+    "augury.interfaces.Model.forward",
+)
+THREADS = Contract("Nor do they depend on the number of threads.", "docs/architecture.md, “Why the output cannot change”")
+UNDO = Contract("What is stored again is forgotten.", "augury.types.Batch")
+TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.types.Batch")
+MOVES = Contract("States that are moved are those that they were.", "augury.types.Batch")
+LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.types.Batch")
+HANDLE = Contract("The methods of Logits agree with its rows.", "augury.interfaces.Logits")
+OUTSIDE = Contract(
+    "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",
+    "augury.interfaces.Model.forward",
+)
+UNSUPPORTED = Contract("What a backend cannot do is an UnsupportedError.", "augury.interfaces.Backend.load")
+CLOSED = Contract("`close` may be called twice; a pass afterwards is an AuguryError.", "augury.interfaces.Model.close")
+TABLE = Contract("The memory table sums to what is allocated.", "augury.interfaces.Model.memory_table")

@@ -1,0 +1,110 @@
+"""Every promise that a backend may break is found out."""
+
+import re
+
+import attrs
+import numpy as np
+import pytest
+
+from augury.backends.reference import Reference
+from augury.errors import PluginError, UnsupportedError
+from augury.interfaces import Backend, Model
+from augury.logits import ArrayLogits
+from augury.testing import ContractError, check_backend
+from augury.testing.backend import BACKEND_CHECKS, backend_subject
+
+
+class Altered(Model):
+    """The reference's model with something wrong."""
+
+    def __init__(self, model, options, wrong):
+        self.model, self.options, self.wrong = model, options, wrong
+        self.info, self.state_spec = model.info, model.state_spec
+
+    def forward(self, batch):
+        changed = self.wrong.get("batch", lambda batch, n_ctx: batch)(batch, self.state_spec.n_ctx)
+        rows = self.model.forward(changed).rows()
+        rows = self.wrong.get("rows", lambda rows, batch, options: rows)(rows, batch, self.options)
+        return self.wrong.get("logits", ArrayLogits)(rows)
+
+    def memory_table(self):
+        return self.wrong.get("table", list)(self.model.memory_table())
+
+    def close(self):
+        if "stays open" not in self.wrong:
+            self.model.close()
+
+
+def backend_with(**wrong):
+    class Mutant(Backend):
+        name = "mutant"
+
+        def load(self, file, plan, options, progress):
+            if wrong.get("cache_types") and options.cache_type_k not in ("f16", "f32"):
+                raise ValueError(options.cache_type_k)
+            return Altered(Reference(None).load(file, plan, options, progress), options, wrong)
+
+    return Mutant
+
+
+class NoArgmax(ArrayLogits):
+    def argmax(self):
+        return super().argmax() * 0
+
+
+class NoOrder(ArrayLogits):
+    def top_k(self, row, k):
+        ids, values = super().top_k(row, k)
+        return ids[::-1], values[::-1]
+
+
+def without(name):
+    return lambda batch, n_ctx: attrs.evolve(batch, **{name: None})
+
+
+def clipped(batch, n_ctx):
+    return attrs.evolve(batch, tokens=np.clip(batch.tokens, 0, 263))
+
+
+MUTANTS = {
+    "Logits are the reference backend's": {"rows": lambda rows, *_: rows * np.float32(1.1)},
+    "F32, 1 layers: error": {"batch": without("n_layers")},
+    "what shares its pass": {"rows": lambda rows, batch, _: rows + np.float32(1e-4) * len(batch.tokens)},
+    "with 1 threads": {"rows": lambda rows, _, options: rows + np.float32(1e-4) * options.threads},
+    "of a tree with parents": {"batch": without("parents")},
+    "behind path": {"batch": without("moves")},
+    "argmax of row": {"logits": NoArgmax},
+    "top_k of row": {"logits": NoOrder},
+    "token 264 at position 0 of slot 0 was taken": {"batch": clipped},
+    "a pass after close was taken": {"stays open": True},
+    "cache_type_k=q9: ValueError": {"cache_types": True},
+    "bytes held, 0 in the table": {"table": lambda table: []},
+}
+
+
+CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["truth"] * 2 + ["exist"] * 3 + ["memory"]
+
+
+@pytest.mark.parametrize(("told", "name"), list(zip(MUTANTS, CHECKS, strict=True)))
+def test_a_broken_promise_is_found_out(told, name):
+    (check,) = (check for check in BACKEND_CHECKS if name in check.name)
+    with pytest.raises(ContractError, match=re.escape(told)) as found:
+        check.run(backend_subject(backend_with(**MUTANTS[told])))
+    assert str(found.value).startswith("mutant: ")
+
+
+def test_a_tolerance_may_be_given():
+    with pytest.raises(ContractError, match="tolerance 1e-30"):
+        check_backend("numba-cpu", tolerance=1e-30)
+
+
+def test_a_backend_that_is_missing_or_cannot_run_is_an_error():
+    class Absent(Reference):
+        @classmethod
+        def unavailable_reason(cls):
+            return "there is no GPU"
+
+    with pytest.raises(UnsupportedError, match="there is no GPU"):
+        check_backend(Absent)
+    with pytest.raises(PluginError, match="did you mean 'reference'"):
+        check_backend("referense")
