@@ -11,12 +11,11 @@ from augury.options import options_of
 from augury.testing import drafter_contract as contract
 from augury.testing.contract import Check
 from augury.testing.drafter_scripts import PROMPTS
-from augury.testing.drafter_world import Tally
-from augury.testing.toys import TINY_TARGET
+from augury.testing.drafter_world import Subject, Tally
+from augury.testing.toys import TINY_TARGET, ToyDrafter
 
 if TYPE_CHECKING:
     from augury.registry import Registry
-    from augury.testing.drafter_world import Subject
     from augury.types import Result
 
 __all__ = ["ENGINE_CHECKS", "WAYS", "chained"]
@@ -38,6 +37,14 @@ def lossless(subject: Subject, way: str) -> None:
                 results = _answers(subject.name, engine, WAYS[way], subject.tally)
             plain = _plain(subject.registry, backend, way)
             _compare(subject.name, f"{way} on {backend} with {slots} slots", plain, _output(results))
+
+
+def in_chain(subject: Subject) -> None:
+    """Nor does it matter which drafter it shares a chain with, and in which order."""
+    other = Subject(ToyDrafter, {}, subject.registry, subject.backends)
+    for is_fixed in (True, False):
+        for pair in ((subject, other), (other, subject)):
+            chained(*pair, "toy", "sampled", is_fixed=is_fixed)
 
 
 def cancelled(subject: Subject) -> None:
@@ -153,6 +160,7 @@ def _compare(name: str, where: str, plain: _Output, found: _Output) -> None:
 ENGINE_CHECKS = (
     *(Check(f"leaves {way} output as it is", functools.partial(lossless, way=way)) for way in WAYS),
     Check("leaves planned output as it is", planned),
+    Check("leaves output as it is in a chain", in_chain),
     Check("leaves no trace of a cancelled request", cancelled),
     Check("takes options by request", per_request),
 )

@@ -145,7 +145,7 @@ class DrivenMemory:
     def _share(self, slot: int, kept: list[int], tokens: list[int], parents: list[int]) -> Share:
         told = f"prepare of {len(tokens)} in slot {slot}"
         step = self._call(told, lambda: self._memory.prepare(slot, len(tokens)))
-        if step.mark < 0 or list(step.replay) != kept[step.mark :]:
+        if not 0 <= step.mark <= len(kept) or list(step.replay) != kept[step.mark :]:
             raise self._broken(contract.STEP, f"{step} where {kept} is kept")
         share = Share(slot, step, tokens, parents)
         for token, parent in zip(tokens, parents, strict=True):

@@ -114,9 +114,9 @@ def _guesses() -> SearchStrategy[Guess]:
 
 
 MEMORY_CHECKS = (
-    Check("holds the texts of its slots under any script", any_script),
-    Check("reuses what a tree left behind in its place", tree_then_reuse),
     Check("fills slots to the last position, and no further", full_slots),
+    Check("reuses what a tree left behind in its place", tree_then_reuse),
+    Check("holds the texts of its slots under any script", any_script),
 )
 
 

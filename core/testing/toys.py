@@ -1,4 +1,4 @@
-"""What checks run on: a backend that computes hashes, and tiny models for it and all others."""
+"""What checks run on: a backend that computes hashes, tiny models for it and all others, and a drafter for company."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Backend, Source
+from augury.interfaces import Backend, Drafter, Source
 from augury.registry import Registry
 from augury.testing.tiny_model import PERIOD, write_tiny_model
 from augury.testing.toy_model import ToyModel
-from augury.types import ModelInfo
+from augury.types import Draft, ModelInfo
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from augury.blocks import Plan
     from augury.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 
-__all__ = ["TINY_DRAFT", "TINY_TARGET", "TinySource", "ToyBackend", "registry_with_toys"]
+__all__ = ["TINY_DRAFT", "TINY_TARGET", "TinySource", "ToyBackend", "ToyDrafter", "registry_with_toys"]
 
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
@@ -44,6 +46,17 @@ class ToyBackend(Backend):
             errors=file.get("augury.toy.errors", float, 0.0),
             info=ModelInfo.of(file, plan),
         )
+
+
+class ToyDrafter(Drafter):
+    """Expects what came a period before: somebody to share a chain with."""
+
+    name = "toy-period"
+    scope = "request"
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Propose the last tokens once more, where there are enough of them."""
+        return Draft(history[-PERIOD:][:limit]) if len(history) > 2 * PERIOD else Draft()
 
 
 class TinySource(Source):
@@ -78,12 +91,17 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 class _Toys:
-    """The plugin that offers the two."""
+    """The plugin that offers them."""
 
     @hookimpl
     def augury_backends(self) -> list[type[Backend]]:
         """Offer `toy`."""
         return [ToyBackend]
+
+    @hookimpl
+    def augury_drafters(self) -> list[type[Drafter]]:
+        """Offer `toy-period`."""
+        return [ToyDrafter]
 
     @hookimpl
     def augury_sources(self) -> list[type[Source]]:
