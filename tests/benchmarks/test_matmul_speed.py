@@ -1,7 +1,7 @@
 """How fast one core multiplies packed matrices that no cache holds: GB/s of weights and 10^9 multiply-adds per second.
 
-Types of about the same bits should be about as fast. What one of them lacks in GB/s at one token it may lack in unpacking, at 16
-and more tokens in scales and minima, which a type needs once per 16, 32 or 256 columns.
+Types of about the same bits should be about as fast. What one of them lacks in GB/s at one token it may lack in unpacking, at
+16 and more tokens in scales and minima, of which types need more or fewer.
 """
 
 import numpy as np
