@@ -26,33 +26,37 @@ class Target:
         needed: features that the host must have.
         dot: makes the dot product for weights of some bits.
         look_up: emits table[index] for 16 bytes and vectors of indices: (builder, table, u8x64) → u8x64.
-        groups: the groups of 16 rows that a tile works on together, as many as its sums leave registers for.
         tiles: tokens per tile, the largest first, by where weights come from. What does not fit into registers spills, which
             costs more than it saves.
+        n_together: tiles of up to so many tokens, likewise, run through memory once, for both groups of rows; larger ones work
+            on one group after the other, as the sums of both do not fit into registers.
     """
 
     needed: frozenset[str]
     dot: Callable[[int], Dot]
     look_up: Callable[..., ir.Value]
-    groups: tuple[tuple[int, ...], ...]
     tiles: dict[str, tuple[int, ...]]
+    n_together: dict[str, int]
+
+    def runs(self, place: str, n_tokens: int) -> tuple[tuple[int, ...], ...]:
+        """Name the groups of rows of each run through memory of a tile of `n_tokens`."""
+        return ((0, 1),) if n_tokens <= self.n_together[place] else ((0,), (1,))
 
 
-_BOTH, _EACH = ((0, 1),), ((0,), (1,))
-_WIDE = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}
-_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 1)}
+_WIDE = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
+_NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"packed": 1, "scratch": 1, "float": 2}
 _pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
 # The best first.
 TARGETS = {
     "avx512vnni": Target(
-        frozenset({"avx512vnni", "avx512bw"}), Avx512VnniDot, look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), _BOTH, _WIDE
+        frozenset({"avx512vnni", "avx512bw"}), Avx512VnniDot, look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), *_WIDE
     ),
-    "avxvnni": Target(frozenset({"avxvnni", "avx2"}), AvxVnniDot, _pshufb, _EACH, _NARROW),
-    "avx2": Target(frozenset({"avx2", "fma"}), Avx2Dot, _pshufb, _EACH, _NARROW),
+    "avxvnni": Target(frozenset({"avxvnni", "avx2"}), AvxVnniDot, _pshufb, *_NARROW),
+    "avx2": Target(frozenset({"avx2", "fma"}), Avx2Dot, _pshufb, *_NARROW),
     "neondot": Target(
-        frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), _EACH, _NARROW
+        frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), *_NARROW
     ),
-    "generic": Target(frozenset(), Dot, look_up, _EACH, _NARROW),
+    "generic": Target(frozenset(), Dot, look_up, *_NARROW),
 }
 
 

@@ -164,19 +164,21 @@ def _unit(b: ir.IRBuilder, fmt: Format, w: ir.Value, block: ir.Value) -> ir.Valu
     return w if fmt.unit_blocks > 1 else b.add(w, b.mul(block, ir.Constant(I64, fmt.unit_bytes)))
 
 
-def _count_tiles(b: ir.IRBuilder, n_tokens: ir.Value, sizes: Sequence[int]) -> tuple[list[ir.Value], ir.Value]:
-    """Return how many tiles of each size, the largest first, there are for the tokens, and of all sizes."""
+def _count_tiles(
+    b: ir.IRBuilder, n_tokens: ir.Value, sizes: Sequence[int], runs: Sequence[tuple[Sequence[int], ...]]
+) -> tuple[list[ir.Value], ir.Value]:
+    """Return how many tiles of each size, the largest first, there are for the tokens, and how many runs of all."""
     counts, left, total = [], n_tokens, ir.Constant(I64, 0)
-    for size in sizes:
+    for size, groups_of_runs in zip(sizes, runs, strict=True):
         counts.append(b.udiv(left, ir.Constant(I64, size)))
         left = b.urem(left, ir.Constant(I64, size))
-        total = b.add(total, counts[-1])
+        total = b.add(total, b.mul(counts[-1], ir.Constant(I64, len(groups_of_runs))))
     return counts, total
 
 
-def _share(b: ir.IRBuilder, lines: ir.Value, n_tiles: ir.Value) -> ir.Value:
-    """Return how many of the lines each tile prefetches, rounded up."""
-    return b.udiv(b.sub(b.add(lines, n_tiles), ir.Constant(I64, 1)), n_tiles)
+def _share(b: ir.IRBuilder, lines: ir.Value, n_runs: ir.Value) -> ir.Value:
+    """Return how many of the lines each run of a tile prefetches, rounded up."""
+    return b.udiv(b.sub(b.add(lines, n_runs), ir.Constant(I64, 1)), n_runs)
 
 
 def _multiply(
@@ -190,15 +192,17 @@ def _multiply(
         step = b.mul(n_tokens, token)
         stream = cgutils.alloca_once_value(b, ahead)
         done: ir.Value = ir.Constant(I64, 0)
-        sizes = cpu.tiles["float" if fmt.float_bytes else where]
-        counts, n_all = _count_tiles(b, n_tokens, sizes)
-        lines = _share(b, lines, b.mul(n_all, ir.Constant(I64, len(cpu.groups))))
-        for size, n_tiles in zip(sizes, counts, strict=True):
+        case = "float" if fmt.float_bytes else where
+        sizes = cpu.tiles[case]
+        runs = [cpu.runs(case, size) for size in sizes]
+        counts, n_all = _count_tiles(b, n_tokens, sizes, runs)
+        lines = _share(b, lines, n_all)
+        for size, n_tiles, groups_of_runs in zip(sizes, counts, runs, strict=True):
             tokens = ir.Constant(I64, size)
             with cgutils.for_range(b, n_tiles) as loop:
                 first = b.add(done, b.mul(loop.index, tokens))
                 here = (b.add(x, b.mul(first, token)), b.add(y, b.mul(first, row)))
-                for groups in cpu.groups:
+                for groups in groups_of_runs:
                     _emit_tile(b, fmt, where, cpu, size, groups, (w, *here, n_blocks, step, stream, lines))
             done = b.add(done, b.mul(n_tiles, tokens))
         return context.get_dummy_value()
