@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.cache_type import check_cache_types
+from augury.errors import CapacityError, OptionError
 from augury.interfaces import Backend
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 
-CACHE_TYPES = ("f16", "f32")
 MAX_THREADS = 1024  # more than any machine has cores, few enough that a typing error is answered at once
 
 
@@ -27,9 +27,7 @@ class NumbaCpu(Backend):
 
     def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
-        for flag, found in (("cache_type_k", options.cache_type_k), ("cache_type_v", options.cache_type_v)):
-            if found not in CACHE_TYPES:
-                raise UnsupportedError(f"{flag} is {found!r}, but numba-cpu stores {' or '.join(CACHE_TYPES)}")
+        check_cache_types(plan, options)
         threads = options.threads or n_physical_cores()
         if threads > MAX_THREADS:
             raise OptionError(f"threads is {threads}, expected at most {MAX_THREADS}; as many as there are cores is best")

@@ -16,6 +16,7 @@ from augury.backends.numba_cpu import logits
 from augury.backends.numba_cpu.kernels import attention_layer, step, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.tape import GATED, RECORD, Buffers, Writer, bits
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from augury.blocks import Attention, Plan, Rope
     from augury.types import ModelOptions
 
-_FORMATS = {"f16": 2, "f32": 4}
 _NO_WINDOW = 1 << 40
 _OVERREAD = 16  # floats that a kernel may read (never use) behind a table
 _BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
@@ -140,8 +140,8 @@ def _layer(
 def _cache_bytes(block: Attention, options: ModelOptions) -> tuple[int, int]:
     """Bytes of keys and of values per position."""
     return (
-        block.n_kv_heads * block.head_dim * _FORMATS[options.cache_type_k],
-        block.n_kv_heads * _up(block.value_dim, 16) * _FORMATS[options.cache_type_v],
+        block.n_kv_heads * (block.head_dim * BYTES[options.cache_type_k]) // LANES,
+        block.n_kv_heads * (_up(block.value_dim, LANES) // LANES * BYTES[options.cache_type_v]),
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.weights import Weights
+from augury.cache_type import check_cache_types
 from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.types import ModelInfo
@@ -28,6 +29,7 @@ class Reference(Backend):
 
     def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
+        check_cache_types(plan, options)
         info = ModelInfo.of(file, plan)
         try:
             return ReferenceModel(info, plan, Weights.load(file, plan, progress), options)

@@ -6,13 +6,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.errors import CapacityError, UnsupportedError
+from augury.backends.reference.cache_type import TYPES
+from augury.errors import CapacityError
 
 if TYPE_CHECKING:
     from augury.blocks import Attention
     from augury.types import ModelOptions
 
-_TYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
+
+class _Rows:
+    """Rows of D numbers, (S, G, T, D), as a cache type keeps them."""
+
+    def __init__(self, shape: tuple[int, ...], size: int, name: str) -> None:
+        self._encode, self._decode = TYPES[name]
+        self._arrays = tuple(np.zeros((*shape, *part.shape), part.dtype) for part in self._encode(np.zeros(size)))
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays)
+
+    def store(self, slot: int, cell: int, rows: np.ndarray) -> None:
+        for array, part in zip(self._arrays, self._encode(rows), strict=True):
+            array[slot, :, cell] = part
+
+    def move(self, slot: int, source: int, target: int) -> None:
+        for array in self._arrays:
+            array[slot, :, target] = array[slot, :, source]
+
+    def read(self, slot: int, cells: slice | np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(self._decode(*(array[slot][:, cells] for array in self._arrays)))
 
 
 class LayerCache:
@@ -24,35 +46,28 @@ class LayerCache:
     def __init__(self, layer: Attention, options: ModelOptions) -> None:
         shape = (options.n_slots, layer.n_kv_heads, options.n_ctx)
         try:
-            self.keys = np.zeros((*shape, layer.head_dim), _type(options.cache_type_k))
-            self.values = np.zeros((*shape, layer.value_dim), _type(options.cache_type_v))
+            self._keys = _Rows(shape, layer.head_dim, options.cache_type_k)
+            self._values = _Rows(shape, layer.value_dim, options.cache_type_v)
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
             size = f"{options.n_slots} slots with {options.n_ctx} positions"
             raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of both arrays."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of keys and values."""
+        return self._keys.n_bytes + self._values.n_bytes
 
     def store(self, slot: int, cell: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Keep the keys (G, D) and values (G, D_v) of one token."""
-        self.keys[slot, :, cell] = keys
-        self.values[slot, :, cell] = values
+        self._keys.store(slot, cell, keys)
+        self._values.store(slot, cell, values)
 
     def move(self, moves: np.ndarray) -> None:
         """Copy what cells hold to others, one after the other: (m, 3) int32 of slot, from, to."""
         for slot, source, target in moves.tolist():
-            self.keys[slot, :, target] = self.keys[slot, :, source]
-            self.values[slot, :, target] = self.values[slot, :, source]
+            self._keys.move(slot, source, target)
+            self._values.move(slot, source, target)
 
     def seen(self, slot: int, cells: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys (G, t, D) and values (G, t, D_v), float64, of t cells."""
-        keys, values = (array[slot][:, cells].astype(np.float64, order="C") for array in (self.keys, self.values))
-        return keys, values
-
-
-def _type(name: str) -> np.dtype[np.floating]:
-    if name not in _TYPES:
-        raise UnsupportedError(f"cache type {name!r} is not supported by this backend; expected one of {', '.join(_TYPES)}")
-    return _TYPES[name]
+        return self._keys.read(slot, cells), self._values.read(slot, cells)

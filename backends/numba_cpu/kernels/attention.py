@@ -1,8 +1,8 @@
 """Attention over a cache of keys and values.
 
-Keys lie as [G][T/16][D][16]: sixteen cells to a vector, so that scores need no sums across lanes. Values lie as
-[G][T][D_v padded to 16]. T is a slot's cells padded to 64; a slot's share of a layer is one run of memory. A token's state
-lies in the cell of its position or, in a tree, where several have one position, in the next free cell.
+Sixteen keys lie together, component by component, so that scores need no sums across lanes: [G][T/16][D][16]. Values lie as
+[G][T][D_v padded to 16]; `cache_type.py` says more. T is a slot's cells padded to 64; a slot's share of a layer is one run of
+memory. A token's state lies in the cell of its position or, in a tree, where several have one position, in the next free cell.
 
 A query row (one token, one query head) walks the positions it sees in chunks of 256 that begin at multiples of 256. Within
 a chunk: scores, their maximum, exponentials, weighted sum of values, position by position; chunks are merged in order. Rows
@@ -47,7 +47,8 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     Q,
     T,
 )
-from augury.backends.numba_cpu.kernels.attention_tile import BYTES, CHUNK, MAX_ROWS, POSITIONS, SCORE_BYTES, score, weigh
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS, SCORE_BYTES, lines_of, score, weigh
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, store_part
 from augury.backends.numba_cpu.kernels.simd import atomic_add, get_f32, get_i64, mul, put_f32, put_i64
@@ -136,7 +137,7 @@ def scatter(weights, scores, mark, token, position, parents, start, base, first,
 @cache
 def attend_kernel(type_k: str, type_v: str) -> Any:
     """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads. Operand: the layer."""
-    bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
+    bytes_k, bytes_v, all_lines_k, all_lines_v = BYTES[type_k], BYTES[type_v], lines_of(type_k), lines_of(type_v)
 
     @helper
     def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
@@ -195,11 +196,11 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
         lines_k = lines_v = 0
         if tile < n_tiles:
-            lines_k = share_of_lines(POSITIONS * bytes_k // LINE, tile, n_tiles)
-            lines_v = share_of_lines(POSITIONS * bytes_v // LINE, tile, n_tiles)
+            lines_k = share_of_lines(all_lines_k, tile, n_tiles)
+            lines_v = share_of_lines(all_lines_v, tile, n_tiles)
         for p in range(cell0 // POSITIONS * POSITIONS, cell1, POSITIONS):
-            here = keys + bytes_k * d * (base + p)
-            ahead = here + bytes_k * d * distance + tile * lines_k * LINE * d
+            here = keys + bytes_k * d * ((base + p) // LANES)
+            ahead = here + bytes_k * d * (distance // LANES) + tile * lines_k * LINE * d
             score_tile(n_rows, here, scratch + QUERIES, d, scale, scores + 4 * p, ahead, lines_k)
         for r in range(n_rows):
             token = (row + r) // share
@@ -219,8 +220,8 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
             put_f32(parts + r * bytes_of_part, top)
             put_f32(parts + r * bytes_of_part + 4, total)
-        here = values + bytes_v * padded * (base + cell0)
-        ahead = here + bytes_v * padded * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
+        here = values + bytes_v * (padded // LANES) * (base + cell0)
+        ahead = here + bytes_v * (padded // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
         weigh_tile(n_rows, scores + 4 * cell0, cell1 - cell0, here, padded, parts + HEAD, bytes_of_part, ahead, lines_v)
 
     @helper
@@ -234,8 +235,8 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         share = get_i64(layer + H) // n_groups
         bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
         run = (slot * n_groups + group) * get_i64(layer + T)
-        keys = get_i64(layer + KEYS) + bytes_k * get_i64(layer + D) * run
-        values = get_i64(layer + VALUES) + bytes_v * (bytes_of_part - HEAD) // 4 * run
+        keys = get_i64(layer + KEYS) + bytes_k * get_i64(layer + D) * (run // LANES)
+        values = get_i64(layer + VALUES) + bytes_v * ((bytes_of_part - HEAD) // 4 // LANES) * run
         positions, parents = get_i64(state + TOKEN_POSITIONS) + 8 * start, get_i64(place + 24)
         q = get_i64(layer + Q) + 4 * (start * get_i64(layer + LDQ) + group * share * get_i64(layer + D))
         own = scratch + OWN_PARTS

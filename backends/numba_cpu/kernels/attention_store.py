@@ -28,22 +28,21 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     T,
     V,
 )
-from augury.backends.numba_cpu.kernels.attention_tile import BYTES
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, copy_key, store_key, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part
+from augury.backends.numba_cpu.kernels.machine import get_f64
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.rope import rotate
 from augury.backends.numba_cpu.kernels.simd import get_i64
+from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS
-
-_STORES = {"f16": (simd.put_f16, simd.store_f16), "f32": (simd.put_f32, simd.store_f32)}
 
 
 @cache
 def prepare_kernel(type_k: str, type_v: str) -> Any:
     """Make the kernel that norms and turns queries and keys, and stores keys and values. Operand: the layer."""
-    put_k, bytes_k = _STORES[type_k][0], BYTES[type_k]
-    store_v, bytes_v = _STORES[type_v][1], BYTES[type_v]
+    put_k, bytes_k = store_key(type_k), BYTES[type_k]
+    put_v, bytes_v = store_value(type_v), BYTES[type_v]
 
     @helper
     def ready(x, layer, norm, eps, turns):
@@ -56,7 +55,7 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
         layer = get_i64(record + 16)
         n, n_heads, n_groups = get_i64(state + N_TOKENS), get_i64(layer + H), get_i64(layer + G)
         d, dv, length = get_i64(layer + D), get_i64(layer + DV), get_i64(layer + T)
-        padded = (dv + 15) // 16 * 16
+        scratch, bytes_of_value = scratch_of(state, thread), bytes_v * ((dv + LANES - 1) // LANES)
         n_items = n * (n_heads + n_groups)
         for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
             t = item // (n_heads + n_groups)
@@ -72,13 +71,9 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
                 cell = get_i64(get_i64(state + CELLS) + 8 * t)
                 k = get_i64(layer + K) + 4 * (t * get_i64(layer + LDK) + head * d)
                 ready(k, layer, get_i64(layer + K_NORM), get_f64(layer + K_EPS), turns)
-                to = get_i64(layer + KEYS) + bytes_k * (d * (run * length + cell // 16 * 16) + cell % 16)
-                for i in range(d):
-                    put_k(to + 16 * bytes_k * i, simd.get_f32(k + 4 * i))
+                put_k(k, get_i64(layer + KEYS) + bytes_k * d * ((run * length + cell) // LANES), cell % LANES, d, scratch)
                 v = get_i64(layer + V) + 4 * (t * get_i64(layer + LDV) + head * dv)
-                to = get_i64(layer + VALUES) + bytes_v * padded * (run * length + cell)
-                for i in range(0, dv, 16):
-                    store_v(to + bytes_v * i, load_part(v + 4 * i, dv - i))
+                put_v(v, get_i64(layer + VALUES) + bytes_of_value * (run * length + cell), dv, scratch)
 
     prepare.__name__ = prepare.__qualname__ = f"prepare_{type_k}_{type_v}"
     return kernel(prepare)
@@ -87,28 +82,24 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
 @cache
 def move_kernel(type_k: str, type_v: str) -> Any:
     """Make the kernel that copies states from cell to cell. Operands: layers, how many, moves (slot, from, to), how many."""
-    bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
-    copy_k = {2: (simd.get_u16, simd.put_u16), 4: (simd.get_u32, simd.put_u32)}[bytes_k]
-    get_k, put_k = copy_k
+    copy_k, bytes_k, bytes_v = copy_key(type_k), BYTES[type_k], BYTES[type_v]
 
     def move(record, state, thread, n_threads):
         layers, n_layers = get_i64(record + 16), get_i64(record + 24)
         for index in range(n_layers * thread // n_threads, n_layers * (thread + 1) // n_threads):
             layer = get_i64(layers + 8 * index)
             d, length, n_groups = get_i64(layer + D), get_i64(layer + T), get_i64(layer + G)
-            n_bytes = bytes_v * ((get_i64(layer + DV) + 15) // 16 * 16)
+            n_bytes = bytes_v * ((get_i64(layer + DV) + LANES - 1) // LANES)
             for number in range(get_i64(record + 40)):
                 place = get_i64(record + 32) + 24 * number
                 slot, source, target = get_i64(place), get_i64(place + 8), get_i64(place + 16)
                 for run in range(slot * n_groups, (slot + 1) * n_groups):
-                    keys = get_i64(layer + KEYS) + bytes_k * d * run * length
-                    here = keys + bytes_k * (d * (source // 16 * 16) + source % 16)
-                    there = keys + bytes_k * (d * (target // 16 * 16) + target % 16)
-                    for i in range(0, 16 * bytes_k * d, 16 * bytes_k):
-                        put_k(there + i, get_k(here + i))
+                    keys = get_i64(layer + KEYS) + bytes_k * d * (run * length // LANES)
+                    here, there = keys + bytes_k * d * (source // LANES), keys + bytes_k * d * (target // LANES)
+                    copy_k(here, source % LANES, there, target % LANES, d)
                     values = get_i64(layer + VALUES) + n_bytes * run * length
-                    for i in range(0, n_bytes, 4):
-                        simd.put_u32(values + n_bytes * target + i, simd.get_u32(values + n_bytes * source + i))
+                    for i in range(n_bytes):
+                        simd.put_u8(values + n_bytes * target + i, simd.get_u8(values + n_bytes * source + i))
 
     move.__name__ = move.__qualname__ = f"move_{type_k}_{type_v}"
     return kernel(move)

@@ -13,17 +13,25 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from augury.backends.numba_cpu.kernels.cache_type import (
+    BLOCK,
+    BYTES,
+    COLUMNS,
+    FLOATS,
+    LANES,
+    emit_floats,
+    emit_keys,
+    emit_values,
+)
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import F16, F32, F32X16, I64, call, emit_prefetch, f32x16, load, splat, store
+from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I64, call, emit_prefetch, f32x16, load, splat, store
 from augury.backends.numba_cpu.kernels.unpack import at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 CHUNK = 256  # positions whose scores are kept at once
-LANES = 16
 SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared behind
-BYTES = {"f16": 2, "f32": 4}
 _VECTOR = 64
 
 # Rows of the largest tile, vectors of positions or columns beside each other: what registers hold without spilling.
@@ -31,11 +39,9 @@ MAX_ROWS, N_VECTORS = (6, 4) if llvmlite.binding.get_host_cpu_features().get("av
 POSITIONS = LANES * N_VECTORS  # that are scored at once
 
 
-def _load(b: ir.IRBuilder, kind: str, address: ir.Value) -> ir.Value:
-    """Load 16 numbers of the cache as float32."""
-    if kind == "f16":
-        return b.fpext(load(b, address, ir.VectorType(F16, LANES)), F32X16)
-    return load(b, address, F32X16)
+def lines_of(kind: str) -> int:
+    """Cache lines that POSITIONS keys advance by with a step, or values with each N_VECTORS vectors of columns."""
+    return max(POSITIONS * BYTES[kind] // LANES // _VECTOR, 1)
 
 
 def _scaled(b: ir.IRBuilder, index: ir.Value, n_bytes: int) -> ir.Value:
@@ -71,25 +77,66 @@ class _Sums:
         return [[b.load(slot) for slot in slots] for slots in self._slots]
 
 
+def _emit_float_scores(
+    b: ir.IRBuilder,
+    kind: str,
+    sums: _Sums,
+    keys: ir.Value,
+    heads: Sequence[ir.Value],
+    d: ir.Value,
+    fetch: Callable[[int], None],
+) -> None:
+    block = _scaled(b, d, BYTES[kind])
+    with cgutils.for_range(b, d) as loop:
+        fetch(1)
+        key = b.add(keys, _scaled(b, loop.index, BYTES[kind]))
+        vectors = []
+        for _ in range(N_VECTORS):
+            vectors.append(emit_floats(b, kind, key))
+            key = b.add(key, block)
+        sums.add(b, vectors, [b.add(head, _scaled(b, loop.index, 4)) for head in heads])
+
+
+def _emit_scaled_scores(
+    b: ir.IRBuilder,
+    kind: str,
+    sums: _Sums,
+    keys: ir.Value,
+    heads: Sequence[ir.Value],
+    d: ir.Value,
+    fetch: Callable[[int], None],
+) -> None:
+    block, columns = _scaled(b, d, BYTES[kind]), COLUMNS[kind]
+    with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, BLOCK))) as outer:
+        fetch(2)  # for the scales
+        start = b.add(keys, _scaled(b, outer.index, BLOCK * BYTES[kind]))
+        starts = [b.add(start, b.mul(block, ir.Constant(I64, v))) for v in range(N_VECTORS)]
+        scales = [emit_floats(b, "f16", place) for place in starts]
+        queries = [b.add(head, _scaled(b, outer.index, 4 * BLOCK)) for head in heads]
+        with cgutils.for_range(b, ir.Constant(I64, BLOCK // columns)) as inner:
+            fetch(1)
+            codes = [b.add(at(b, place, BYTES["f16"]), _scaled(b, inner.index, LANES)) for place in starts]
+            vectors = [emit_keys(b, kind, *pair) for pair in zip(codes, scales, strict=True)]
+            for part in range(columns):
+                factors = [at(b, b.add(query, _scaled(b, inner.index, 4 * columns)), 4 * part) for query in queries]
+                sums.add(b, [vector[part] for vector in vectors], factors)
+
+
 def _score(
     _: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scale: Any, out: Any, ahead: Any, lines: Any
 ) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         keys, queries, d, scale, out, ahead, lines = args[2:]
-        n_bytes = BYTES[kind.literal_value]
         rows = range(n_rows.literal_value)
         heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
-        block = _scaled(b, d, LANES * n_bytes)
         sums = _Sums(b, len(rows), N_VECTORS)
         stream = cgutils.alloca_once_value(b, ahead)
-        with cgutils.for_range(b, d) as loop:
-            _prefetch(b, stream, lines)
-            key = b.add(keys, _scaled(b, loop.index, LANES * n_bytes))
-            vectors = []
-            for _v in range(N_VECTORS):
-                vectors.append(_load(b, kind.literal_value, key))
-                key = b.add(key, block)
-            sums.add(b, vectors, [b.add(head, _scaled(b, loop.index, 4)) for head in heads])
+
+        def fetch(times: int) -> None:
+            _prefetch(b, stream, _scaled(b, lines, times))
+
+        emit = _emit_float_scores if kind.literal_value in FLOATS else _emit_scaled_scores
+        emit(b, kind.literal_value, sums, keys, heads, d, fetch)
         for r, vectors in enumerate(sums.rows(b)):
             for v, vector in enumerate(vectors):
                 store(b, at(b, out, r * SCORE_BYTES + v * _VECTOR), b.fmul(vector, scale))
@@ -113,21 +160,20 @@ def _weigh(
 ) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         weights, count, values, width, out, stride, ahead, lines = args[2:]
-        n_bytes, rows = BYTES[kind.literal_value], range(n_rows.literal_value)
-        step = _scaled(b, width, n_bytes)
+        name, rows = kind.literal_value, range(n_rows.literal_value)
+        step = _scaled(b, b.udiv(width, ir.Constant(I64, LANES)), BYTES[name])
         done: ir.Value = ir.Constant(I64, 0)
         stream = cgutils.alloca_once_value(b, ahead)
-        for n_vectors in (N_VECTORS, 1):
+        least = 1 if name in FLOATS else BLOCK // LANES
+        for n_vectors in dict.fromkeys((N_VECTORS, least)):
             columns = ir.Constant(I64, LANES * n_vectors)
             n_tiles = b.udiv(b.sub(width, done), columns)
             with cgutils.for_range(b, n_tiles) as tile:
                 first = b.add(done, b.mul(tile.index, columns))
                 sums = _Sums(b, len(rows), n_vectors)
-                start = b.add(values, _scaled(b, first, n_bytes))
                 with cgutils.for_range(b, count) as loop:
                     _prefetch(b, stream, lines)
-                    value = b.add(start, b.mul(loop.index, step))
-                    vectors = [_load(b, kind.literal_value, at(b, value, LANES * n_bytes * v)) for v in range(n_vectors)]
+                    vectors = emit_values(b, name, n_vectors, b.add(values, b.mul(loop.index, step)), width, first)
                     weight = b.add(weights, _scaled(b, loop.index, 4))
                     sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])
                 to = b.add(out, _scaled(b, first, 4))

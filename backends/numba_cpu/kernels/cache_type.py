@@ -1,0 +1,231 @@
+"""How keys and values are kept, by cache type: sizes, loads, and stores of one token's heads.
+
+Floats are as they are. The types q8_0 and q4_0 keep 32 neighbouring components of a head together: codes, and a float16 scale
+that they are multiples of, as ggml's types of these names; they lie so that a vector is loaded at once:
+
+    keys     16 cells at a time. Floats: [D][16]. Else per 32 components 16 scales, then codes: [32][16] bytes, or [16][16]
+             bytes of which each has two neighbouring components, the first in its lower half.
+    values   cell by cell. Floats: [D_v padded to 16]. Else all scales, then codes: bytes, or, as in a model file, 16 bytes for
+             32 components, the first 16 in the lower halves.
+
+Numerics: codes times scale is exact in float32. Largest error of a number: f16 2^-11 and bf16 2^-8 of itself, q8_0 1/254 and
+q4_0 1/8 of the largest of its 32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.jit import helper
+from augury.backends.numba_cpu.kernels.machine import load_part
+from augury.backends.numba_cpu.kernels.simd import (
+    F16,
+    F32,
+    F32X16,
+    I8,
+    I16,
+    I32,
+    I32X16,
+    constant,
+    load,
+    operation,
+    splat,
+    store,
+)
+from augury.backends.numba_cpu.kernels.unpack import at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+f32 = np.float32
+LANES = 16
+BLOCK = 32  # components that share a scale
+BYTES = {"f16": 32, "bf16": 32, "f32": 64, "q8_0": 17, "q4_0": 9}  # of 16 numbers, scales included
+FLOATS = ("f16", "bf16", "f32")
+COLUMNS = {"q8_0": 1, "q4_0": 2}  # components that a vector of 16 bytes of keys holds
+_SCALE = 2
+
+
+# Loads, for the tiles of attention
+
+
+def emit_floats(b: ir.IRBuilder, kind: str, address: ir.Value) -> ir.Value:
+    """Load 16 numbers of a float type."""
+    if kind == "f16":
+        return b.fpext(load(b, address, ir.VectorType(F16, LANES)), F32X16)
+    return simd.emit_load_bf16(b, address) if kind == "bf16" else load(b, address, F32X16)
+
+
+def _codes(b: ir.IRBuilder, kind: str, address: ir.Value) -> list[ir.Value]:
+    """Load 16 bytes of codes as whole numbers: one vector of floats, or two."""
+    packed = load(b, address, ir.VectorType(I8, LANES))
+    if kind == "q8_0":
+        return [b.sitofp(b.sext(packed, I32X16), F32X16)]
+    wide, eight = b.zext(packed, I32X16), constant(I32X16, 8)
+    halves = (b.and_(wide, constant(I32X16, 15)), b.lshr(wide, constant(I32X16, 4)))
+    return [b.sitofp(b.sub(half, eight), F32X16) for half in halves]
+
+
+def emit_keys(b: ir.IRBuilder, kind: str, codes: ir.Value, scales: ir.Value) -> list[ir.Value]:
+    """One component of 16 keys, or two that lie together; `scales` is a vector."""
+    return [b.fmul(vector, scales) for vector in _codes(b, kind, codes)]
+
+
+def emit_values(b: ir.IRBuilder, kind: str, n_vectors: int, row: ir.Value, width: ir.Value, first: ir.Value) -> list[ir.Value]:
+    """Components `first` to first + 16 * n_vectors of the values of a cell at `row`."""
+    if kind in FLOATS:
+        start = b.add(row, b.mul(first, ir.Constant(first.type, BYTES[kind] // LANES)))
+        return [emit_floats(b, kind, at(b, start, BYTES[kind] * v)) for v in range(n_vectors)]
+    divisor = ir.Constant(first.type, LANES)
+    scale = b.add(row, b.udiv(first, divisor))
+    codes = b.add(b.add(row, b.udiv(width, divisor)), b.udiv(first, ir.Constant(first.type, COLUMNS[kind])))
+    vectors = []
+    for v in range(0, n_vectors, 2):
+        factor = splat(b, b.fpext(load(b, at(b, scale, _SCALE * v // 2), F16), F32), F32X16)
+        for part in range(0, 2, COLUMNS[kind]):
+            here = at(b, codes, LANES * (v + part) // COLUMNS[kind])
+            vectors += [b.fmul(vector, factor) for vector in _codes(b, kind, here)]
+    return vectors
+
+
+# Stores
+
+
+def _round_bf16(b: ir.IRBuilder, x: ir.Value, whole: ir.Type, half: ir.Type) -> ir.Value:
+    """Round to the nearest, ties to even, by integers: an instruction for it takes small numbers for zero."""
+
+    def number(value: int) -> ir.Constant:
+        return constant(whole, value) if isinstance(whole, ir.VectorType) else ir.Constant(whole, value)
+
+    bits = b.bitcast(x, whole)
+    odd = b.and_(b.lshr(bits, number(16)), number(1))
+    return b.trunc(b.lshr(b.add(b.add(bits, number(0x7FFF)), odd), number(16)), half)
+
+
+_put_bf16 = operation("put_bf16", simd.void, (simd.i64, simd.f32), lambda b, a, v: store(b, a, _round_bf16(b, v, I32, I16)))
+_store_bf16 = operation(
+    "store_bf16",
+    simd.void,
+    (simd.i64, simd.f32x16),
+    lambda b, a, v: store(b, a, _round_bf16(b, v, I32X16, ir.VectorType(I16, LANES))),
+)
+_to_whole = operation("to_whole", simd.i32x16, (simd.f32x16,), lambda b, x: b.fptosi(x, I32X16))  # towards zero
+_PUTS = {"f16": simd.put_f16, "bf16": _put_bf16, "f32": simd.put_f32}
+_STORES = {"f16": simd.store_f16, "bf16": _store_bf16, "f32": simd.store_f32}
+
+
+@helper
+def _round_q8_0(x, out):
+    """32 floats → as many signed bytes; returns their scale."""
+    a, b = simd.load_f32(x), simd.load_f32(x + 64)
+    largest = simd.max_lanes(simd.maximum(simd.absolute(a), simd.absolute(b)))
+    inverse = f32(0)
+    if largest > f32(0):
+        inverse = f32(127) * (f32(1) / largest)
+    factor = simd.splat_f32(inverse)
+    simd.store_i8(out, simd.to_i32(simd.mul(a, factor)))
+    simd.store_i8(out + 16, simd.to_i32(simd.mul(b, factor)))
+    return largest / f32(127)
+
+
+@helper
+def _round_q4_0(x, out):
+    """32 floats → codes from 0 to 15, a byte each; returns their scale."""
+    a, b, zero = simd.load_f32(x), simd.load_f32(x + 64), simd.zero_f32()
+    scale = simd.max_lanes(simd.maximum(a, b))
+    low = simd.max_lanes(simd.maximum(simd.sub(zero, a), simd.sub(zero, b)))
+    if low > scale:
+        scale = -low
+    scale /= f32(-8)
+    inverse = f32(0)
+    if scale != f32(0):
+        inverse = f32(1) / scale
+    factor, half, top = simd.splat_f32(inverse), simd.splat_f32(f32(8.5)), simd.splat_f32(f32(15))
+    simd.store_i8(out, _to_whole(simd.minimum(simd.add(simd.mul(a, factor), half), top)))
+    simd.store_i8(out + 16, _to_whole(simd.minimum(simd.add(simd.mul(b, factor), half), top)))
+    return scale
+
+
+_ROUNDS = {"q8_0": _round_q8_0, "q4_0": _round_q4_0}
+
+
+def store_key(kind: str) -> Any:
+    """What stores a key: (x, to, lane, d, scratch), one lane of the 16 cells at `to`."""
+    if kind in FLOATS:
+        put, n_bytes = _PUTS[kind], BYTES[kind] // LANES
+
+        @helper
+        def store_floats(x, to, lane, d, scratch):
+            for i in range(d):
+                put(to + n_bytes * (LANES * i + lane), simd.get_f32(x + 4 * i))
+
+        return store_floats
+    rounded, columns, n_bytes = _ROUNDS[kind], COLUMNS[kind], 2 * BYTES[kind]
+
+    @helper
+    def store_codes(x, to, lane, d, scratch):
+        for i in range(0, d, BLOCK):
+            block = to + i // BLOCK * n_bytes * LANES
+            simd.put_f16(block + _SCALE * lane, rounded(x + 4 * i, scratch))
+            for j in range(BLOCK // columns):
+                code = simd.get_u8(scratch + columns * j)
+                if columns == 2:
+                    code |= simd.get_u8(scratch + 2 * j + 1) << 4
+                simd.put_u8(block + _SCALE * LANES + LANES * j + lane, code)
+
+    return store_codes
+
+
+def store_value(kind: str) -> Any:
+    """What stores a value: (x, to, width, scratch)."""
+    if kind in FLOATS:
+        put, n_bytes = _STORES[kind], BYTES[kind] // LANES
+
+        @helper
+        def store_floats(x, to, width, scratch):
+            for i in range(0, width, LANES):
+                put(to + n_bytes * i, load_part(x + 4 * i, width - i))
+
+        return store_floats
+    rounded, columns = _ROUNDS[kind], COLUMNS[kind]
+
+    @helper
+    def store_codes(x, to, width, scratch):
+        codes = to + width // LANES
+        for i in range(0, width, BLOCK):
+            simd.put_f16(to + i // LANES, rounded(x + 4 * i, scratch))
+            for j in range(BLOCK // columns):
+                code = simd.get_u8(scratch + j)
+                if columns == 2:
+                    code |= simd.get_u8(scratch + LANES + j) << 4
+                simd.put_u8(codes + i // columns + j, code)
+
+    return store_codes
+
+
+def copy_key(kind: str) -> Callable[..., None]:
+    """What copies a key: (source, source lane, target, target lane, d), between blocks of 16 cells."""
+    if kind in FLOATS:
+        get, put = (simd.get_u32, simd.put_u32) if kind == "f32" else (simd.get_u16, simd.put_u16)
+        n_bytes = BYTES[kind] // LANES
+
+        @helper
+        def copy_floats(source, lane, target, to_lane, d):
+            for i in range(d):
+                put(target + n_bytes * (LANES * i + to_lane), get(source + n_bytes * (LANES * i + lane)))
+
+        return copy_floats
+    rows, n_bytes = BLOCK // COLUMNS[kind], 2 * BYTES[kind] * LANES
+
+    @helper
+    def copy_codes(source, lane, target, to_lane, d):
+        for block in range(0, d // BLOCK * n_bytes, n_bytes):
+            simd.put_u16(target + block + _SCALE * to_lane, simd.get_u16(source + block + _SCALE * lane))
+            for j in range(_SCALE, _SCALE + rows):
+                simd.put_u8(target + block + LANES * j + to_lane, simd.get_u8(source + block + LANES * j + lane))
+
+    return copy_codes

@@ -1,0 +1,136 @@
+"""Keys and values in every cache type, on every backend."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse, tiny_file
+from oracles.passes import joined, run_of, tree_of
+
+from augury import Registry
+from augury.cache_type import CACHE_TYPES
+from augury.errors import UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import plan_of
+from augury.options import NoOptions
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5}
+PAIRS = [*((kind, kind) for kind in CACHE_TYPES), ("q8_0", "q4_0")]
+# Mean squared error of logits against a float32 cache, as a share of their mean square, of the model below.
+ERRORS = {"f32": 1e-15, "f16": 1e-7, "bf16": 1e-5, "q8_0": 1e-4, "q4_0": 3e-2}
+N_CTX = 320
+
+
+def load(backend, pair, threads=2, file=None, name="llama-dense"):
+    file = file or tiny_file(name)
+    options = ModelOptions(n_slots=3, n_ctx=N_CTX, threads=threads, cache_type_k=pair[0], cache_type_v=pair[1])
+    return REGISTRY.backends[backend](NoOptions()).load(file, plan_of(file, REGISTRY), options, Progress())
+
+
+@pytest.fixture(scope="module", params=sorted(REGISTRY.backends))
+def models(request):
+    """Models of one backend by cache types, loaded once for all tests."""
+    loaded = {}
+
+    def get(pair, threads=2):
+        if (pair, threads) not in loaded:
+            loaded[pair, threads] = load(request.param, pair, threads)
+        return loaded[pair, threads]
+
+    get.backend = request.param
+    yield get
+    for model in loaded.values():
+        model.close()
+
+
+def some_tokens(n, seed=7):
+    return np.random.default_rng(seed).integers(0, 128, n).astype(np.int32)
+
+
+def rows(model, batch):
+    return model.forward(batch).rows().copy()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_logits_do_not_depend_on_pass_slot_or_threads(models, pair):
+    model, n = models(pair), 300 if models.backend == "numba-cpu" else 40
+    tokens = some_tokens(n)
+    whole = rows(model, run_of(tokens))
+
+    for sizes in ([1] * (n // 5) + [n - n // 5], [2, 3, n // 2, n - 5 - n // 2]):
+        edges = [0, *itertools.accumulate(sizes)]
+        parts = [rows(model, run_of(tokens[a:b], slot=1, start=a)) for a, b in itertools.pairwise(edges)]
+        assert np.array_equal(np.concatenate(parts), whole)
+    both = rows(models(pair, 1), joined(run_of(tokens[:9], slot=2), run_of(tokens, slot=0)))
+    assert np.array_equal(both, np.concatenate([whole[:9], whole]))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_trees_and_moves_work_in_every_type(models, pair):
+    model, context = models(pair), some_tokens(250 if models.backend == "numba-cpu" else 20)
+    start, tokens, parents = len(context), some_tokens(20, 3), [-1, *[i // 2 for i in range(19)]]
+    path = [0, 2, 5, 12]
+    model.forward(run_of(context, slot=0, rows=[]))
+    model.forward(run_of(context, slot=1, rows=[]))
+    chain = rows(model, run_of(tokens[path], slot=1, start=start))
+
+    tree = rows(model, tree_of(tokens, parents, slot=0, start=start))
+    moves = np.array([(0, start + node, start + i) for i, node in enumerate(path)], np.int32)
+    after = rows(model, attrs.evolve(run_of([7, 8], slot=0, start=start + 4), moves=moves))
+
+    assert np.array_equal(tree[path], chain)
+    assert np.array_equal(after, rows(model, run_of([7, 8], slot=1, start=start + 4)))
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize("side", [0, 1], ids=["keys", "values"])
+def test_the_error_against_float32_is_as_small_as_the_type_allows(kind, side):
+    tokens = some_tokens(60)
+    exact = rows(load("reference", ("f32", "f32")), run_of(tokens))
+
+    error = nmse(rows(load("reference", ("f32", kind) if side else (kind, "f32")), run_of(tokens)), exact)
+
+    assert error < ERRORS[kind]
+    assert kind == "f32" or error > ERRORS[kind] / 1000
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_the_cpu_backend_agrees_with_the_reference(pair):
+    tokens = some_tokens(60)
+    logits, right = (rows(load(backend, pair), run_of(tokens)) for backend in ("numba-cpu", "reference"))
+
+    # a number that falls between two codes may be rounded to either
+    assert nmse(logits, right) < {"f32": 1e-11, "f16": 1e-9, "bf16": 1e-7}.get(pair[0], ERRORS[pair[1]] / 10)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_the_account_is_right(models, pair):
+    model = models(pair)
+    n_bytes = sum(2 * 2 * 64 * BITS[kind] // 8 for kind in pair)  # layers, KV heads, head size
+
+    table = {line.purpose: line.n_bytes for line in model.memory_table()}
+
+    assert model.state_spec.n_bytes_per_position == n_bytes
+    assert table["KV cache"] == pytest.approx(3 * N_CTX * n_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("flag", ["cache_type_k", "cache_type_v"])
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+def test_what_cannot_be_stored_is_refused(backend, flag):
+    file = tiny_file("llama-dense")
+    plan = plan_of(file, REGISTRY)
+    odd = attrs.evolve(plan, blocks=tuple(narrowed(block) for block in plan.blocks))
+
+    with pytest.raises(UnsupportedError, match=f"{flag} is 'q5_9', expected one of f16, f32, bf16, q8_0, q4_0"):
+        REGISTRY.backends[backend](NoOptions()).load(file, plan, ModelOptions(**{flag: "q5_9"}), Progress())
+    with pytest.raises(UnsupportedError, match=f"{flag} is 'q4_0', which keeps 32 components together, but heads have 40"):
+        REGISTRY.backends[backend](NoOptions()).load(file, odd, ModelOptions(**{flag: "q4_0"}), Progress())
+
+
+def narrowed(block):
+    return attrs.evolve(block, head_dim=40, value_dim=40) if hasattr(block, "head_dim") else block
