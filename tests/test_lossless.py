@@ -13,6 +13,7 @@ import pytest
 from oracles.models import tiny_model
 
 from augury import Engine, Registry
+from augury.cache_type import CACHE_TYPES
 
 REGISTRY = Registry.discover()
 BACKENDS = sorted(REGISTRY.backends)
@@ -56,8 +57,8 @@ def load(backend, **how):
 
 
 @functools.cache
-def plain(backend, n, way):
-    with load(backend, threads=1, spec_type="none") as engine:
+def plain(backend, n, way, cache_type="f16"):
+    with load(backend, threads=1, spec_type="none", cache_type_k=cache_type, cache_type_v=cache_type) as engine:
         return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, way)]
 
 
@@ -73,3 +74,15 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way)
     if drafter in SPECS:
         drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
+
+
+@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_type):
+    n = 60 if backend == "numba-cpu" else 24
+    how = {"spec_type": SPECS["ngram-simple"], "spec_fixed": True, "slots": 4, "threads": 2}
+    with load(backend, cache_type_k=cache_type, cache_type_v=cache_type, **how) as engine:
+        results = answers(engine, n, "greedy")
+    right = plain(backend, n, "greedy", cache_type)
+    assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
+    assert sum(result.stats.n_accepted for result in results) > 0

@@ -27,7 +27,7 @@ def kernel_of(function, kind):
 
 def some_heads(n):
     rng = np.random.default_rng(3)
-    heads = (rng.standard_normal((n, D)) * np.exp(rng.normal(0, 3, (n, D)))).astype(np.float32)
+    heads = (rng.standard_normal((n, D)) * np.exp(rng.normal(0, 1.5, (n, D)))).astype(np.float32)
     heads[0, :32] = 0
     return heads
 

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu import NumbaCpu
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.memory import n_bytes_of_machine
 from augury.backends.reference import Reference
-from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, OptionError
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.options import NoOptions
@@ -376,8 +376,6 @@ def test_what_is_outside_is_refused(models):
         model.forward(run_of([1], slot=2))
     with pytest.raises(OptionError, match="0 to 127"):
         model.forward(run_of([128]))
-    with pytest.raises(UnsupportedError, match="f16 or f32"):
-        load(tiny_file("llama-dense"), cache_type_k="q4_0")
 
 
 def test_the_memory_table_names_all_large_parts(models):

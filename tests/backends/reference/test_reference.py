@@ -8,7 +8,7 @@ from oracles.models import FAMILIES, FLOAT_NAMES, NAMES, QUANTISED_NAMES, altere
 from oracles.passes import joined, run_of
 
 from augury.backends.reference import Reference
-from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError
 from augury.interfaces import Progress
 from augury.options import NoOptions
 from augury.plugins.architectures.gemma3 import Gemma3
@@ -171,11 +171,6 @@ def test_slots_and_tokens_that_do_not_exist_are_refused():
         model.forward(run_of([128]))
     with pytest.raises(OptionError, match="0 to 127"):
         model.forward(run_of([-1]))
-
-
-def test_an_unknown_cache_type_is_unsupported():
-    with pytest.raises(UnsupportedError, match="'q8_0' is not supported by this backend; expected one of f16, f32"):
-        load(tiny_file("llama-dense"), cache_type_k="q8_0")
 
 
 def test_a_context_beyond_all_memory_is_a_capacity_error():
