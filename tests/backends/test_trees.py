@@ -11,7 +11,7 @@ from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
-from augury.backends.numba_cpu.kernels.dot import available_targets
+from augury.backends.numba_cpu.kernels.target import available_targets
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
