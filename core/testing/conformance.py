@@ -55,17 +55,16 @@ class Conformance:
         """A test for every check of every drafter."""
         for spec, subject in self.subjects.items():
             for check in DRAFTER_CHECKS:
-                name = f"{check.name}"
-                nodeid = f"augury-drafter[{spec}]::{name}"
-                yield CheckItem.from_parent(session, name=name, nodeid=nodeid, check=check, subject=subject)
+                nodeid = f"augury-drafter[{spec}]::{check.name}"
+                yield CheckItem.from_parent(session, name=check.name, nodeid=nodeid, check=check, subject=subject)
 
     def lines(self) -> Iterator[str]:
-        """How much was drafted, by drafter."""
+        """How much was drafted, by drafter, where engines ran."""
         for spec, subject in self.subjects.items():
             tally = subject.tally
             if tally.n_drafted:
                 yield f"{spec}: {tally.n_drafted} tokens drafted, {tally.n_accepted} accepted"
-            else:
+            elif tally.n_requests:
                 yield f"{spec}: nothing was drafted, which proves little; give it options with which it drafts on short texts"
 
 

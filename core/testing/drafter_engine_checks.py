@@ -129,6 +129,7 @@ def _answers(name: str, engine: Engine, params: dict[str, Any], tally: Tally) ->
         raise contract.ERROR.broken(name, f"{type(error).__name__}: {error}, in a running engine") from error
     for result in results:
         stats = result.stats
+        tally.n_requests += 1
         tally.n_drafted += stats.n_drafted
         tally.n_accepted += stats.n_accepted
         if not stats.n_emitted == len(result.tokens) == stats.n_rounds + stats.n_accepted:

@@ -36,6 +36,7 @@ class Tally:
     """Counts what a drafter did in checks that run engines."""
 
     def __init__(self) -> None:
+        self.n_requests = 0
         self.n_drafted = 0
         self.n_accepted = 0
 

@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say what the drafters drafted: one that declined every time has proven little."""
     conformance = config.stash.get(_CONFORMANCE, None)
-    if conformance is not None:
+    if conformance is not None and (lines := list(conformance.lines())):
         terminalreporter.section("augury: drafters in the checks")
-        for line in conformance.lines():
+        for line in lines:
             terminalreporter.write_line(line)

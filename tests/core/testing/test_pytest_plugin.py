@@ -61,7 +61,13 @@ def test_a_broken_contract_is_a_failure_of_one_sentence(run):
     assert ended.returncode == 1
     assert "too-long: A draft has at most `limit` tokens. Seen: 65 tokens where the limit was 64" in ended.stdout
     assert "Traceback" not in ended.stdout
-    assert "nothing was drafted, which proves little" in ended.stdout
+    assert "drafters in the checks" not in ended.stdout
+
+
+def test_a_drafter_that_declines_every_time_is_told_so(run):
+    ended = run("--augury-drafter", "none", "-k", "greedy")
+    assert ended.returncode == 0
+    assert "none: nothing was drafted, which proves little" in ended.stdout
 
 
 @pytest.mark.parametrize(
