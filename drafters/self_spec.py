@@ -43,9 +43,17 @@ class SelfSpecOptions:
     mode: str = option(
         "history", help="history: what followed in the text before; layers: the first layers", choices=("history", "layers")
     )
-    draft_min: int = option(12, help="history: how many of the last tokens are looked up", ge=1, le=1024)
-    draft_max: int = option(48, help="history: length of a draft at most; below draft_min nothing is drafted", ge=1, le=1024)
-    layers: int | None = option(None, help="layers: how many to keep; none: half of the model's", ge=1)
+    draft_min: int = option(
+        12, help="history: how many of the last tokens are looked up", ge=1, le=1024, aliases=("draft-min",)
+    )
+    draft_max: int = option(
+        48,
+        help="history: length of a draft at most; below draft_min nothing is drafted",
+        ge=1,
+        le=1024,
+        aliases=("draft-max",),
+    )
+    layers: int = option(0, help="layers: how many of the first ones to keep; 0: a third", ge=0)
     p_min: float = option(
         0.5,
         help="layers: a draft ends where their best token is less probable than this",
@@ -98,9 +106,9 @@ class SelfSpec(Drafter):
 
 def _n_layers(options: SelfSpecOptions, session: Session) -> int:
     there = session.target.n_layers
-    if options.layers is not None and options.layers > there:
+    if options.layers > there:
         raise OptionError(f"self-spec: layers is {options.layers}, but {session.model.name} has {there}")
-    return options.layers or -(-there // 2)
+    return options.layers or -(-there // 3)
 
 
 @hookimpl

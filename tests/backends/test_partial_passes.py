@@ -83,6 +83,18 @@ def test_a_full_pass_writes_over_what_they_stored(load, name):
     assert np.array_equal(np.concatenate([first, rest]), right)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_states_that_are_moved_before_them_are_moved_in_all_layers(load, name):
+    model = load(name)
+    held, last = some_tokens(4), run_of([7], start=3)
+    rows(model, joined(run_of(held), run_of(held, slot=1)))
+
+    right = rows(model, attrs.evolve(last, moves=np.int32([[0, 3, 2]])))
+    rows(model, attrs.evolve(run_of([9], slot=1, start=3), moves=np.int32([[1, 3, 2]])), 1)
+
+    assert np.array_equal(rows(model, run_of([7], slot=1, start=3)), right)
+
+
 def test_slots_share_them(load):
     model = load("llama-dense")
     texts = some_tokens(4), some_tokens(3, seed=8)

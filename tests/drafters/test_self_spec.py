@@ -132,7 +132,7 @@ def test_layers_write_ahead_greedily_from_the_token_just_sampled():
     assert target.passes == [(3, [(0, position)]) for position in range(4, 8)]
 
 
-def test_half_of_the_layers_are_kept_by_default():
+def test_a_third_of_the_layers_is_kept_by_default():
     target = Recording()
     by_layers(target).draft(as_history([1, 2]), 1)
     assert [n_layers for n_layers, _ in target.passes] == [2]
@@ -252,8 +252,8 @@ def test_all_layers_are_always_right_and_none_are_asked_where_nothing_is_wanted(
 
 def test_its_options_are_checked():
     defaults = {name: option.default for name, option in options_of(SelfSpecOptions).items()}
-    assert defaults == {"mode": "history", "draft_min": 12, "draft_max": 48, "layers": None, "p_min": 0.5}
-    for key, value in (("mode", "n-gram"), ("draft_min", "0"), ("draft_max", "1025"), ("layers", "0"), ("p_min", "2")):
+    assert defaults == {"mode": "history", "draft_min": 12, "draft_max": 48, "layers": 0, "p_min": 0.5}
+    for key, value in (("mode", "n-gram"), ("draft_min", "0"), ("draft_max", "1025"), ("layers", "-1"), ("p_min", "2")):
         with pytest.raises(OptionError, match=key):
             build(SelfSpecOptions, {key: value}, "--spec-type self-spec")
 
