@@ -16,7 +16,7 @@ from attrs import frozen
 from augury import hookspecs, log
 from augury.errors import PluginError
 from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, MemoryManager, Plugin, Source
-from augury.options import nearest
+from augury.options import nearest, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -126,6 +126,9 @@ class Registry:
                 older = distribution if cls.api_version < API_VERSION else "augury"
                 told = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
                 raise PluginError(f"{told}; upgrade {older}")
+            if missing := sorted(cls.__abstractmethods__):
+                raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see augury.interfaces.{base.__name__}")
+            options_of(cls.options_class)  # which the command line makes flags of, whatever the command
             yield PluginRecord(kind, cls.name, cls, distribution, version)
 
     def _add(self, record: PluginRecord) -> None:
@@ -203,6 +206,17 @@ class Registry:
                 return classes[name]
         reasons = "; ".join(f"{name}: {_reason(cls)}" for name, cls in classes.items())
         raise PluginError(f"no {kind} can run here ({reasons or 'none is installed'})")
+
+    def add_commands(self, subparsers: Any) -> None:
+        """Let plugins add commands to argparse's `subparsers`; one that fails is given up."""
+        plugins = self.hooks.get_plugins()
+        for plugin in sorted(plugins, key=lambda plugin: self.hooks.get_name(plugin) or ""):
+            caller = self.hooks.subset_hook_caller("augury_commands", plugins - {plugin})
+            try:
+                caller(subparsers=subparsers)
+            except Exception as error:  # noqa: BLE001 - whatever a stranger's hook does
+                distribution, _, name = str(self.hooks.get_name(plugin)).partition(":")
+                self._give_up(name, distribution, "", f"augury_commands: {type(error).__name__}: {error}")
 
     def observers(self, hook: str) -> Callable[..., Any] | None:
         """The hook call of an observer hook, or None where nobody listens."""

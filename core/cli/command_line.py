@@ -33,7 +33,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     inspect.add_parser(subparsers)
     new_drafter.add_parser(subparsers, registry)
     completion.add_parser(subparsers, parser)
-    registry.hooks.hook.augury_commands(subparsers=subparsers)
+    registry.add_commands(subparsers)
     return parser
 
 

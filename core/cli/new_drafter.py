@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
     sys.stdout.write(
         f"\nIt drafts as it stands. Install it, see it work, prove it:\n\n"
         f"  pip install -e './{folder}[test]'\n"
-        f'  augury run --spec-type {name} --stats -p "one two three one two three one"\n'
+        f'  augury run --spec-type {name} --temp 0 -n 40 --stats -p "a b c d a b c d a b c d a b"\n'
         f"  pytest {folder} --augury-drafter {name}\n"
     )
     return 0

@@ -21,8 +21,13 @@ class Plug:
         setattr(self, hook, hookimpl(implementation))
 
 
+def complete(base, name):
+    """A subclass that lacks nothing."""
+    return type(name.title(), (base,), {"name": name} | dict.fromkeys(base.__abstractmethods__, lambda self: None))
+
+
 def offered(hook, base, attribute):
-    cls = type("Offered", (base,), {"name": "offered"})
+    cls = complete(base, "offered")
     registry = Registry()
     registry.register(Plug(hook, [cls]), name="one")
     return getattr(registry, attribute) == {"offered": cls}
@@ -57,7 +62,7 @@ def test_augury_choose_decides_for_auto_and_the_first_answer_counts():
             return names[-1]
 
     registry = Registry()
-    classes = [type(name, (MemoryManager,), {"name": name}) for name in ("first", "last")]
+    classes = [complete(MemoryManager, name) for name in ("first", "last")]
     registry.register(Plug("augury_memory_managers", classes), name="two")
     assert registry.choose("memory", None) is classes[0]
     registry.register(Chooser(), name="chooser")

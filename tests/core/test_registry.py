@@ -1,10 +1,12 @@
 import types
 
 import pytest
+from attrs import frozen
 
 from augury.errors import PluginError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, MemoryManager
+from augury.options import option
 from augury.registry import Registry
 from augury.types import Draft
 
@@ -75,9 +77,33 @@ class Old(Lucky):
     api_version = 0
 
 
+class Unfinished(Drafter):
+    name = "unfinished"
+
+    def drafts(self, history, limit):
+        return Draft()
+
+
+@frozen
+class OddOptions:
+    words: bytes = option(b"", help="none that a flag could set")
+
+
+class Odd(Lucky):
+    name = "odd"
+    options_class = OddOptions
+
+
+class Nameless(Unfinished):
+    name = None
+
+
 @pytest.mark.parametrize(
     ("hook", "reason"),
     [
+        (lambda: [Unfinished], "unfinished lacks draft, see augury.interfaces.Drafter"),
+        (lambda: [Odd], "an option is annotated with 'bytes'"),
+        (lambda: [Nameless], "Nameless, which states no name"),
         (broken, "no such device"),
         (lambda: [Old], "plugin API 0, this augury has 1"),
         (lambda: [MemoryManager], "expected subclasses of augury.interfaces.Drafter"),
@@ -93,6 +119,28 @@ def test_a_broken_plugin_is_a_warning_and_not_a_crash(hook, reason, caplog):
     assert "distribution=augury-stranger" in caplog.text
     with pytest.raises(PluginError, match="stranger of augury-stranger is broken"):
         registry.find("drafter", "lucky")
+
+
+def test_a_command_that_fails_is_given_up_and_the_others_are_there():
+    class Failing:
+        @hookimpl
+        def augury_commands(self, subparsers):
+            raise OSError("no such device")
+
+    class Greeting:
+        @hookimpl
+        def augury_commands(self, subparsers):
+            subparsers.append("greet")
+
+    registry = Registry()
+    registry.register(Failing(), name="failing", distribution="augury-stranger")
+    registry.register(Greeting(), name="greeting")
+    commands = []
+    registry.add_commands(commands)
+    assert commands == ["greet"]
+    (broken,) = registry.broken
+    assert (broken.name, broken.distribution) == ("failing", "augury-stranger")
+    assert broken.reason == "augury_commands: OSError: no such device"
 
 
 def test_auto_asks_the_plugins_first_and_prefers_the_built_in_next():
