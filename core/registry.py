@@ -126,7 +126,7 @@ class Registry:
                 older = distribution if cls.api_version < API_VERSION else "augury"
                 told = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
                 raise PluginError(f"{told}; upgrade {older}")
-            if missing := sorted(cls.__abstractmethods__):
+            if missing := sorted(getattr(cls, "__abstractmethods__", ())):
                 raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see augury.interfaces.{base.__name__}")
             options_of(cls.options_class)  # which the command line makes flags of, whatever the command
             yield PluginRecord(kind, cls.name, cls, distribution, version)
