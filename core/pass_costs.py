@@ -14,6 +14,7 @@ __all__ = ["PassCosts", "PassTime"]
 
 _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
+_ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
 _OUTLIER = 2.0  # a pass that took longer than this factor was interrupted, and counts as if it had taken that
 
 
@@ -31,6 +32,8 @@ class PassCosts:
 
     Between measured sizes it is interpolated, beyond them extended along the last slope. Costs have cliffs, where a kernel's
     tile is full: measure the sizes around them.
+
+    A figure that rests on few passes learns fast. A larger pass never counts as cheaper than a smaller one.
     """
 
     def __init__(self, times: Sequence[PassTime], n_largest: int) -> None:
@@ -51,25 +54,27 @@ class PassCosts:
         self._per_position = _extended(slopes, sizes) if slopes else np.zeros(len(sizes))
         self._factors = np.ones(len(sizes))
         distance = np.abs(np.log2(np.maximum(sizes, 1)[:, None] / np.maximum(sizes, 1)[None, :]))
-        self._weights = _LEARN_ALL + _LEARN_NEAR * np.maximum(1.0 - distance, 0.0)
+        self._nearness = np.maximum(1.0 - distance, 0.0)
+        self._nearness[2:, 2:] = np.maximum(self._nearness[2:, 2:], _ALIKE)  # drafting or not is the greatest difference
+        self._n_seen = np.ones(len(sizes))  # passes that a size's figure rests on
 
     def seconds(self, n: int, depth: float) -> float:
         """What a pass of n tokens takes, each behind `depth` others on average."""
-        m = min(n, len(self._flat) - 1)
-        known = float(self._factors[m] * (self._flat[m] + self._per_position[m] * depth))
-        return known if m == n else known * n / m
+        return self.curve(n, depth)[n]
 
     def curve(self, n: int, depth: float) -> list[float]:
         """`seconds` of passes of 0 to n tokens."""
         m = min(n, len(self._flat) - 1) + 1
-        known = (self._factors[:m] * (self._flat[:m] + self._per_position[:m] * depth)).tolist()
+        known = np.maximum.accumulate(self._factors[:m] * (self._flat[:m] + self._per_position[:m] * depth)).tolist()
         return known + [known[-1] * i / (m - 1) for i in range(m, n + 1)]
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
         if 0 < n < len(self._flat):
             ratio = min(max(seconds / self.seconds(n, depth), 1 / _OUTLIER), _OUTLIER)
-            self._factors *= ratio ** self._weights[n]
+            near = self._nearness[n]
+            self._factors *= ratio ** (_LEARN_ALL + np.maximum(_LEARN_NEAR, 1 / (1 + self._n_seen)) * near)
+            self._n_seen += near
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

@@ -54,5 +54,22 @@ def test_passes_that_cost_something_else_are_believed_within_a_few_dozen():
 
 def test_one_interrupted_pass_moves_little():
     costs = PassCosts(FLAT, n_largest=16)
+    for _ in range(8):
+        costs.observe(1, 0, 0.010)
     costs.observe(1, 0, 5.0)
     assert costs.seconds(1, 0) < 0.0115
+
+
+def test_the_first_passes_of_a_size_say_most_about_it():
+    costs = PassCosts([PassTime(1, 0, 0.010), PassTime(8, 0, 0.050)], n_largest=16)
+    for _ in range(4):
+        costs.observe(8, 0, 0.020)
+    assert costs.seconds(8, 0) < 0.025
+    assert costs.seconds(1, 0) == pytest.approx(0.010, rel=0.1)
+
+
+def test_a_larger_pass_never_counts_as_cheaper_than_a_smaller_one():
+    costs = PassCosts(FLAT, n_largest=16)
+    for _ in range(100):
+        costs.observe(8, 0, 0.001)
+    assert costs.curve(16, 0) == sorted(costs.curve(16, 0))

@@ -178,3 +178,11 @@ def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
     lookup, model = Source(np.ones(N, bool)), Source(bernoulli(0.95), **MODEL)
     both = World(FAST, [lookup, model])
     assert both.play() <= 1.02 * World(FAST, [lookup]).play()
+
+
+def test_costs_that_were_measured_on_a_busy_machine_are_corrected():
+    world = World(FAST, [Source(stretches(np.random.default_rng(7), N, 20, 5))])
+    right_s = world.play()
+    for factor, most in ((1.6, 1.1), (3.0, 1.25)):
+        busy = costs_of({n: FAST[n] * (factor if n > 1 else 1.0) for n in (1, 2, 4, 8, 16)}, 17)
+        assert world.play(Planner(busy, [False])) < most * right_s
