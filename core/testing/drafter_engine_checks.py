@@ -33,7 +33,7 @@ def lossless(subject: Subject, way: str) -> None:
     """Tokens and their probabilities are those of plain decoding, alone and beside other requests."""
     for backend in subject.backends:
         for slots in (1, 3):
-            with _engine(subject, backend, slots=slots) as engine:
+            with _engine(subject, registry=subject.registry, backend=backend, slots=slots) as engine:
                 results = _answers(subject.name, engine, WAYS[way], subject.tally)
             plain = _plain(subject.registry, backend, way)
             _compare(subject.name, f"{way} on {backend} with {slots} slots", plain, _output(results))
@@ -47,10 +47,20 @@ def in_chain(subject: Subject) -> None:
             chained(*pair, "toy", "sampled", is_fixed=is_fixed)
 
 
+def full_context(subject: Subject) -> None:
+    """A context may become full in the middle of a draft."""
+    outputs = []
+    for names in ((), (subject,)):
+        with _engine(*names, registry=subject.registry, backend="toy", n_ctx=64) as engine:
+            ended = [engine.generate(PROMPTS[0][:n], logprobs=0, ignore_eos=True, temperature=0.0) for n in (30, 51, 63, 64)]
+        outputs.append(_output(ended))
+    _compare(subject.name, "where the context becomes full", *outputs)
+
+
 def cancelled(subject: Subject) -> None:
     """A request that was given up leaves no trace in the next."""
     plain = _plain(subject.registry, "toy", "greedy")
-    with _engine(subject, "toy") as engine:
+    with _engine(subject, registry=subject.registry, backend="toy") as engine:
         for n in (1, 2, 9):
             for i, _ in enumerate(engine.stream(PROMPTS[1], max_tokens=30, temperature=0.0, ignore_eos=True)):
                 if i == n:
@@ -66,7 +76,7 @@ def per_request(subject: Subject) -> None:
         if option.is_per_request:
             values = [option.kind(bound) for bound in (option.ge, option.le) if bound is not None]
             wishes += [{subject.name: {option.name: value}} for value in [*values, *option.choices]]
-    with _engine(subject, "toy") as engine:
+    with _engine(subject, registry=subject.registry, backend="toy") as engine:
         for wish in wishes:
             try:
                 results = _answers(subject.name, engine, {**WAYS["greedy"], "speculative": wish}, subject.tally)
@@ -78,7 +88,7 @@ def per_request(subject: Subject) -> None:
 def planned(subject: Subject) -> None:
     """Nor does it matter when and how far the planner lets it draft."""
     for slots in (1, 3):
-        with _engine(subject, "toy", slots=slots, is_fixed=False) as engine:
+        with _engine(subject, registry=subject.registry, backend="toy", slots=slots, is_fixed=False) as engine:
             results = _answers(subject.name, engine, WAYS["sampled"], subject.tally)
         plain = _plain(subject.registry, "toy", "sampled")
         _compare(subject.name, f"planned, with {slots} slots", plain, _output(results))
@@ -94,7 +104,7 @@ def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed
         ContractError: It is another.
     """
     tally = Tally()
-    with _engine(first, backend, second, slots=2, is_fixed=is_fixed) as engine:
+    with _engine(first, second, registry=first.registry, backend=backend, slots=2, is_fixed=is_fixed) as engine:
         results = _answers(f"{first.name};{second.name}", engine, WAYS[way], tally)
     name = f"{first.name};{second.name}"
     _compare(name, f"{way} on {backend}", _plain(first.registry, backend, way), _output(results))
@@ -105,8 +115,9 @@ def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed
     return tally
 
 
-def _engine(subject: Subject, backend: str, *more: Subject, slots: int = 1, is_fixed: bool = True) -> Engine:
-    drafters = (subject, *more)
+def _engine(
+    *drafters: Subject, registry: Registry, backend: str, slots: int = 1, is_fixed: bool = True, n_ctx: int = 320
+) -> Engine:
     return Engine.load(
         TINY_TARGET,
         backend=backend,
@@ -115,8 +126,8 @@ def _engine(subject: Subject, backend: str, *more: Subject, slots: int = 1, is_f
         spec_fixed=is_fixed,
         slots=slots,
         threads=min(slots, 2),
-        n_ctx=320,
-        registry=subject.registry,
+        n_ctx=n_ctx,
+        registry=registry,
     )
 
 
@@ -144,7 +155,7 @@ def _output(results: list[Result]) -> _Output:
 
 @functools.cache
 def _plain(registry: Registry, backend: str, way: str) -> _Output:
-    with Engine.load(TINY_TARGET, backend=backend, threads=1, n_ctx=320, registry=registry) as engine:
+    with _engine(registry=registry, backend=backend) as engine:
         return _output(engine.generate(PROMPTS, max_tokens=_N_TOKENS, logprobs=0, ignore_eos=True, **WAYS[way]))
 
 
@@ -162,6 +173,7 @@ ENGINE_CHECKS = (
     *(Check(f"leaves {way} output as it is", functools.partial(lossless, way=way)) for way in WAYS),
     Check("leaves planned output as it is", planned),
     Check("leaves output as it is in a chain", in_chain),
+    Check("leaves output as it is where the context becomes full", full_context),
     Check("leaves no trace of a cancelled request", cancelled),
     Check("takes options by request", per_request),
 )
