@@ -227,6 +227,7 @@ def _told_ratio(ratio: Ratio) -> dict[str, Any]:
         "peer_tok_s": ratio.theirs.tok_s,
         "ratio": ratio.median,
         "interval": list(ratio.interval),
+        "pairs_ms": [[a * 1e3, b * 1e3] for a, b in zip(ratio.ours.seconds, ratio.theirs.seconds, strict=True)],
         "round_trip_ns": list(ratio.round_trips_ns),
     }
 

@@ -123,6 +123,8 @@ def test_the_command_tells_ratios(program, monkeypatch, capsys):
         assert row["peer_tok_s"] == pytest.approx(0.2 if row["kind"] == "decode" else 0.5)
         assert row["interval"][0] <= row["ratio"] <= row["interval"][1]
         assert all(trip > 0 for trip in row["round_trip_ns"])
+        assert len(row["pairs_ms"]) == 7
+        assert row["ratio"] == pytest.approx(sorted(theirs / ours for ours, theirs in row["pairs_ms"])[3])
     assert told["machine"]["model"] == MODEL.stem
 
 
