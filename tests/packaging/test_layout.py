@@ -20,8 +20,8 @@ DATA = {  # what is shipped beside code
     if path.is_file() and path.suffix not in {".py", ".pyc"}
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# attrs and functools serve what writes kernels as LLVM IR
-MAY_KERNELS_IMPORT = ("__future__", "typing", "collections", "functools", "attrs", "numpy", "numba", "math", "llvmlite")
+# attrs, functools and sys serve what writes kernels as LLVM IR, for the system at hand
+MAY_KERNELS_IMPORT = ("__future__", "typing", "collections", "functools", "sys", "attrs", "numpy", "numba", "math", "llvmlite")
 # one compiles and caches kernels, one chooses an instruction set: they hold none
 NO_KERNELS = {"jit.py", "target.py"}
 
