@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "DraftCost", "Offer", "Outcome", "Planner", "Track", "Wish"]
 
 CHEAP = 0.01  # of a plain pass: a drafter that takes more is not asked in vain
+_MARGIN = 1.05  # by which a costly drafter must promise more than another: what it takes is certain, what it gives is not
+_HOPE = 1.5  # how much faster a perfect draft would be where a costly drafter is tried
 _PROBE_LENGTH = 2
 _PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every failure
 _LEARN = 0.2  # weight of a new measurement of a drafter's time
@@ -186,8 +188,9 @@ class Planner:
                 expected += alive
                 draft_s = cost.seconds(k, n_missed)
                 rate = expected / (curve[1 + k] + others_s + draft_s)
-                if rate > best_rate and k >= wish.n_min:
-                    best, best_rate = (Choice(offer.drafter, k), expected - others, draft_s), rate
+                worth = rate / _MARGIN if self.is_costly[offer.drafter] else rate
+                if worth > best_rate and k >= wish.n_min:
+                    best, best_rate = (Choice(offer.drafter, k), expected - others, draft_s), worth
         return self._probe(wish, best[0], curve, others, others_s, best_rate), *best[1:]
 
     def _probe(self, wish: Wish, choice: Choice, curve: Sequence[float], others: float, others_s: float, rate: float) -> Choice:
@@ -203,7 +206,7 @@ class Planner:
             if cost.seconds(k, n_missed) + curve[1 + k] - curve[1] > wish.track.allowances[m].seconds:
                 continue
             perfect = ((others + 1.0 + j) / (curve[1 + j] + others_s + cost.seconds(j, 1)) for j in range(1, offer.limit + 1))
-            if max(perfect) > rate:
+            if max(perfect) > _HOPE * rate:
                 return Choice(m, k, is_probe=True)
         return choice
 

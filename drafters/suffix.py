@@ -40,7 +40,7 @@ class SuffixOptions:
 
     max_depth: int = option(24, help="length of the text's ending that is looked up, at most", ge=1, le=256)
     factor: float = option(
-        1.0, help="length of a draft at most, in lengths of the ending found", ge=0, le=1024, per_request=True
+        2.0, help="length of a draft at most, in lengths of the ending found", ge=0, le=1024, per_request=True
     )
     offset: float = option(
         0.0, help="tokens that a draft may be longer or, below 0, shorter than that", ge=-1024, le=1024, per_request=True

@@ -13,7 +13,7 @@ NO_LIMIT = 10**6
 
 
 def drafter_of(**options):
-    return Suffix(SuffixOptions(**options), None)
+    return Suffix(SuffixOptions(**{"factor": 1.0} | options), None)
 
 
 def as_history(tokens):
