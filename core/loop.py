@@ -6,10 +6,12 @@ Every round emits at least one token per decoding sequence; prompts are processe
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from augury.log import get_logger
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from augury.drafting import Drafting
     from augury.interfaces import Logits, MemoryManager, Model
     from augury.sequence import Sequence
+    from augury.types import Summary
 
 __all__ = ["Loop"]
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
+_LOGGER = logging.getLogger("augury.loop")  # where structlog's events go; asked first, for they cost something to make
 
 
 class Loop:
@@ -244,8 +248,26 @@ class Loop:
         self._memory.end(sequence.slot)
         for drafter in self._drafting.end(sequence):
             _guarded(drafter.end)
+        summary = sequence.recorder.summary()
         if self._on_request is not None:
-            _guarded(self._on_request, summary=sequence.recorder.summary())
+            _guarded(self._on_request, summary=summary)
+        if _LOGGER.isEnabledFor(logging.INFO):
+            _log_request(summary)
+
+
+def _log_request(summary: Summary) -> None:
+    logger = get_logger("augury.loop")
+    logger.info(
+        "request done",
+        prompt=summary.n_prompt,
+        reused=summary.n_reused,
+        emitted=summary.n_emitted,
+        rounds=summary.n_rounds,
+        prompt_s=round(summary.timings.prompt_s, 4),
+        predict_s=round(summary.timings.predict_s, 4),
+    )
+    for name, stats in summary.drafters.items():
+        logger.info("drafter done", drafter=name, **attrs.asdict(stats))
 
 
 def _guarded(call: Callable[..., Any], **arguments: Any) -> None:

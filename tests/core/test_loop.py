@@ -156,3 +156,14 @@ def test_observers_see_cancelled_requests_too():
         for _ in engine.stream([1], **GREEDY):
             break
     assert len(summaries) == 1
+
+
+def test_a_request_and_its_drafters_are_logged_where_someone_listens(caplog):
+    with toy_engine(drafter=scripted([(2, 1)])) as engine:
+        engine.generate([1, 2], max_tokens=6, **GREEDY)
+        assert caplog.text == ""
+        with caplog.at_level("INFO", logger="augury.loop"):
+            engine.generate([1, 2], max_tokens=6, **GREEDY)
+    assert "request done" in caplog.text
+    assert "emitted=6" in caplog.text
+    assert "drafter=scripted" in caplog.text
