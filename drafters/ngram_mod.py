@@ -21,6 +21,7 @@ from attrs import frozen
 
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
+from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft
 
@@ -70,6 +71,10 @@ class NgramMod(Drafter):
         super().__init__(options, session)
         from augury.drafters.ngram_pool import NgramPool
 
+        if options.n_min > options.n_max:
+            get_logger("augury.drafters.ngram_mod").warning(
+                "n_min is more than n_max: as in llama.cpp, drafts of n_max are made", n_min=options.n_min, n_max=options.n_max
+            )
         self._n: int = self.options.n_match
         self._pool: NgramPool = session.shared(("ngram-mod", self._n, session.model.n_vocab), lambda: NgramPool(self._n))
         self._request = object()

@@ -20,6 +20,7 @@ from attrs import frozen
 
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
+from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft
 
@@ -62,6 +63,10 @@ class NgramSimple(Drafter):
         super().__init__(options, session)
         from augury.drafters.ngram_index import NgramIndex
 
+        if options.m < options.n:
+            get_logger("augury.drafters.ngram_simple").warning(
+                "m is less than n: as in llama.cpp, nothing will be drafted", n=options.n, m=options.m
+            )
         self._index = NgramIndex(options.n)
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.options import option
@@ -49,6 +50,14 @@ class SuffixOptions:
         0.1, help="a draft ends before the first token that is less probable by frequency", ge=0, le=1, per_request=True
     )
     max_tokens: int = option(262144, help="tokens kept for a slot; beyond, the older half is forgotten", ge=1024)
+
+    def __attrs_post_init__(self) -> None:
+        """Refuse what would never draft."""
+        if self.factor * self.max_depth + self.offset < 1:
+            raise OptionError(
+                f"suffix: factor {self.factor:g} and offset {self.offset:g} leave no token to draft even behind an ending of "
+                f"max_depth {self.max_depth}; raise one of them"
+            )
 
 
 class Suffix(Drafter):

@@ -175,3 +175,8 @@ def test_options_out_of_range_are_refused():
 
 def test_it_is_offered_under_its_name():
     assert [drafter.name for drafter in augury_drafters()] == ["ngram-mod"]
+
+
+def test_lengths_that_contradict_each_other_are_pointed_out(caplog):
+    drafter_of(n_min=48, n_max=8)
+    assert "n_min is more than n_max" in caplog.text

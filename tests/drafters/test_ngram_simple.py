@@ -103,3 +103,10 @@ def test_its_options_are_known_by_llama_cpps_flags_and_checked():
 
 def test_it_is_offered_under_its_name():
     assert [drafter.name for drafter in augury_drafters()] == ["ngram-simple"]
+
+
+def test_lengths_that_never_draft_are_pointed_out(caplog):
+    drafter_of(n=12, m=12)
+    assert not caplog.text
+    drafter_of(n=12, m=7)
+    assert "nothing will be drafted" in caplog.text

@@ -136,3 +136,10 @@ def test_options_out_of_range_are_refused():
 
 def test_it_is_offered_under_its_name():
     assert [drafter.name for drafter in augury_drafters()] == ["suffix"]
+
+
+def test_lengths_that_never_draft_are_an_error():
+    with pytest.raises(OptionError, match="leave no token to draft"):
+        build(SuffixOptions, {"factor": 0, "offset": 0}, "suffix")
+    with pytest.raises(OptionError, match="max_depth 4"):
+        build(SuffixOptions, {"factor": 1, "offset": -4, "max_depth": 4}, "suffix")
