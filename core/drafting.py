@@ -133,8 +133,10 @@ class Drafting:
         """Ask who costs nothing; then let the planner choose, and ask those costly drafters that it chose."""
         asks: dict[int, list[tuple[Drafted, int]]] = {}
         for each in rounds:
-            for index in self._courses[each.sequence.slot].members:
-                if not planner.is_costly[index]:
+            course = self._courses[each.sequence.slot]
+            assert course.track is not None
+            for index in course.members:
+                if planner.is_asked(index, course.track):
                     asks.setdefault(index, []).append((each, each.limit))
         for index, some in asks.items():
             self._ask(index, some)
@@ -200,9 +202,11 @@ class Drafting:
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if course is not None and course.track is not None:
-                if proposal is not None and not n_proposed and drafter.is_costly:
-                    proposal = _MISS  # it was paid for
-                _score(course.track, index, proposal, sequence.history[-n_emitted:], path if index == used else None)
+                truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
+                proposed = None if proposal is None else _as_chain(proposal, path if index == used else ())
+                if proposed == [] and drafter.is_costly:
+                    proposed = _MISS  # it was paid for
+                course.track.score(index, proposed, truth.tolist())
             with sequence.recorder.timing(drafter.name):
                 drafter.accept(sequence.history, own)
         return verdict
@@ -221,20 +225,17 @@ class Drafting:
         self._planner.observe_round(outcomes, depth / len(rounds), n_beside + len(rounds) - len(outcomes), pass_s)
 
 
-_MISS = Draft([-1])
+_MISS = [-1]  # no token of any text
 
 
-def _score(track: Track, index: int, proposal: Draft | None, emitted: np.ndarray, path: Items[int] | None) -> None:
-    """Note what a drafter got right of what was emitted, used or not."""
-    track.n_missed[index] += len(emitted)
-    if proposal is None or not len(proposal):
-        track.acceptances[index].decline()
-    elif proposal.parents is None:
-        track.acceptances[index].see(proposal.tokens[: len(emitted)].tolist(), emitted.tolist())
-    elif path is not None:  # of a tree the path is what it proposed, up to where none of its branches was right
-        is_at_leaf = not (proposal.parents == (path[-1] if len(path) else -1)).any()
-        right = proposal.tokens[np.array(path, np.int64)].tolist()
-        track.acceptances[index].see(right if is_at_leaf else [*right, -1], emitted.tolist())
+def _as_chain(proposal: Draft, path: Items[int]) -> list[int]:
+    """What a drafter proposed; of a tree the accepted path, and a wrong token where it went on, but not as the text does."""
+    if proposal.parents is None:
+        tokens: list[int] = proposal.tokens.tolist()
+        return tokens
+    is_at_leaf = not (proposal.parents == (path[-1] if len(path) else -1)).any()
+    right: list[int] = proposal.tokens[np.array(path, np.int64)].tolist()
+    return right if is_at_leaf else [*right, *_MISS]
 
 
 def _n_known(tokens: np.ndarray, n_vocab: int) -> int:

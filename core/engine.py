@@ -26,7 +26,7 @@ from augury.request import checked_tokens, make_request
 from augury.running import Running
 from augury.sequence import Sequence
 from augury.session import EngineSession, EngineTarget
-from augury.speculation import Speculation, choose_drafters
+from augury.speculation import Speculation, choose_drafters, synthetic_rates
 from augury.types import Allocation, ModelOptions
 from augury.worker import Worker
 
@@ -99,6 +99,8 @@ class Engine:
         draft_min: int = 0,
         spec_fixed: bool = False,
         spec_verify: Literal["match", "rejection"] = "match",
+        spec_synth_rates: Iterable[float] | None = None,
+        spec_synth_len: float | None = None,
         threads: int | None = None,
         n_ctx: int = 4096,
         slots: int = 1,
@@ -124,6 +126,10 @@ class Engine:
             spec_verify: `match` accepts what the target would have chosen itself, so that nothing ever changes the output;
                 `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. It implies
                 `spec_fixed`, for what is drafted has a part in what is emitted.
+            spec_synth_rates: For benchmarks: drafts are accepted by chance, and the text is not the model's. The chance that a
+                draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it. Trees are
+                verified as always.
+            spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together.
             slots: Sequences that run at once; requests beyond them queue.
@@ -148,7 +154,10 @@ class Engine:
             n_min=draft_min,
             is_fixed=spec_fixed or spec_verify == "rejection",
             verify=spec_verify,
+            synthetic=synthetic_rates(spec_synth_rates, spec_synth_len),
         )
+        if speculation.synthetic and not chosen:
+            raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         device = make_backend(registry, backend)
         loader = Loader(registry, device, progress or Progress())
         options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)

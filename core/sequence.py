@@ -10,7 +10,7 @@ from augury.sampling import Sampler
 from augury.stats import Recorder
 from augury.text import TextStream
 from augury.types import Result, Token
-from augury.verify import match, match_tree, reject
+from augury.verify import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,18 +86,41 @@ class Sequence:
         tokens = draft.tokens.tolist()
         if draft.parents is not None:
             return match_tree(tokens, draft.parents.tolist(), self._tree_chooser(tokens, logits, first_row, argmax))
-        if self.sampler.is_plain_argmax:
-            return match(tokens, argmax[first_row : first_row + len(tokens) + 1].__getitem__)
         sampler, n, n_emitted = self.sampler, self._n, self.n_emitted
         self._buffer[n : n + len(tokens)] = tokens
-        if self.request.speculation.verify == "rejection":
+        choose: Callable[[int], int] = (
+            argmax[first_row : first_row + len(tokens) + 1].__getitem__
+            if sampler.is_plain_argmax
+            else lambda i: sampler.choose(logits, first_row + i, self._view[: n + i], n_emitted + i)
+        )
+        speculation = self.request.speculation
+        if speculation.synthetic:
+            return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), choose)
+        if speculation.verify == "rejection" and not sampler.is_plain_argmax:
             return reject(
                 tokens,
                 draft.probabilities,
                 lambda i: sampler.distribution(logits, first_row + i, self._view[: n + i]),
                 lambda i: sampler.uniforms(n_emitted + i),
             )
-        return match(tokens, lambda i: sampler.choose(logits, first_row + i, self._view[: n + i], n_emitted + i))
+        return match(tokens, choose)
+
+    def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
+        """What a proposal is judged by that was made before the last `n_emitted` tokens: by these.
+
+        Where acceptance is synthetic they say nothing about it: then by what the same chance makes of the proposal itself.
+        """
+        emitted = self.history[-n_emitted:]
+        rates = self.request.speculation.synthetic
+        if not rates or not len(proposal) or proposal.parents is not None:
+            return emitted
+        k = min(len(proposal), n_emitted)
+        n_right = n_accepted_by_chance(k, rates, self._chances(self.n_emitted - n_emitted))
+        return np.append(proposal.tokens[:n_right], np.int32(-1))[:k]
+
+    def _chances(self, n_emitted: int) -> Callable[[int], float]:
+        """The numbers by which synthetic acceptance decides, from token `n_emitted` on."""
+        return lambda i: self.sampler.uniforms(n_emitted + i)[0]
 
     def _tree_chooser(
         self, draft: Tokens[int], logits: Logits, first_row: int, argmax: Tokens[int]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from augury.interfaces import Drafter
     from augury.registry import Registry
 
-__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters"]
+__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "synthetic_rates"]
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
@@ -96,6 +98,33 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     return specs
 
 
+def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tuple[float, ...]:
+    """Chances of synthetic acceptance, checked; empty where acceptance is real.
+
+    Args:
+        rates: The chance that a draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it.
+        length: Instead: how many tokens of an endless draft are accepted on average, with one chance for all of them.
+
+    Raises:
+        OptionError: Both are given, or one is out of range.
+
+    >>> synthetic_rates(None, 4)
+    (0.8,)
+    """
+    if rates is not None and length is not None:
+        raise OptionError("spec_synth_rates and spec_synth_len say the same in two ways; give one of them")
+    if length is not None:
+        if not _is_number(length) or not 0 <= length < math.inf:
+            raise OptionError(f"spec_synth_len is {length!r}, expected a number of tokens, at least 0")
+        return (length / (1 + length),)
+    if rates is None:
+        return ()
+    found = tuple(rates) if isinstance(rates, Iterable) and not isinstance(rates, str) else ()
+    if not found or not all(_is_number(rate) and 0 <= rate <= 1 for rate in found):
+        raise OptionError(f"spec_synth_rates is {rates!r}, expected chances from 0 to 1, such as (0.9, 0.8)")
+    return tuple(float(rate) for rate in found)
+
+
 @frozen
 class Speculation:
     """Which drafters may draft how far, as one request wants it."""
@@ -105,6 +134,7 @@ class Speculation:
     n_min: int = 0  # shorter drafts are thrown away
     is_fixed: bool = False  # the first draft of the chain is taken as it is; otherwise the planner decides
     verify: Literal["match", "rejection"] = "match"
+    synthetic: tuple[float, ...] = ()  # chances by position that stand in for the target's verdict, for benchmarks
 
     def __attrs_post_init__(self) -> None:
         for name in ("n_max", "n_min"):
@@ -114,6 +144,8 @@ class Speculation:
             raise OptionError(f"speculative: n_min is {self.n_min}, expected at most n_max, which is {self.n_max}")
         if self.verify not in VERIFY:
             raise OptionError(f"spec_verify is {self.verify!r}, expected one of {', '.join(VERIFY)}")
+        if self.synthetic and self.verify != "match":
+            raise OptionError(f"synthetic acceptance takes the place of spec_verify {self.verify}; leave one of the two out")
 
     @property
     def type(self) -> str:
@@ -178,7 +210,12 @@ class Speculation:
         told: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
         if self.members:
             told |= {"is_fixed": self.is_fixed, "verify": self.verify}
+            told |= {"synthetic": list(self.synthetic)} if self.synthetic else {}
         return told | {member.name: attrs.asdict(member.options) for member in self.members if options_of(type(member.options))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
 
 
 def _mapping(values: Any, where: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Accepted", "Distribution", "match", "match_tree", "reject"]
+__all__ = ["Accepted", "Distribution", "accept_by_chance", "match", "match_tree", "n_accepted_by_chance", "reject"]
 
 Distribution = tuple[np.ndarray, np.ndarray]
 """Tokens (m,) and their probabilities (m,), which sum to 1; other tokens have none."""
@@ -114,6 +114,31 @@ def reject(
     ids, p = target(len(draft))
     emitted.append(_drawn(ids, p, uniform(len(draft))[1]))
     return Accepted(emitted, range(len(draft)))
+
+
+def accept_by_chance(
+    draft: Sequence[int], rates: Sequence[float], uniform: Callable[[int], float], choose: Callable[[int], int]
+) -> Accepted:
+    """Accept each drafted token with a given chance, whatever the target says of it: for benchmarks.
+
+    It costs what verification costs, but what is emitted is not the target's text.
+
+    Args:
+        draft: k proposed tokens.
+        rates: rates[i] is the chance that token i is accepted where all before it were; the last holds for all behind it.
+        uniform: uniform(i) is a number in [0, 1) for position i.
+        choose: choose(i) is the target's own token behind the first i draft tokens; called once.
+
+    >>> accept_by_chance([5, 6, 7], [0.9, 0.5], [0.8, 0.4, 0.6].__getitem__, lambda i: 0)
+    Accepted(tokens=[5, 6, 0], path=range(0, 2))
+    """
+    n = n_accepted_by_chance(len(draft), rates, uniform)
+    return Accepted([*draft[:n], choose(n)], range(n))
+
+
+def n_accepted_by_chance(k: int, rates: Sequence[float], uniform: Callable[[int], float]) -> int:
+    """How many of k drafted tokens `accept_by_chance` accepts."""
+    return next((i for i in range(k) if uniform(i) >= rates[min(i, len(rates) - 1)]), k)
 
 
 def _drawn(ids: np.ndarray, weights: np.ndarray, uniform: float) -> int:

@@ -73,6 +73,7 @@ def toy_engine(
     observers=(None, None),
     planner=None,
     verify="match",
+    synthetic=(),
     **model,
 ):
     """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain."""
@@ -87,7 +88,9 @@ def toy_engine(
         Loader(Registry(), None, Progress()),
         tokenizer=tokenizer,
         template=None,
-        speculation=Speculation(members, n_max, min(n_min, n_max), is_fixed=planner is None, verify=verify),
+        speculation=Speculation(
+            members, n_max, min(n_min, n_max), is_fixed=planner is None, verify=verify, synthetic=synthetic
+        ),
         planner=planner,
         config={},
         observers=observers,

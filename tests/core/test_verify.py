@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.verify import match, match_tree, reject
+from augury.verify import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 
 
 @given(draft=st.lists(st.integers(0, 3), max_size=8), target=st.lists(st.integers(0, 3), min_size=9, max_size=9))
@@ -112,3 +112,37 @@ def test_a_draft_that_the_target_finds_certain_is_accepted_and_an_impossible_one
 
     assert reject([3, 3], None, target, uniform).tokens == [3, 3, 3]
     assert reject([2], None, target, lambda i: (0.0, 0.5)).tokens == [3]
+
+
+def test_chance_accepts_each_position_at_its_rate():
+    rng = np.random.default_rng(11)
+    rates = (0.9, 0.5, 0.8)
+    offered, right = np.zeros(6), np.zeros(6)
+    for _ in range(20_000):
+        n = n_accepted_by_chance(6, rates, rng.random(6).__getitem__)
+        offered[: n + 1] += 1
+        right[:n] += 1
+    expected = np.array([0.9, 0.5, 0.8, 0.8, 0.8, 0.8])
+    # four standard deviations of a share of that many trials
+    assert (abs(right / offered - expected) < 4 * np.sqrt(expected * (1 - expected) / offered)).all()
+
+
+@given(
+    draft=st.lists(st.integers(0, 3), max_size=6),
+    rates=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=6, max_size=6),
+)
+def test_by_chance_a_beginning_of_the_draft_is_emitted_and_the_target_s_own_token(draft, rates, numbers):
+    asked = []
+    accepted = accept_by_chance(draft, rates, numbers.__getitem__, lambda i: asked.append(i) or 9)
+    n = len(accepted.path)
+    assert accepted.tokens == [*draft[:n], 9]
+    assert list(accepted.path) == list(range(n))
+    assert asked == [n]
+    assert all(numbers[i] < rates[min(i, len(rates) - 1)] for i in range(n))
+    assert n == len(draft) or numbers[n] >= rates[min(n, len(rates) - 1)]
+
+
+def test_a_rate_of_one_accepts_all_and_of_zero_nothing():
+    assert accept_by_chance([5, 6, 7], [1.0], lambda _: 1 - 2**-53, lambda _: 0).tokens == [5, 6, 7, 0]
+    assert accept_by_chance([5, 6, 7], [0.0], lambda _: 0.0, lambda _: 0).tokens == [0]

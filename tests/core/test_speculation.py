@@ -1,0 +1,104 @@
+"""Synthetic acceptance: drafts accepted by chance, for benchmarks. What chains there are is tested with the engine."""
+
+import numpy as np
+import pytest
+from toys import ScriptedDrafter, toy_engine
+
+from augury.acceptance import Acceptance
+from augury.engine import Engine
+from augury.errors import OptionError
+from augury.pass_costs import PassCosts, PassTime
+from augury.planner import Planner
+from augury.speculation import Speculation, synthetic_rates
+
+PROMPT = [1, 2, 3, 4]
+
+
+def wrong(model):
+    """Never right, four tokens a draft."""
+    return ScriptedDrafter(model, ((0, 4),))
+
+
+def generate(synthetic, drafter=wrong, *, n=300, **params):
+    with toy_engine(n_ctx=n + 16, drafter=drafter, n_max=4, synthetic=synthetic) as engine:
+        return engine.generate(PROMPT, max_tokens=n, **{"temperature": 0.0, "seed": 3} | params)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_are_accepted_at_the_given_rates_whoever_is_right(temperature):
+    stats = generate((0.9, 0.6), n=4000, temperature=temperature).stats
+    offered = np.array([stats.n_rounds - 1, *stats.accepted_by_position[:3]])  # a trial is where all before were accepted
+    expected = np.array([0.9, 0.6, 0.6, 0.6])
+    shares = np.array(stats.accepted_by_position) / offered
+    assert (abs(shares - expected) < 4 * np.sqrt(expected * (1 - expected) / offered)).all()
+    assert stats.n_emitted == stats.n_rounds + stats.n_accepted
+
+
+def test_a_length_is_what_is_accepted_of_endless_drafts_on_average():
+    (rate,) = synthetic_rates(None, 3.0)
+    assert rate / (1 - rate) == pytest.approx(3.0)
+    assert synthetic_rates(None, 0) == (0.0,)
+    assert synthetic_rates((1, 0.5), None) == (1.0, 0.5)
+    assert synthetic_rates(None, None) == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_seed_repeats_what_chance_accepted(temperature):
+    first, again, other = (generate((0.5,), temperature=temperature, seed=seed) for seed in (5, 5, 6))
+    assert first.tokens == again.tokens
+    assert first.stats.accepted_by_position == again.stats.accepted_by_position
+    assert first.tokens != other.tokens
+
+
+def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
+    assert generate((0.5, 0.25)).stats.effective["synthetic"] == [0.5, 0.25]
+    assert "synthetic" not in generate(()).stats.effective
+    with toy_engine(drafter=wrong, synthetic=(0.5,)) as engine:
+        plain = engine.generate(PROMPT, max_tokens=20, temperature=0.0, speculative={"type": "none"})
+    assert "synthetic" not in plain.stats.effective
+    with toy_engine() as engine:
+        assert plain.tokens == engine.generate(PROMPT, max_tokens=20, temperature=0.0).tokens
+
+
+@pytest.mark.parametrize(("script", "rate"), [((0, 4), 1.0), ((4, 0), 0.0)])
+def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, monkeypatch):
+    seen, learn = [], Acceptance.see
+
+    def see(self, proposed, emitted):
+        n_right = learn(self, proposed, emitted)
+        seen.append(n_right / min(len(proposed), len(emitted)))
+        return n_right
+
+    monkeypatch.setattr(Acceptance, "see", see)
+    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(5, 0, 1.2)], 8)
+    drafter = [lambda model: ScriptedDrafter(model, (script,))]
+    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=Planner(costs, [False])) as engine:
+        engine.generate(PROMPT, max_tokens=300, temperature=0.0, seed=3)
+    assert set(seen) == {rate}
+
+
+@pytest.mark.parametrize(
+    ("rates", "length", "expected"),
+    [
+        ((0.5,), 2, "give one of them"),
+        ((), None, "expected chances"),
+        ((1.5,), None, "expected chances"),
+        ((float("nan"),), None, "expected chances"),
+        ("0.5", None, "expected chances"),
+        ((True,), None, "expected chances"),
+        (0.5, None, "expected chances"),
+        (None, -1, "at least 0"),
+        (None, float("inf"), "at least 0"),
+        (None, "two", "at least 0"),
+    ],
+)
+def test_rates_that_make_no_sense_are_refused(rates, length, expected):
+    with pytest.raises(OptionError, match=expected):
+        synthetic_rates(rates, length)
+
+
+def test_synthetic_acceptance_stands_alone():
+    with pytest.raises(OptionError, match="takes the place of spec_verify rejection"):
+        Speculation(verify="rejection", synthetic=(0.5,))
+    with pytest.raises(OptionError, match="no drafter is in use"):
+        Engine.load("absent.gguf", spec_type="none", spec_synth_len=2)
