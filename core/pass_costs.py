@@ -53,6 +53,8 @@ class PassCosts:
         ]
         self._per_position = _extended(slopes, sizes) if slopes else np.zeros(len(sizes))
         self._factors = np.ones(len(sizes))
+        self._depth: float | None = None  # that the curve was last asked for at
+        self._curve: list[float] = []
         distance = np.abs(np.log2(np.maximum(sizes, 1)[:, None] / np.maximum(sizes, 1)[None, :]))
         self._nearness = np.maximum(1.0 - distance, 0.0)
         self._nearness[2:, 2:] = np.maximum(self._nearness[2:, 2:], _ALIKE)  # drafting or not is the greatest difference
@@ -63,10 +65,12 @@ class PassCosts:
         return self.curve(n, depth)[n]
 
     def curve(self, n: int, depth: float) -> list[float]:
-        """`seconds` of passes of 0 to n tokens."""
-        m = min(n, len(self._flat) - 1) + 1
-        known = np.maximum.accumulate(self._factors[:m] * (self._flat[:m] + self._per_position[:m] * depth)).tolist()
-        return known + [known[-1] * i / (m - 1) for i in range(m, n + 1)]
+        """`seconds` of passes of 0 to n tokens, or of more; not to be changed."""
+        if self._depth != depth:  # asked several times in a round, at one depth
+            self._depth = depth
+            self._curve = np.maximum.accumulate(self._factors * (self._flat + self._per_position * depth)).tolist()
+        n_more = range(len(self._curve), n + 1)
+        return self._curve + [self._curve[-1] * i / (len(self._flat) - 1) for i in n_more] if n_more else self._curve
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
@@ -75,6 +79,7 @@ class PassCosts:
             near = self._nearness[n]
             self._factors *= ratio ** (_LEARN_ALL + np.maximum(_LEARN_NEAR, 1 / (1 + self._n_seen)) * near)
             self._n_seen += near
+            self._depth = None
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from attrs import define, frozen
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "DraftCost", "Offer", "Outcome", "Planner", "Track", "Wish"]
 
-CHEAP = 0.01  # of a plain pass: a drafter that takes more is not asked in vain
+_CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
+_FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it is not right
+_PATIENCE = 16  # rounds without a right token after which it is asked less
+_RARELY = 8  # rounds: so seldom, at most
+_WARM_UP = 16  # asks: the first are slow
 _MARGIN = 1.05  # by which a costly drafter must promise more than another: what it takes is certain, what it gives is not
 _HOPE = 1.5  # how much faster a perfect draft would be where a costly drafter is tried
 _PROBE_LENGTH = 2
@@ -36,11 +41,12 @@ _LEARN = 0.2  # weight of a new measurement of a drafter's time
 
 @define
 class DraftCost:
-    """Seconds that one drafter takes for a slot: per token drafted, and per token it has missed while it was not asked."""
+    """Seconds that one drafter takes for a slot."""
 
-    per_token: float = 0.0
-    per_missed: float = 0.0
-    is_known: bool = False
+    per_ask: float = 0.0  # on average
+    per_token: float = 0.0  # that it drafts
+    per_missed: float = 0.0  # that was emitted while it was not asked
+    n_asks: int = 0
 
     def seconds(self, k: int, n_missed: int) -> float:
         """Of a draft of k tokens."""
@@ -48,12 +54,13 @@ class DraftCost:
 
     def observe(self, k: int, n_missed: int, seconds: float) -> None:
         """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
+        self.n_asks += 1
+        self.per_ask += (seconds - self.per_ask) * max(_LEARN, 1 / self.n_asks)
         if n_missed > 4 * max(k, 1):
             self.per_missed += _LEARN * (max(seconds - self.per_token * k, 0.0) / n_missed - self.per_missed)
             return
         measured = max(seconds - self.per_missed * n_missed, 0.0) / max(k, 1)
-        self.per_token = self.per_token + _LEARN * (measured - self.per_token) if self.is_known else measured
-        self.is_known = True
+        self.per_token += (measured - self.per_token) * (_LEARN if self.per_token else 1.0)
 
 
 @define
@@ -78,8 +85,18 @@ class Track:
     """What the planner keeps of one request, by drafter."""
 
     acceptances: list[Acceptance]
-    n_missed: list[int]  # tokens emitted since it was asked
     allowances: list[Allowance]  # of a costly drafter one for all requests
+    n_missed: list[int]  # tokens emitted since it was asked
+    n_idle: list[int]  # rounds since it was right
+
+    def score(self, drafter: int, proposed: Sequence[int] | None, emitted: Sequence[int]) -> None:
+        """Note what a drafter got right of what a round emitted, used or not; None where it was not asked."""
+        self.n_missed[drafter] += len(emitted)
+        self.n_idle[drafter] += 1
+        if not proposed:
+            self.acceptances[drafter].decline()
+        elif self.acceptances[drafter].see(proposed, emitted):
+            self.n_idle[drafter] = 0
 
 
 @frozen
@@ -138,20 +155,27 @@ class Planner:
         self._acceptances = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
-        plain_s = costs.seconds(1, 0)
+        self._plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
         self._own_allowances = [Allowance(4.0 * plain_s, 0.025, 8.0 * plain_s) for _ in is_costly]
 
     def track(self) -> Track:
         """For a new request."""
         n = len(self.is_costly)
-        plain_s = self.costs.seconds(1, 0)
+        plain_s = self._plain_s
         allowances = [
             self._own_allowances[i] if self.is_costly[i] else Allowance(0.5 * plain_s / n, 0.01 / n, 8.0 * plain_s)
             for i in range(n)
         ]
-        return Track([each.child() for each in self._acceptances], [0] * n, allowances)
+        return Track([each.child() for each in self._acceptances], allowances, [0] * n, [0] * n)
 
     # Before a round
+
+    def is_asked(self, drafter: int, track: Track) -> bool:
+        """Whether to ask a drafter before the choice: lookups always, unless they take time and were long not right."""
+        if self.is_costly[drafter]:
+            return False
+        share = self._draft_costs[drafter].per_ask / (_FREE * self._plain_s)
+        return share <= 1 or track.n_idle[drafter] < _PATIENCE or track.n_idle[drafter] % min(ceil(share), _RARELY) == 0
 
     def choose(self, wishes: Sequence[Wish], n_beside: int = 0) -> list[Choice]:
         """Who drafts how far in a round.
@@ -181,7 +205,7 @@ class Planner:
         for offer in wish.offers:
             if wish.track.allowances[offer.drafter].seconds < 0:
                 continue
-            cost = self._draft_costs[offer.drafter] if self.is_costly[offer.drafter] else _FREE
+            cost = self._draft_costs[offer.drafter] if self.is_costly[offer.drafter] else _NOTHING
             n_missed = wish.track.n_missed[offer.drafter]
             expected = others + 1.0
             for k, alive in enumerate(wish.track.acceptances[offer.drafter].survival(offer.limit), start=1):
@@ -229,7 +253,7 @@ class Planner:
         cost.observe(k, track.n_missed[drafter], seconds)
         track.n_missed[drafter] = 0
         self._n_waited[drafter] = 0
-        if seconds > CHEAP * self.costs.seconds(1, 0) and cost.seconds(k, 0) > CHEAP * self.costs.seconds(1, 0):
+        if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self._plain_s:
             self.is_costly[drafter] = True
 
     def observe_round(self, outcomes: Sequence[Outcome], depth: float, n_beside: int, pass_s: float) -> None:
@@ -245,6 +269,7 @@ class Planner:
         n_drafted = sum(outcome.choice.k for outcome in outcomes)
         if not n_beside:  # a prompt's tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
+        self._plain_s = self.costs.seconds(1, depth)
         plain_s = self.costs.seconds(n_plain, depth)
         extra_s = self.costs.seconds(n_plain + n_drafted, depth) - plain_s
         self._n_waited = [n + 1 for n in self._n_waited]
@@ -268,7 +293,7 @@ class Planner:
             self._intervals[drafter] = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)
 
 
-_FREE = DraftCost()
+_NOTHING = DraftCost()  # what was asked already is paid for
 
 
 def _mean_depth(wishes: Sequence[Wish]) -> float:

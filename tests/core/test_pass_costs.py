@@ -25,12 +25,12 @@ def test_a_context_costs_what_was_measured_for_it():
 def test_the_curve_is_what_single_figures_say():
     costs = PassCosts([*FLAT, PassTime(8, 100, 0.030)], n_largest=10)
     assert costs.curve(20, 70) == pytest.approx([costs.seconds(n, 70) for n in range(21)])
-    assert costs.curve(3, 70) == pytest.approx([costs.seconds(n, 70) for n in range(4)])
+    assert costs.curve(3, 70)[:4] == pytest.approx([costs.seconds(n, 70) for n in range(4)])
 
 
 def test_what_is_measured_less_than_a_smaller_pass_counts_as_that():
     costs = PassCosts([PassTime(1, 0, 0.010), PassTime(2, 0, 0.009), PassTime(4, 0, 0.012)], n_largest=4)
-    assert costs.curve(2, 0)[1:] == pytest.approx([0.010, 0.010])
+    assert costs.curve(2, 0)[1:3] == pytest.approx([0.010, 0.010])
 
 
 @given(st.lists(st.tuples(st.integers(1, 16), st.floats(1e-6, 10.0)), max_size=60))
@@ -39,6 +39,7 @@ def test_costs_stay_positive_and_finite_whatever_is_observed(seen):
     for n, seconds in seen:
         costs.observe(n, 0, seconds)
     curve = np.array(costs.curve(32, 0)[1:])
+    assert len(curve) == 32
     assert np.isfinite(curve).all()
     assert (curve > 0).all()
 

@@ -146,8 +146,29 @@ def test_drafts_shorter_than_wanted_are_not_made(n_min):
 def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
     planner = Planner(costs_of({1: 0.018, 8: 0.028}), [False])
     track = planner.track()
-    planner.observe_draft(0, track, 4, 0.004)
+    for _ in range(20):
+        planner.observe_draft(0, track, 4, 0.004)
     assert planner.is_costly == [True]
+
+
+def test_a_first_slow_call_makes_no_drafter_costly():
+    planner = Planner(costs_of({1: 0.018, 8: 0.028}), [False])
+    track = planner.track()
+    for seconds in (0.030, *[0.0001] * 20):
+        planner.observe_draft(0, track, 4, seconds)
+    assert planner.is_costly == [False]
+
+
+def test_asking_costs_next_to_nothing_where_nothing_comes_of_it():
+    costs = LINEAR / 4  # a small model: a plain pass of 2.5 ms
+    world = World(costs, [Source(bernoulli(0.0), per_ask_s=80e-6)])
+    assert world.play() <= 1.01 * world.plain()
+    change = 1500
+    right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 1500, seed=2)])
+    world = World(FAST / 4, [Source(right, per_ask_s=80e-6)])
+    world.play()
+    behind = [choice.k for position, choice in world.choices if position >= change]
+    assert min(behind[48:100]) >= 2
 
 
 times = st.floats(1e-5, 10.0)

@@ -19,6 +19,7 @@ class Source:
     per_token_s: float = 0.0
     per_missed_s: float = 0.0
     is_costly: bool = False
+    per_ask_s: float = 0.0  # of one that is not
 
     def proposal(self, position, limit):
         """Its tokens: those of the text are their positions, wrong ones -1; nothing behind a wrong one matters."""
@@ -83,10 +84,11 @@ class World:
             proposals = {}
             offers = []
             for index, source in enumerate(self.sources):
-                if not planner.is_costly[index] and limit:
+                if planner.is_asked(index, track) and limit:
                     proposals[index] = source.proposal(position, limit)
-                    planner.observe_draft(index, track, len(proposals[index]), 0.0)
-                if limit:
+                    planner.observe_draft(index, track, len(proposals[index]), source.per_ask_s)
+                    seconds += source.per_ask_s
+                if limit and (index in proposals or planner.is_costly[index]):
                     offers.append(Offer(index, limit))
             (choice,) = planner.choose([Wish(track, DEPTH, offers)])
             draft_s = 0.0
@@ -98,11 +100,7 @@ class World:
             n_right = _n_right(proposals[choice.drafter][: choice.k]) if choice.drafter is not None else 0
             emitted = list(range(position, position + n_right + 1))
             for index in range(len(self.sources)):
-                track.n_missed[index] += len(emitted)
-                if index in proposals:
-                    track.acceptances[index].see(proposals[index], emitted)
-                else:
-                    track.acceptances[index].decline()
+                track.score(index, proposals.get(index), emitted)
             pass_s = self.costs[1 + choice.k]
             planner.observe_round([Outcome(track, choice, n_right, draft_s)], DEPTH, 0, pass_s)
             self.choices.append((position, choice))
