@@ -21,7 +21,7 @@ import llvmlite.binding
 import numba
 import numpy as np
 import platformdirs
-from numba.core import types
+from numba.core import config, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ __all__ = ["address", "cache_folder", "helper", "kernel", "prepare"]
 
 _log = logging.getLogger(__name__)
 
+# LLVM's level: of kernels that spell out their vectors and tiles, level 3 makes no faster code, but takes 1.5 times as long.
+_OPTIMISATION = 2
 # Versions of the kernels, of Python or of numba that were used lately; a folder takes a few MB.
 _KEPT_FOLDERS = 12
 
@@ -55,9 +57,22 @@ def address(compiled: Any) -> int:
     """The machine address of a kernel, for `call`: `int32 f(void *result, void *error, int64...)`, numba's own convention."""
     signature = _signature(compiled)
     if signature not in compiled.overloads:
-        compiled.compile(signature)
+        _compile(compiled, signature)
     result = compiled.overloads[signature]
     return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
+
+
+def _compile(compiled: Any, signature: tuple[Any, ...]) -> None:
+    """Compile at `_OPTIMISATION`, unless numba was told to do less."""
+    from numba.core.registry import cpu_target
+
+    assert cpu_target.target_context is not None  # made by now, so that it is made with numba's own level
+    level = config.OPT
+    config.OPT = type(level)(min(level, _OPTIMISATION))
+    try:
+        compiled.compile(signature)
+    finally:
+        config.OPT = level
 
 
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from numba.core import config
 
 from augury.backends.numba_cpu.kernels import jit, simd
 
@@ -124,3 +125,13 @@ def test_kernels_never_raise():
     divides(out.ctypes.data, 0)
 
     assert out[0] == 0
+
+
+def test_numbas_own_level_of_optimisation_stays():
+    def nothing(x):
+        pass
+
+    level = config.OPT
+    jit.address(jit.kernel(nothing))
+
+    assert config.OPT is level

@@ -1,0 +1,82 @@
+"""How fast two threads attend to 4096 positions of a layer, and of so many layers that no cache holds them."""
+
+import numpy as np
+import pytest
+
+from augury.backends.numba_cpu.kernels import attention_layer, team
+from augury.backends.numba_cpu.kernels.attention import attend_kernel
+from augury.backends.numba_cpu.kernels.cache_type import BYTES
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.tape import RECORD, bits
+from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.weights import aligned
+from augury.cache_type import CACHE_TYPES
+
+pytestmark = pytest.mark.bench
+
+SHAPES = {"SmolLM2-135M": (9, 3, 64), "Qwen 1.5B": (12, 2, 128), "Qwen 0.5B": (14, 2, 64)}  # H, G, D
+DEPTH, N_THREADS = 4096, 2
+N_BYTES = 60_000_000  # of keys and values, beyond the last level of cache
+
+
+@pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_attention(benchmark, kind, shape, n):
+    n_heads, n_groups, d = SHAPES[shape]
+    rng = np.random.default_rng(1)
+    # 16 bits that are a small number in every type, scales included
+    part = (rng.standard_normal(4096) / 4).astype(np.float16).view(np.uint8)
+    size = DEPTH * n_groups * d * BYTES[kind] // 16
+    n_layers = -(-N_BYTES // (2 * size))
+    memory, scratch_bytes = aligned(2 * n_layers * size), -(-attention_layer.scratch_bytes(d) // 64) * 64 + 64
+    memory[:] = np.resize(part, memory.size)
+    scratch, counts = aligned(N_THREADS * scratch_bytes), aligned(attention_layer.counts_bytes(N_THREADS))
+    parts = aligned(attention_layer.parts_bytes(d, DEPTH, N_THREADS))
+    scratch[:] = counts[:] = 0
+    q, out = rng.standard_normal((n, n_heads * d), dtype=np.float32), np.zeros((n, n_heads * d), np.float32)
+    positions, run = np.arange(DEPTH - n, DEPTH), np.array([0, n, 0, 0])
+
+    layers = np.zeros((n_layers, 25), np.int64)
+    fixed = {
+        attention_layer.Q: q.ctypes.data,
+        attention_layer.OUT: out.ctypes.data,
+        attention_layer.LDQ: n_heads * d,
+        attention_layer.D: d,
+        attention_layer.DV: d,
+        attention_layer.H: n_heads,
+        attention_layer.G: n_groups,
+        attention_layer.T: DEPTH,
+        attention_layer.SCALE: bits(d**-0.5),
+        attention_layer.WINDOW: 1 << 40,
+        attention_layer.PARTS: parts.ctypes.data,
+        attention_layer.COUNTS: counts.ctypes.data,
+    }
+    for offset, value in fixed.items():
+        layers[:, offset // 8] = value
+    layers[:, attention_layer.KEYS // 8] = memory.ctypes.data + 2 * size * np.arange(n_layers)
+    layers[:, attention_layer.VALUES // 8] = layers[:, attention_layer.KEYS // 8] + size
+    tape = np.zeros((n_layers, RECORD), np.int64)
+    tape[:, 0], tape[:, 1] = address(attend_kernel(kind, kind)), 1
+    tape[:, 2] = layers.ctypes.data + layers.strides[0] * np.arange(n_layers)
+    threads = Team(N_THREADS)
+    state = {
+        team.POSITIONS: positions.ctypes.data,
+        team.CELLS: positions.ctypes.data,
+        team.SEGMENTS: run.ctypes.data,
+        team.SCRATCH: scratch.ctypes.data,
+        team.SCRATCH_BYTES: scratch_bytes,
+        team.N_TOKENS: n,
+        team.N_SEGMENTS: 1,
+    }
+    for offset, value in state.items():
+        threads.state[offset // 8] = value
+
+    benchmark.pedantic(threads.run, (tape,), rounds=9, warmup_rounds=2)
+    threads.close()
+
+    seconds = benchmark.stats.stats.median / n_layers
+    benchmark.extra_info["us per layer"] = round(seconds * 1e6, 1)
+    benchmark.extra_info["GB/s"] = round(2 * size / seconds / 1e9, 1)
+    benchmark.extra_info["GMAC/s"] = round(2 * n_heads * d * DEPTH * n / seconds / 1e9, 1)
+    assert np.isfinite(out).all()
