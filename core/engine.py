@@ -133,7 +133,7 @@ class Engine:
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together.
             slots: Sequences that run at once; requests beyond them queue.
-            cache_type_k: Type of the keys in the KV cache: `f16` or `f32`.
+            cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
             progress: Told how far downloading, compiling and loading have come.
             registry: Plugins to choose from; None discovers those installed.
