@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import Factory, frozen
 
 from augury.bench.figures import Figures
+from augury.bench.outcome import label_of
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
 
 
 def _label(told: Mapping[str, Any]) -> str:
-    return told["spec_type"] if told["state"] == "cold" else f"{told['spec_type']} ({told['state']})"
+    return label_of(told["spec_type"], told["state"], is_synthetic=bool(told.get("synthetic")))
 
 
 def _values(figures: Figures) -> dict[str, float]:

@@ -29,6 +29,8 @@ class Figures:
         offered_by_position: [i]: drafts that were verified as far as position i, in a tree as far as depth i.
         accepted_by_position: [i]: those whose token i was accepted.
         is_identical: Whether plain and drafted runs emitted the same tokens.
+        synthetic: The chances by which drafts were accepted, where that was not the model's verdict; then the texts need not be
+            identical.
     """
 
     speeds: tuple[tuple[float, float], ...] = ()
@@ -39,6 +41,7 @@ class Figures:
     offered_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
     is_identical: bool = True
+    synthetic: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> Figures:
@@ -58,7 +61,13 @@ class Figures:
             offered_by_position=_sums(part.offered_by_position for part in several),
             accepted_by_position=_sums(part.accepted_by_position for part in several),
             is_identical=all(part.is_identical for part in several),
+            synthetic=next((part.synthetic for part in several if part.synthetic), ()),
         )
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a drafter changed the output, which it never may; synthetic acceptance does."""
+        return not self.is_identical and not self.synthetic
 
     @property
     def plain_per_second(self) -> float:
@@ -125,7 +134,7 @@ class Figures:
             "accepted_by_position": list(self.accepted_by_position),
             "identical": self.is_identical,
             "pairs": [list(pair) for pair in self.speeds],
-        }
+        } | ({"synthetic": list(self.synthetic)} if self.synthetic else {})
 
     @classmethod
     def from_told(cls, told: Mapping[str, Any]) -> Figures:
@@ -144,6 +153,7 @@ class Figures:
                 offered_by_position=tuple(int(n) for n in told["offered_by_position"]),
                 accepted_by_position=tuple(int(n) for n in told["accepted_by_position"]),
                 is_identical=bool(told["identical"]),
+                synthetic=tuple(float(rate) for rate in told.get("synthetic", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise OptionError(f"no figures of augury bench: {type(error).__name__}: {error}") from None
@@ -161,6 +171,7 @@ def _of_pair(pair: Pair) -> Figures:
         offered_by_position=_sums(each.offered_by_position for each in stats.drafters.values()),
         accepted_by_position=_sums(each.accepted_by_position for each in stats.drafters.values()),
         is_identical=pair.is_identical,
+        synthetic=tuple(stats.effective.get("synthetic", ())),
     )
 
 

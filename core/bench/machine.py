@@ -40,8 +40,14 @@ def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int)
         max_tokens: Of a run.
     """
     loaded = {key: config[key] for key in ("model", "backend", "target", "threads")}
-    is_fixed = bool(config.get("speculative", {}).get("is_fixed"))
-    made = {"drafts": "fixed" if is_fixed else "planned", "workload": digest(items), "max_tokens": max_tokens}
+    speculative = config.get("speculative", {})
+    made = {
+        "drafts": "fixed" if speculative.get("is_fixed") else "planned",
+        "workload": digest(items),
+        "max_tokens": max_tokens,
+    }
+    if rates := speculative.get("synthetic"):
+        made["acceptance"] = "synthetic: " + ", ".join(f"{rate:g}" for rate in rates)
     return machine_facts() | loaded | made
 
 

@@ -11,7 +11,17 @@ from augury.bench.figures import Figures
 if TYPE_CHECKING:
     from augury.bench.contest import Pair
 
-__all__ = ["Outcome"]
+__all__ = ["Outcome", "label_of"]
+
+
+def label_of(spec_type: str, state: str, *, is_synthetic: bool) -> str:
+    """A drafter, as tables name it: with what its figures must not be mistaken without.
+
+    >>> label_of("suffix", "warm", is_synthetic=True)
+    'suffix (warm, synthetic)'
+    """
+    marks = [mark for mark, is_set in ((state, state != "cold"), ("synthetic", is_synthetic)) if is_set]
+    return f"{spec_type} ({', '.join(marks)})" if marks else spec_type
 
 
 @frozen(eq=False)
@@ -25,7 +35,7 @@ class Outcome:
     @property
     def label(self) -> str:
         """The drafter, as tables name it."""
-        return self.spec_type if self.state == "cold" else f"{self.spec_type} ({self.state})"
+        return label_of(self.spec_type, self.state, is_synthetic=bool(self.figures.synthetic))
 
     @property
     def figures(self) -> Figures:

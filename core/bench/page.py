@@ -39,7 +39,8 @@ def page(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
     return environment.from_string(template).render(
         facts=facts,
         colours=_COLOURS,
-        is_identical=all(each.figures.is_identical for each in outcomes),
+        is_changed=any(each.figures.is_changed for each in outcomes),
+        synthetic=next((each.figures.synthetic for each in outcomes if each.figures.synthetic), ()),
         speeds=list(_speeds(outcomes, colours)),
         positions=[_positions(each, colours[each.label]) for each in outcomes],
         legend={name: colours[name] for name in _origins(outcomes)},
@@ -115,7 +116,7 @@ def _runs(outcome: Outcome, colours: Mapping[str, int]) -> list[dict[str, Any]]:
                 "accepted": f"{figures.acceptance_rate:.0%}",
                 "n_emitted": pairs[0].drafted.stats.n_emitted,
                 "n_rounds": pairs[0].drafted.stats.n_rounds,
-                "is_identical": figures.is_identical,
+                "is_changed": figures.is_changed,
                 "pieces": _pieces(pairs[0].drafted, colours),
             }
             | _lengths(pairs[0])

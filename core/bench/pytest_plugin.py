@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--augury-fixed", action="store_true", help="take every draft as it is: no planner decides how far to draft"
     )
+    group.addoption(
+        "--augury-synth-len",
+        type=float,
+        metavar="N",
+        help="accept drafts by chance, N tokens of an endless one on average; texts are then not the model's",
+    )
     group.addoption("--augury-warm", action="store_true", help="measure drafters also that have seen the prompt before")
     group.addoption("--augury-backend", default="auto", metavar="NAME", help="what computes (auto)")
     group.addoption("--augury-threads", type=int, metavar="N", help="threads (one per physical core)")

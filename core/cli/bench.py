@@ -9,6 +9,7 @@ from augury.cli.bench_drafters import run_drafters
 from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, run_passes
 from augury.cli.bench_startup import run_startup
 from augury.cli.bench_texts import run_texts
+from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
 from augury.cli.prompts import add_prompt_flags
 from augury.cli.sampling_flags import add_sampling_flags
@@ -80,4 +81,5 @@ def _run(args: argparse.Namespace) -> int:
         return run_startup(args)
     if is_about_passes:
         return run_passes(args)
+    warn_of_synthetic(args)
     return run_texts(args) if args.vs else run_drafters(args)

@@ -69,7 +69,8 @@ def run_texts(args: argparse.Namespace) -> int:
         peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": args.pairs, "texts": told}
         sys.stdout.write(json.dumps({**about, "machine": facts, "vs": peer}) + "\n")
     else:
-        lines = [*_lines(told), *_notes(ratios, told)]
+        marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []
+        lines = [*_lines(told), *_notes(ratios, told), *marks]
         sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.report import drafting_lines, run_line, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
@@ -39,6 +40,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
+    warn_of_synthetic(args)
     engine = load_engine(args, args.spec_type, args.model_draft)
     with engine:
         if sys.stdin.isatty():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from augury.errors import AuguryError
+from augury.cli.report import say, synthetic_text
+from augury.errors import AuguryError, OptionError
 from augury.options import options_of, parse_specs
-from augury.speculation import VERIFY
+from augury.speculation import VERIFY, synthetic_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from augury.options import Option
     from augury.registry import Registry
 
-__all__ = ["add_drafter_flags", "add_speculation_flags", "drafter_options", "flag_of", "names_in_use"]
+__all__ = ["add_drafter_flags", "add_speculation_flags", "drafter_options", "flag_of", "names_in_use", "warn_of_synthetic"]
 
 _DEST = "drafter_values"
 
@@ -60,6 +61,19 @@ def add_speculation_flags(parser: Any) -> None:
         choices=VERIFY,
         default="match",
         help="match: the output is that of plain decoding; rejection: of its distribution (default: match)",
+    )
+    parser.add_argument(
+        "--spec-synth-rates",
+        type=_rates,
+        metavar="P,P,...",
+        help="for benchmarks: accept a draft's token 1, 2, ... by these chances, the last for all behind, whatever the model "
+        "says; the text is then not the model's. Trees are verified as always",
+    )
+    parser.add_argument(
+        "--spec-synth-len",
+        type=float,
+        metavar="N",
+        help="the same as one chance for every token: N tokens of an endless draft are accepted on average",
     )
 
 
@@ -111,6 +125,23 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
             drafter = registry.choose("drafter", None) if spec.name == "auto" else registry.find("drafter", spec.name)
             names.append(drafter.name)
     return names
+
+
+def warn_of_synthetic(args: argparse.Namespace) -> None:
+    """Say so where flags ask for synthetic acceptance.
+
+    Raises:
+        OptionError: They do in a way that makes no sense.
+    """
+    if rates := synthetic_rates(args.spec_synth_rates, args.spec_synth_len):
+        say(f"augury: {synthetic_text(rates)}: texts are not the model's, only their speed means something")
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError:
+        raise OptionError(f"--spec-synth-rates is {text!r}, expected chances with commas, such as 0.9,0.8") from None
 
 
 class _Keep(argparse.Action):

@@ -62,6 +62,8 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
             draft_min=args.draft_min,
             spec_fixed=args.spec_fixed,
             spec_verify=args.spec_verify,
+            spec_synth_rates=args.spec_synth_rates,
+            spec_synth_len=args.spec_synth_len,
             threads=args.threads,
             n_ctx=args.ctx_size,
             slots=args.parallel,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from augury.engine import Engine
     from augury.types import Result, Summary
 
-__all__ = ["as_json", "drafting_lines", "run_line", "say", "show_configuration", "spec_type_of", "table"]
+__all__ = ["as_json", "drafting_lines", "run_line", "say", "show_configuration", "spec_type_of", "synthetic_text", "table"]
 
 
 def say(text: str) -> None:
@@ -35,7 +35,8 @@ def run_line(summaries: Sequence[Summary]) -> str:
     n_drafted, n_accepted = (sum(getattr(each, name) for each in summaries) for name in ("n_drafted", "n_accepted"))
     if any(summary.drafters for summary in summaries):
         share = n_accepted / n_drafted if n_drafted else 0.0
-        parts.append(f"accepted {n_accepted} of {n_drafted} drafted tokens ({share:.0%})")
+        mark = ", synthetic" if any(summary.effective.get("synthetic") for summary in summaries) else ""
+        parts.append(f"accepted {n_accepted} of {n_drafted} drafted tokens ({share:.0%}{mark})")
     if len(summaries) > 1:
         parts[1] += " per sequence"
     return " | ".join(parts)
@@ -47,9 +48,16 @@ def _mean_speed(timings: Sequence[Any], what: str) -> float:
     return n_tokens / seconds if seconds > 0 else 0.0
 
 
+def synthetic_text(rates: Sequence[float]) -> str:
+    """That drafts were accepted by chance, and by which."""
+    return f"acceptance is synthetic ({', '.join(f'{rate:g}' for rate in rates)} by position)"
+
+
 def drafting_lines(summary: Summary) -> list[str]:
     """How a request was drafted for, in a few lines."""
     lines = [f"{summary.n_emitted} tokens in {summary.n_rounds} rounds, {summary.mean_accepted_length:.2f} tokens per round"]
+    if rates := summary.effective.get("synthetic"):
+        lines.append(synthetic_text(rates))
     for name, stats in summary.drafters.items():
         lines.append(
             f"{name}: {stats.calls} calls, {stats.drafts} drafts, {stats.used} verified, {stats.drafted} tokens drafted, "
@@ -99,6 +107,8 @@ def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, 
             "drafters": {name: attrs.asdict(stats) for name, stats in summary.drafters.items()},
         },
     }
+    if rates := summary.effective.get("synthetic"):
+        told["synthetic"] = list(rates)
     if has_logprobs:
         told["logprobs"] = [
             {"token": piece.token, "logprob": piece.logprob, "top": [list(pair) for pair in piece.top_logprobs]}

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, read_prompts
 from augury.cli.report import as_json, drafting_lines, run_line, say
@@ -38,6 +39,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
     prompts = read_prompts(args)
+    warn_of_synthetic(args)
     engine = load_engine(args, args.spec_type, args.model_draft)
     runnings: list[Running] = []
     with engine:

@@ -109,3 +109,11 @@ def test_a_changed_output_fails(compared, tmp_path, monkeypatch):
     code, out, _ = compared("--augury-drafter", "ngram-simple", "--augury-pairs", "1", "-p", "cheat")
     assert code == 1
     assert "changed the output of a" in out
+
+
+def test_synthetic_acceptance_is_marked_and_no_fault(compared):
+    words = ["--augury-drafter", "ngram-simple:n=2,m=4", "--augury-fixed", "--augury-synth-len", "1", "--augury-pairs", "1"]
+    code, out, benchmarks = compared(*words)
+    assert code == 0, out
+    assert "ngram-simple:n=2,m=4 (synthetic)" in out
+    assert {tuple(benchmark["extra_info"]["synthetic"]) for benchmark in benchmarks} == {(0.5,)}

@@ -1,0 +1,109 @@
+"""Synthetic acceptance on the command line: whatever shows its figures says so."""
+
+import io
+import json
+
+import pytest
+from oracles.models import tiny_model
+
+from augury.cli import main
+
+MARK = "acceptance is synthetic (0.5, 0.25 by position)"
+
+
+@pytest.fixture
+def augury(capsys):
+    def run(command, *words, synthetic=("--spec-synth-rates", "0.5,0.25")):
+        here = [
+            "-m",
+            str(tiny_model("llama-dense")),
+            "--backend",
+            "reference",
+            "-t",
+            "1",
+            "-c",
+            "128",
+            "-n",
+            "40",
+            "--temp",
+            "0",
+        ]
+        here += ["--spec-fixed", "--spec-type", "ngram-simple:n=2,m=4", "--seed", "1"]
+        try:
+            code = main([command, *here, *synthetic, *map(str, words)])
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+PROMPT = ("--prompt-tokens", "1,2,3,4,1,2,3,4,1,2,3,4")
+
+
+def test_run_warns_and_marks_its_figures(augury):
+    code, _, err = augury("run", *PROMPT, "--stats")
+    assert code == 0
+    lines = err.splitlines()
+    assert lines[0] == f"augury: {MARK}: texts are not the model's, only their speed means something"
+    assert MARK in lines[1:]
+    assert ", synthetic)" in lines[-1]
+    _, _, err = augury("run", *PROMPT, "--stats", synthetic=())
+    assert "synthetic" not in err
+
+
+def test_json_has_the_rates(augury):
+    assert json.loads(augury("run", *PROMPT, "--json")[1])["synthetic"] == [0.5, 0.25]
+    assert json.loads(augury("run", *PROMPT, "--json", synthetic=("--spec-synth-len", "4"))[1])["synthetic"] == [0.8]
+    assert "synthetic" not in json.loads(augury("run", *PROMPT, "--json", synthetic=())[1])
+
+
+def test_chat_warns(augury, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/exit\n"))
+    assert MARK in augury("chat", "--ignore-eos")[2]
+
+
+def test_bench_marks_tables_and_finds_no_fault_with_the_texts(augury):
+    code, out, err = augury("bench", *PROMPT, "--turns", "1")
+    assert code == 0
+    assert MARK in err
+    assert "changed" not in err
+    line = out.splitlines()[1]
+    assert line.startswith("ngram-simple:n=2,m=4 (synthetic)")
+    assert line.split()[-1] == "synthetic"
+
+
+def test_bench_marks_json_and_pages(augury, tmp_path):
+    page, saved = tmp_path / "page.html", tmp_path / "old.json"
+    words = ("--spec-synth-rates", "1,0.5")
+    prompt = (*PROMPT, "--temp", "1", "--top-k", "3")  # which the model continues otherwise
+    code, out, err = augury("bench", *prompt, "--turns", "1", "--json", "--html", page, synthetic=words)
+    told = json.loads(out)
+    saved.write_text(out)
+    assert code == 0
+    assert told["runs"][0]["synthetic"] == told["runs"][0]["categories"]["all"]["synthetic"] == [1.0, 0.5]
+    assert told["machine"]["acceptance"] == "synthetic: 1, 0.5"
+    assert told["runs"][0]["identical"] is False
+    assert "changed the output" not in err
+    html = page.read_text(encoding="utf-8")
+    assert "Acceptance is synthetic" in html
+    assert "changed the output" not in html
+    assert "differs from plain" not in html
+    _, out, _ = augury("bench", *prompt, "--turns", "1", "--compare", saved, synthetic=())
+    assert "acceptance was synthetic: 1, 0.5, is not known" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--spec-synth-rates", "high"), "--spec-synth-rates is 'high'"),
+        (("--spec-synth-rates", "2"), "spec_synth_rates is (2.0,)"),
+        (("--spec-synth-len", "-1"), "spec_synth_len is -1.0"),
+        (("--spec-synth-len", "1", "--spec-synth-rates", "0.5"), "give one of them"),
+        (("--spec-synth-len", "1", "--spec-verify", "rejection"), "takes the place"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(augury, words, expected):
+    code, out, err = augury("run", *PROMPT, synthetic=words)
+    assert (code, out) == (2, "")
+    assert expected in err
