@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from augury.cli import bench, chat, completion, inspect, new_drafter, plugins, pull, run
+from augury.cli import bench, chat, completion, inspect, new_drafter, plugins, pull, run, tune
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.registry import Registry
@@ -26,7 +26,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     parser = Parser(prog="augury", description="Speculative decoding for GGUF models: faster, and identical to the bit.")
     parser.add_argument("--version", action="version", version=f"augury {metadata.version('augury')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in (run, chat, bench):
+    for command in (run, chat, bench, tune):
         command.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     pull.add_parser(subparsers, registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from augury import log
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from augury.cli.parser import Parser
     from augury.engine import Engine
+    from augury.interfaces import Progress
     from augury.registry import Registry
 
 __all__ = ["add_model_flags", "load_engine"]
@@ -40,8 +42,10 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     add_drafter_flags(parser, registry, argv)
 
 
-def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None) -> Engine:
-    """Load what the flags ask for.
+def load_engine(
+    args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress | None = None
+) -> Engine:
+    """Load what the flags ask for, and show how far that has come unless `progress` is to be told.
 
     Raises:
         AuguryError: As `Engine.load` does.
@@ -50,7 +54,7 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
 
     log.configure(is_verbose=args.verbose)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
-    with ProgressDisplay() as progress:
+    with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         engine = Engine.load(
             args.model,
             backend=args.backend,
@@ -69,7 +73,7 @@ def load_engine(args: argparse.Namespace, spec_type: Sequence[str], draft_model:
             slots=args.parallel,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
-            progress=progress,
+            progress=shown,
             registry=args.registry,
         )
     if args.verbose:

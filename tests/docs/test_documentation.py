@@ -50,7 +50,7 @@ def test_sampling_options_are_documented():
         assert f"| `{option.name}` | {option.default} | {option.help} |" in lines
 
 
-@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize("command", ["run", "bench", "tune"])
 def test_every_flag_of_a_command_is_documented(command):
     from augury.cli.command_line import make_parser
 
