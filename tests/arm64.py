@@ -41,12 +41,16 @@ def pretend() -> None:
     jit.kernel = lambda function: _EmulatedKernel(compile_kernel(function), emulator)
 
 
-def count_sdots(compiled) -> int:
-    """Count the dot product instructions, of vectors or of vector and element, in a compiled kernel."""
-    (result,) = compiled.overloads.values()
-    code = result.library._compiled_object
-    words = np.frombuffer(code[: len(code) // 4 * 4], "<u4")
-    return int(np.sum((words & 0xFFE0FC00) == 0x4E809400) + np.sum((words & 0xFFC0F400) == 0x4F80E000))
+def assembly(compiled) -> str:
+    """Compile a kernel anew, as the cache keeps no assembly, and return what it is made of."""
+    import numba
+
+    from augury.backends.numba_cpu.kernels.jit import _signature
+
+    dispatcher = numba.njit(nogil=True, error_model="numpy")(compiled.py_func)
+    dispatcher.compile(_signature(compiled))
+    (text,) = dispatcher.inspect_asm().values()
+    return text
 
 
 class Emulator:

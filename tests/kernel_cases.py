@@ -9,8 +9,9 @@ import sys
 
 import numpy as np
 
-MODELS = ("llama-dense-q4_0", "gemma3-dense")
+MODELS = {"llama-dense-q4_0": ("f16", "f32"), "gemma3-dense": ("q8_0", "q4_0"), "qwen2-dense": ("bf16", "f16")}  # cache types
 PASSES = (3, 1, 2)
+MADE_OF = ("q8_0", "iq4_xs")  # types whose instructions are looked at: of 8 bits, and looked up
 
 
 def of_type(kind) -> dict[str, np.ndarray]:
@@ -37,7 +38,7 @@ def of_type(kind) -> dict[str, np.ndarray]:
 
 
 def of_model(name: str) -> dict[str, np.ndarray]:
-    """Logits of a tiny model, in passes of some tokens."""
+    """Logits of a tiny model, in passes of some tokens, with cache types of its own."""
     from oracles.models import tiny_file
     from oracles.passes import run_of
 
@@ -46,11 +47,13 @@ def of_model(name: str) -> dict[str, np.ndarray]:
     from augury.options import NoOptions
     from augury.plugins.architectures.gemma3 import Gemma3
     from augury.plugins.architectures.llama import Llama
+    from augury.plugins.architectures.qwen2 import Qwen2
     from augury.types import ModelOptions
 
     file = tiny_file(name)
-    plan = {"llama": Llama, "gemma3": Gemma3}[file.architecture].plan(file)
-    model = NumbaCpu(NoOptions()).load(file, plan, ModelOptions(n_ctx=64, threads=1), Progress())
+    plan = {"llama": Llama, "gemma3": Gemma3, "qwen2": Qwen2}[file.architecture].plan(file)
+    options = ModelOptions(n_ctx=64, threads=1, cache_type_k=MODELS[name][0], cache_type_v=MODELS[name][1])
+    model = NumbaCpu(NoOptions()).load(file, plan, options, Progress())
     logits, start = [], 0
     for n in PASSES:
         logits.append(model.forward(run_of(range(start, start + n), start=start)).rows().copy())
@@ -71,8 +74,8 @@ def main(out: str) -> None:
     found = {"targets": np.array(available_targets())}
     for kind in TensorType:
         found |= of_type(kind)
-        compiled = matmul.matmul_kernels([kind.name.lower()])[kind.name.lower()].matmul
-        found[f"{kind.name}.sdots"] = np.array(arm64.count_sdots(compiled))
+    for name, kernels in matmul.matmul_kernels(MADE_OF).items():
+        found[f"{name}.instructions"] = np.array(sorted(set(arm64.assembly(kernels.matmul).split())))
     for name in MODELS:
         found |= of_model(name)
     np.savez(out, **found)
