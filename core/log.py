@@ -27,11 +27,14 @@ def get_logger(name: str) -> Any:
     )
 
 
-def configure(*, is_verbose: bool) -> None:
-    """Send warnings, or with `is_verbose` everything, to standard error, a line each. Called by the command line alone."""
+def configure(*, is_verbose: bool, is_quiet: bool = False) -> None:
+    """Send warnings, with `is_verbose` everything, to standard error, a line each. Called by the command line alone.
+
+    With `is_quiet` errors only: what loads the same model again and again has given the warnings once.
+    """
     logger = logging.getLogger("augury")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.DEBUG if is_verbose else logging.WARNING)
+    logger.setLevel(logging.DEBUG if is_verbose else logging.ERROR if is_quiet else logging.WARNING)
     logger.propagate = False

@@ -84,8 +84,8 @@ class Tuning:
 
     def n_trials(self, n_chains: int, n_lengths: int) -> int:
         """How many pairs `settle` runs at most."""
-        again = len(self._trials)  # the best chain's own length has run already
-        return self._cost(n_chains) + max(self._cost(n_lengths) - again, 0)
+        n_known, _ = next(self._rungs(1))  # the best chain's own length has run them, and may be left out behind them
+        return self._cost(n_chains) + self._cost(n_lengths) - n_known
 
     def speedup(self, candidate: Candidate) -> float:
         """Of the workload as a whole, where every prompt takes plain decoding equally long."""

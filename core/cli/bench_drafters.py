@@ -118,7 +118,7 @@ def _competitors(args: argparse.Namespace) -> list[tuple[list[str], str | None]]
 
 def _loader(args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None) -> Callable[[], Engine]:
     """Loads one drafter's engine again and again, and shows its configuration once."""
-    shown = [args, argparse.Namespace(**{**vars(args), "verbose": False})]
+    shown = [args, argparse.Namespace(**{**vars(args), "verbose": False, "quiet": True})]
 
     def load() -> Engine:
         return load_engine(shown.pop(0) if len(shown) > 1 else shown[0], tuple(spec_type), draft_model)

@@ -24,7 +24,7 @@ __all__ = ["add_model_flags", "load_engine"]
 
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, has_slots: bool) -> None:
     """Add the flags of `Engine.load`."""
-    parser.set_defaults(registry=registry, parallel=1)
+    parser.set_defaults(registry=registry, parallel=1, quiet=False)
     group = parser.add_argument_group("model")
     group.add_argument("-m", "--model", default="smollm2", metavar="MODEL", help="a name or a path (default: smollm2)")
     group.add_argument(
@@ -52,7 +52,7 @@ def load_engine(
     """
     from augury.engine import Engine
 
-    log.configure(is_verbose=args.verbose)
+    log.configure(is_verbose=args.verbose, is_quiet=args.quiet)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         engine = Engine.load(

@@ -56,6 +56,7 @@ def test_the_option_line_stands_alone_on_standard_output(tune):
     assert code == 0
     (line,) = out.splitlines()
     assert line.startswith("--spec-type ")
+    assert err.count("no tokenizer") == 1  # a warning that every load would give
     table = [row.split()[:3] for row in err.splitlines() if row.split()[-1:] == ["all"]]
     assert [row for row in table if row[1] == "16"] == [
         ["suffix", "16", "1"],
