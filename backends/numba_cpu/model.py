@@ -45,7 +45,7 @@ class NumbaCpuModel(Model):
         self._weights.load(lowering.kernels(plan, options), n_threads, progress)
         self._lowered = lowering.lower(plan, self._weights, options, n_threads, self._arena)
         self._weights.close_file()
-        self._logits = np.zeros((_FIRST_ROWS, self._lowered.logits_width), np.float32)
+        self._make_room(_FIRST_ROWS)
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
         self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
@@ -78,7 +78,7 @@ class NumbaCpuModel(Model):
         cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)
         n, n_rows = len(tokens), len(rows)
         if n_rows > len(self._logits):
-            self._logits = np.zeros((n_rows, self._lowered.logits_width), np.float32)
+            self._make_room(n_rows)
         is_sorted = n == 1 or bool((slots[1:] >= slots[:-1]).all())
         if not is_sorted:  # attention works on runs of one slot
             order = np.argsort(slots, kind="stable")
@@ -115,6 +115,11 @@ class NumbaCpuModel(Model):
             self._team.close()
             del self._arena, self._weights, self._lowered, self._logits
 
+    def _make_room(self, n_rows: int) -> None:
+        """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
+        self._logits = np.zeros((n_rows, self._lowered.logits_width), np.float32)
+        self._logits_address = self._logits.ctypes.data
+
     def _pass(
         self,
         columns: tuple[np.ndarray, ...],
@@ -144,7 +149,7 @@ class NumbaCpuModel(Model):
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
         way = 0 if n <= PRIVATE_TOKENS else 1
-        self._lowered.outputs[way][0, 4] = self._logits.ctypes.data + first_row * self._logits.strides[0]
+        self._lowered.outputs[way][0, 4] = self._logits_address + 4 * first_row * self._lowered.logits_width
         self._team.run(self._lowered.tapes(n_layers)[way])
 
     def _check(self, batch: Batch) -> None:
@@ -166,5 +171,7 @@ class NumbaCpuModel(Model):
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:
+    if len(indices) == 1:  # reductions take longer than all else that Python does for a pass of one token
+        return not 0 <= indices.item() < n
     # one reduction, not two, for this is done thrice a pass: negative numbers are large as unsigned ones
     return bool(len(indices) and indices.view(np.uint32).max() >= n)
