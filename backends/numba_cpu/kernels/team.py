@@ -6,8 +6,8 @@ Every thread runs every record's kernel with `(record, state, thread, n_threads)
 `state` is an array of int64 that the threads share; what several threads write lies on cache lines of its own.
 
 A thread that waits spins at first, which costs least while every thread has a core. One that waits longer has a teammate whose
-core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. It sleeps
-at once where a teammate was last seen on its own core, as two threads come to lie on one core when another process is busy.
+core another process uses, or nothing to do: it sleeps, so that its share of the machine is there when there is work. Where a
+teammate was last seen on its own core, as happens when another process is busy, it lets that one run instead of spinning.
 Sleeping is reading from a file that whoever ends the wait writes to, which every libc can do.
 """
 
@@ -38,6 +38,7 @@ SEGMENT_BYTES = 32  # a run of one slot's tokens: the first, how many, the slot,
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice
+YIELD_NS = 500_000  # beside a teammate: threads that sleep in turns look to the system as if one core were enough for them
 LINGER_NS = 2_000_000  # longer than a round's Python takes
 
 
@@ -75,7 +76,7 @@ def wait(state, thread, address, value, linger_ns):
         if began == 0:
             began = now
             if is_beside(state, thread):
-                spin_ns = linger_ns = 0
+                spin_ns, linger_ns = 0, YIELD_NS
         if now - began < spin_ns:
             pause()
         elif now - began < linger_ns:
@@ -120,13 +121,15 @@ def run_tape(state, thread):
     """Run the tape as one of the threads; all return after the last barrier."""
     n_threads = get_i64(state + N_THREADS)
     record, times = get_i64(state + TAPE), get_i64(state + TIMES)
+    if times != 0 and thread == 0:
+        put_i64(times, nanoseconds())
     for index in range(get_i64(state + N_RECORDS)):
         invoke(get_i64(record), (record, state, thread, n_threads))
         if get_i64(record + 8) != 0:
             barrier(state, thread, n_threads)
         record += RECORD_BYTES
         if times != 0 and thread == 0:
-            put_i64(times + 8 * index, nanoseconds())
+            put_i64(times + 8 * (index + 1), nanoseconds())
 
 
 @kernel
