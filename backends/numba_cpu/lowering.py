@@ -25,6 +25,7 @@ from augury.blocks import FeedForward
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.loading import Weights
     from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.profile import Work
     from augury.blocks import Attention, Plan, Rope
     from augury.types import ModelOptions
 
@@ -60,6 +61,10 @@ class Lowered:
         if n_layers not in self._tapes:
             self._tapes[n_layers] = tuple(writer.tape(n_layers) for writer in self._writers)
         return self._tapes[n_layers]
+
+    def works(self, n_layers: int | None) -> tuple[list[Work], ...]:
+        """What the records of these tapes do."""
+        return tuple(writer.works(n_layers) for writer in self._writers)
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cpu import lowering
+from augury.backends.numba_cpu import lowering, profile
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.target import choose_target
@@ -24,6 +24,7 @@ from augury.types import Allocation, ModelInfo, StateSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.bench.roofline import KernelTime, Limits
     from augury.blocks import Plan
     from augury.gguf import ModelFile
     from augury.interfaces import Logits, Progress
@@ -103,6 +104,24 @@ class NumbaCpuModel(Model):
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
         return KernelLogits(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
+
+    def profile(self, batch: Batch) -> Sequence[KernelTime]:
+        """Compute a pass like `forward`, of up to MAX_TOKENS tokens of one slot, and tell its steps in order."""
+        state, way = self._team.state, 0 if len(batch.tokens) <= PRIVATE_TOKENS else 1
+        works = self._lowered.works(batch.n_layers)[way]
+        times = np.zeros(len(works) + 1, np.int64)
+        state[offsets.TIMES // 8] = times.ctypes.data
+        try:
+            self.forward(batch)
+        finally:
+            state[offsets.TIMES // 8] = 0
+        seconds = np.diff(times) / 1e9
+        n_rows = len(batch.rows)
+        return [work.time(taken, batch.positions, n_rows) for work, taken in zip(works, seconds.tolist(), strict=True)]
+
+    def limits(self) -> Limits:
+        """Probe what the model's threads can do."""
+        return profile.limits(self._team)
 
     def memory_table(self) -> Sequence[Allocation]:
         """Weights, KV cache and what a pass needs."""

@@ -10,8 +10,10 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import prepare_kernel
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
+from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Activation, Attention, FeedForward
 
 if TYPE_CHECKING:
@@ -70,6 +72,19 @@ class _Rows:
     width: int
 
 
+@frozen
+class _Record:
+    """What becomes a row of a tape, see `kernels/team.py`."""
+
+    work: Work
+    kernel: int
+    operands: tuple[int, ...]
+    has_barrier: bool
+
+    def row(self) -> list[int]:
+        return [self.kernel, int(self.has_barrier), *self.operands, *[0] * (RECORD - 2 - len(self.operands))]
+
+
 class Writer:
     """Writes one tape: for `n_threads` threads that treat rows each for itself, or, where that is 0, together."""
 
@@ -90,7 +105,7 @@ class Writer:
         self._buffers = buffers
         self._arena = arena
         self._n_threads = n_threads
-        self._records: list[list[int]] = []
+        self._records: list[_Record] = []
         self._operands: dict[tuple[str, int], _Rows] = {}  # memory for activations, by kind and columns
         n_embd = plan.embedding.n_embd
         self._x = self._own(buffers.x, n_embd)
@@ -117,13 +132,20 @@ class Writer:
 
     def tape(self, n_layers: int | None = None) -> np.ndarray:
         """What was written, (n_records, 16) int64: all of it, or the first `n_layers` layers and the output."""
+        return np.array([record.row() for record in self._chosen(n_layers)], np.int64)
+
+    def works(self, n_layers: int | None = None) -> list[Work]:
+        """What each record of the tape does."""
+        return [record.work for record in self._chosen(n_layers)]
+
+    def _chosen(self, n_layers: int | None) -> list[_Record]:
         records = self._records
-        if n_layers is not None and n_layers < len(self._layer_starts):
-            end, pending = self._layer_starts[n_layers]
-            # the output begins with a norm that adds what the layer before it left: here that is another layer
-            norm = self._norm_record(self._plan.output.norm, pending, is_output=True)
-            records = [*records[:end], norm, *records[len(records) - self._n_output + 1 :]]
-        return np.array([record + [0] * (RECORD - len(record)) for record in records], np.int64)
+        if n_layers is None or n_layers >= len(self._layer_starts):
+            return records
+        end, pending = self._layer_starts[n_layers]
+        # the output begins with a norm that adds what the layer before it left: here that is another layer
+        norm = self._norm_record(self._plan.output.norm, pending, is_output=True)
+        return [*records[:end], norm, *records[len(records) - self._n_output + 1 :]]
 
     def _own(self, shared: int, width: int) -> _Rows:
         """Rows that every thread has for itself, or, where they work together, the shared ones."""
@@ -132,25 +154,32 @@ class Writer:
         stride = -(-4 * PRIVATE_TOKENS * width // 64) * 64 + 64
         return _Rows(self._arena.zeros(self._n_threads * stride, "scratch"), stride, width)
 
-    def _add(self, kernel: Any, *operands: int, is_private: bool = False) -> None:
+    def _add(self, work: Work, kernel: Any, *operands: int, is_private: bool = False) -> None:
         """Write a record; a barrier follows unless every thread goes on with what is its own."""
-        self._records.append(_record(kernel, operands, is_private=is_private))
+        self._records.append(_Record(work, address(kernel), operands, has_barrier=not is_private))
 
     def _embedding(self, block: Embedding) -> None:
         matrix, private = self._weights.matrix(block.weight), bool(self._n_threads)
         kernel = self._weights.address(matrix.kind, "embed")
         operands = (kernel, matrix.address, block.n_embd, self._x.address, self._x.stride, int(private))
-        self._add(step.embed, *operands, bits(block.scale), is_private=private)
+        self._add(Work("embedding"), step.embed, *operands, bits(block.scale), is_private=private)
 
     def _attention(self, block: Attention, layer: int) -> None:
         buffers = self._buffers
         self._norm(block.norm)
         products = ((block.q, buffers.q), (block.k, buffers.k), (block.v, buffers.v))
-        self._multiply(self._normed, products)
-        self._add(prepare_kernel(*self._cache_types), layer)
-        self._add(attend_kernel(*self._cache_types), layer)
-        self._multiply(_Rows(buffers.mixed, 0, block.o.n_in), ((block.o, buffers.y),))
+        self._multiply("queries, keys, values", self._normed, products)
+        self._add(Work("storing keys and values"), prepare_kernel(*self._cache_types), layer)
+        self._add(self._attending(block), attend_kernel(*self._cache_types), layer)
+        self._multiply("attention's output", _Rows(buffers.mixed, 0, block.o.n_in), ((block.o, buffers.y),))
         self._pending = (buffers.y, block.post_norm)
+
+    def _attending(self, block: Attention) -> Work:
+        widths = (block.head_dim, block.value_dim)
+        n_bytes = sum(
+            block.n_kv_heads * width * BYTES[kind] // LANES for width, kind in zip(widths, self._cache_types, strict=True)
+        )
+        return Work("attention", bytes_per_position=n_bytes, multiply_adds_per_position=block.n_heads * sum(widths))
 
     def _feed_forward(self, block: FeedForward) -> None:
         buffers = self._buffers
@@ -158,31 +187,34 @@ class Writer:
         products = ((block.gate, buffers.gate), (block.up, buffers.up))
         entries = self._table(self._normed, products, is_output=False)
         n_panels = self._weights.matrix(block.gate.weight).n_panels
-        self._add(GATED[block.activation], _address(entries), 2, n_panels, buffers.hidden, block.gate.n_out)
-        self._multiply(_Rows(buffers.hidden, 0, block.down.n_in), ((block.down, buffers.y),))
+        work = Work.of_matrices("gate, up", [self._weights.matrix(linear.weight) for linear, _ in products])
+        self._add(work, GATED[block.activation], _address(entries), 2, n_panels, buffers.hidden, block.gate.n_out)
+        self._multiply("down", _Rows(buffers.hidden, 0, block.down.n_in), ((block.down, buffers.y),))
         self._pending = (buffers.y, block.post_norm)
 
     def _output(self, block: Output) -> np.ndarray:
         self._norm(block.norm, is_output=True)
-        return self._multiply(self._normed, ((block.weight, 0),), is_output=True)
+        return self._multiply("output", self._normed, ((block.weight, 0),), is_output=True)
 
     def _norm(self, norm: Norm, *, is_output: bool = False) -> None:
         """X += pending; normed = norm(x)."""
         self._records.append(self._norm_record(norm, self._pending, is_output=is_output))
 
-    def _norm_record(self, norm: Norm, pending: tuple[int, Norm | None], *, is_output: bool) -> list[int]:
+    def _norm_record(self, norm: Norm, pending: tuple[int, Norm | None], *, is_output: bool) -> _Record:
         (y, post), private = pending, bool(self._n_threads)
         (post_weight, post_eps), (weight, eps) = self._weights.norm(post), self._weights.norm(norm)
         added = (y, -(-norm.size // 32) * 32, post_weight, bits(post_eps))
         normed = (self._normed.address, self._normed.stride)
-        operands = (self._x.address, self._x.stride, *added, weight, bits(eps), norm.size, *normed)
-        return _record(step.add_norm, (*operands, int(private), int(is_output)), is_private=private)
+        operands: tuple[int, ...] = (self._x.address, self._x.stride, *added, weight, bits(eps), norm.size, *normed)
+        operands = (*operands, int(private), int(is_output))
+        return _Record(Work("norm"), address(step.add_norm), operands, has_barrier=not private)
 
-    def _multiply(self, x: _Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
+    def _multiply(self, name: str, x: _Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Products of x with matrices, each to an address."""
         entries = self._table(x, products, is_output=is_output)
-        n_panels = sum(self._weights.matrix(linear.weight).n_panels for linear, _ in products)
-        self._add(step.multiply, _address(entries), len(entries), n_panels, int(is_output))
+        matrices = [self._weights.matrix(linear.weight) for linear, _ in products]
+        n_panels, work = sum(matrix.n_panels for matrix in matrices), Work.of_matrices(name, matrices, is_output=is_output)
+        self._add(work, step.multiply, _address(entries), len(entries), n_panels, int(is_output))
         return entries
 
     def _table(self, x: _Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool) -> np.ndarray:
@@ -219,12 +251,10 @@ class Writer:
         out = self._operands[key]
         kernel = self._weights.address(kind, "quantize")
         places = (x.address, x.stride, out.address, out.stride, x.width, n_blocks(x.width))
-        self._add(step.quantize, kernel, *places, int(private), int(is_output), is_private=private)
+        self._add(
+            Work("quantising activations"), step.quantize, kernel, *places, int(private), int(is_output), is_private=private
+        )
         return out
-
-
-def _record(kernel: Any, operands: Sequence[int], *, is_private: bool) -> list[int]:
-    return [address(kernel), int(not is_private), *operands]
 
 
 def bits(value: float) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.bench_drafters import run_drafters
 from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, run_passes
+from augury.cli.bench_roofline import run_roofline
 from augury.cli.bench_startup import run_startup
 from augury.cli.bench_texts import run_texts
 from augury.cli.drafter_flags import warn_of_synthetic
@@ -61,6 +62,11 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "--compare", type=Path, metavar="OLD.json", help="show what changed since --json, or pytest-benchmark, saved this file"
     )
     parser.add_argument("--startup", action="store_true", help="time a cold and --turns warm starts to the first token instead")
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="show what each kernel of passes (--curve) takes, beside the machine's limits",
+    )
     add_pass_flags(parser)
     parser.set_defaults(run=_run)
 
@@ -77,6 +83,10 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
     if args.html is not None and not args.html.parent.is_dir():
         raise OptionError(f"--html: there is no folder {args.html.parent}")
+    if args.roofline and (args.startup or args.vs or args.html or args.compare):
+        raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
+    if args.roofline:
+        return run_roofline(args)
     if args.startup:
         return run_startup(args)
     if is_about_passes:

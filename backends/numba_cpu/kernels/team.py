@@ -31,14 +31,18 @@ from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_
 ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
 TAPE, N_RECORDS, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS = (320 + 8 * field for field in range(7))
 TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 + 8 * field for field in range(8))
-OWN = 448  # one line per thread: whether it sleeps; the files that it reads and others write to wake it; its core
-READ, WRITE, CORE = 8, 16, 24
+# One line per thread: whether it sleeps; the files that it reads and others write to wake it; its core; in how many waits it is
+# not to yield.
+OWN = 448
+READ, WRITE, CORE, WARY = 8, 16, 24, 32
 RECORD_BYTES = 128
 SEGMENT_BYTES = 32  # a run of one slot's tokens: the first, how many, the slot, address of their parents within it or 0
 
 SPINS = 30  # pauses between looks at the clock
 SPIN_NS = 50_000  # longer than the threads of a record differ while each has a core, far shorter than a time slice
 YIELD_NS = 500_000  # beside a teammate: threads that sleep in turns look to the system as if one core were enough for them
+SLICE_NS = 1_000_000  # a yield that takes longer gave a time slice to a stranger
+WARY_WAITS = 64  # after such a yield
 LINGER_NS = 2_000_000  # longer than a round's Python takes
 
 
@@ -77,10 +81,16 @@ def wait(state, thread, address, value, linger_ns):
             began = now
             if is_beside(state, thread):
                 spin_ns, linger_ns = 0, YIELD_NS
+            if get_i64(own + WARY) > 0:
+                put_i64(own + WARY, get_i64(own + WARY) - 1)
+                linger_ns = 0
         if now - began < spin_ns:
             pause()
         elif now - began < linger_ns:
             give_way()
+            if nanoseconds() - now > SLICE_NS:
+                put_i64(own + WARY, WARY_WAITS)
+                linger_ns = 0
         else:
             exchange(own, 1)
             # Either whoever changes the value sees that this thread sleeps, or this thread sees the change. Where both do,

@@ -1,0 +1,100 @@
+"""What the machine can do: records that do nothing but read memory, or multiply."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from augury.backends.numba_cpu.kernels.format import VECTOR
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.simd import (
+    I32,
+    I32X16,
+    I64,
+    U8X64,
+    add_i32,
+    atomic_add,
+    get_i64,
+    load,
+    load_i32,
+    prefetch,
+    splat,
+    store,
+    store_i32,
+    zero_i32,
+)
+from augury.backends.numba_cpu.kernels.target import TARGETS
+from augury.backends.numba_cpu.kernels.team import CLAIMED
+from augury.backends.numba_cpu.kernels.unpack import at
+
+READ_STEP = 1 << 20  # bytes that a thread claims: about what it claims of a large matrix
+SCRATCH_BYTES = 2048  # of `multiply`, per thread: weights, columns, sums
+
+_LINES = 4
+_AHEAD = 1024
+_BITS = 4  # of the weights
+_N_SUMS, _N_ADDS = 8, 8  # as tiles have them: sums side by side, products behind each other
+
+MULTIPLY_ADDS = _N_SUMS * _N_ADDS * VECTOR  # of one round of `multiply`
+
+
+@kernel
+def read(record, state, thread, n_threads):
+    """Read memory. Operands: address, bytes (a multiple of READ_STEP), 64 bytes per thread for a sum."""
+    base, size = get_i64(record + 16), get_i64(record + 24)
+    total = zero_i32()
+    while True:
+        first = atomic_add(state + CLAIMED, READ_STEP)
+        if first >= size:
+            break
+        for place in range(base + first, base + first + READ_STEP, _LINES * VECTOR):
+            for line in range(_LINES):
+                prefetch(place + _AHEAD + line * VECTOR)
+            low = add_i32(load_i32(place), load_i32(place + VECTOR))
+            high = add_i32(load_i32(place + 2 * VECTOR), load_i32(place + 3 * VECTOR))
+            total = add_i32(total, add_i32(low, high))
+    store_i32(get_i64(record + 32) + VECTOR * thread, total)
+
+
+def _multiply_round(_: Any, target: Any, weights: Any, columns: Any, sums: Any, rounds: Any) -> Any:
+    dot = TARGETS[target.literal_value].dot(_BITS)
+
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        weights, columns, sums, rounds = args[1:]
+        slots = [cgutils.alloca_once_value(b, load(b, at(b, sums, VECTOR * i), I32X16)) for i in range(_N_SUMS)]
+        operands = [dot.operand(b, load(b, at(b, weights, VECTOR * i), U8X64)) for i in range(2)]
+        with cgutils.for_range(b, rounds) as loop:
+            # the columns change from round to round, lest their part of a product be computed once and for all
+            here = b.add(columns, b.mul(b.and_(loop.index, ir.Constant(I64, 15)), ir.Constant(I64, 4 * _N_ADDS)))
+            totals = [dot.start(b.load(slot)) for slot in slots]
+            for step in range(_N_ADDS):
+                for i in range(_N_SUMS):
+                    place = at(b, here, 4 * ((step + i // 2) % _N_ADDS))
+                    repeated = b.bitcast(splat(b, load(b, place, I32), I32X16), U8X64)
+                    totals[i] = dot.add(b, totals[i], operands[i % 2], repeated)
+            for slot, total in zip(slots, totals, strict=True):
+                b.store(dot.end(b, total), slot)
+        for i, slot in enumerate(slots):
+            store(b, at(b, sums, VECTOR * i), b.load(slot))
+        return context.get_dummy_value()
+
+    return types.void(target, *[types.int64] * 4), generate
+
+
+_multiply = intrinsic(prefer_literal=True)(_multiply_round)
+
+
+@cache
+def multiply_kernel(target: str) -> Any:
+    """Make the kernel that multiplies what lies in registers. Operands: rounds, SCRATCH_BYTES per thread."""
+
+    def multiply(record, state, thread, n_threads):
+        place = get_i64(record + 24) + SCRATCH_BYTES * thread
+        _multiply(target, place, place + 2 * VECTOR, place + 1024, get_i64(record + 16))
+
+    multiply.__name__ = multiply.__qualname__ = f"multiply_{target}"
+    return kernel(multiply)

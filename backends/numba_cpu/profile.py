@@ -1,0 +1,76 @@
+"""Where the time of a pass goes, and what the threads could do."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cpu.kernels import probe
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.target import choose_target
+from augury.backends.numba_cpu.weights import aligned
+from augury.bench.roofline import KernelTime, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.backends.numba_cpu.team import Team
+    from augury.backends.numba_cpu.weights import PackedMatrix
+
+_READ_BYTES = 256 << 20  # more than caches hold
+_ROUNDS = 200_000  # some milliseconds
+_REPETITIONS = 3
+
+
+@frozen
+class Work:
+    """What a record of a tape does, and how much of it."""
+
+    name: str
+    n_bytes: int = 0  # of weights
+    n_multiply_adds: int = 0  # per token
+    bytes_per_position: int = 0  # of cached states that are read
+    multiply_adds_per_position: int = 0  # per token
+    is_output: bool = False  # of the rows whose logits are wanted, not of all tokens
+
+    @classmethod
+    def of_matrices(cls, name: str, matrices: Sequence[PackedMatrix], *, is_output: bool = False) -> Work:
+        """Products with matrices."""
+        kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
+        n_multiply_adds = sum(matrix.n_rows * matrix.n_cols for matrix in matrices)
+        return cls(f"{name} ({kinds})", sum(each.data.nbytes for each in matrices), n_multiply_adds, is_output=is_output)
+
+    def time(self, seconds: float, positions: np.ndarray, n_rows: int) -> KernelTime:
+        """What it took in a pass over tokens of one slot at `positions` (n,)."""
+        n = n_rows if self.is_output else len(positions)
+        n_seen = int((positions + 1).sum())
+        n_bytes = self.n_bytes + self.bytes_per_position * int(positions.max() + 1)
+        return KernelTime(self.name, seconds, n_bytes, n * self.n_multiply_adds + n_seen * self.multiply_adds_per_position)
+
+
+def limits(team: Team) -> Limits:
+    """Probe what a team's threads can do; each limit is the best of a few tries."""
+    target, n_threads = choose_target(), team.n_threads
+    memory, scratch = aligned(_READ_BYTES), np.ones(n_threads * probe.SCRATCH_BYTES, np.uint8)
+    memory[:] = 1  # or its pages would all be the same page of zeros
+    # the last step would look ahead behind the end
+    n_read = _READ_BYTES - probe.READ_STEP
+    reading = _record(address(probe.read), memory.ctypes.data, n_read, scratch.ctypes.data)
+    multiplying = _record(address(probe.multiply_kernel(target)), _ROUNDS, scratch.ctypes.data)
+    read_s, multiply_s = (min(_seconds(team, tape) for _ in range(_REPETITIONS)) for tape in (reading, multiplying))
+    return Limits(n_read / read_s, n_threads * _ROUNDS * probe.MULTIPLY_ADDS / multiply_s)
+
+
+def _record(*fields: int) -> np.ndarray:
+    tape = np.zeros((1, 16), np.int64)
+    tape[0, [0, 1, *range(2, len(fields) + 1)]] = fields[0], 1, *fields[1:]
+    return tape
+
+
+def _seconds(team: Team, tape: np.ndarray) -> float:
+    start = perf_counter()
+    team.run(tape)
+    return perf_counter() - start

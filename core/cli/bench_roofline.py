@@ -1,0 +1,85 @@
+"""`augury bench --roofline`: where the time of passes goes, and how near each kernel is to what the machine can."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from attrs import asdict
+
+from augury.bench.passes import ModelRunner
+from augury.bench.roofline import Profiled, measure_roofline
+from augury.bench.round_trip import round_trip_ns
+from augury.cli.bench_passes import loaded_model
+from augury.cli.report import table
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from augury.bench.roofline import KernelTime, Roofline
+
+__all__ = ["run_roofline"]
+
+_SIZES = (1, 8)
+
+
+def run_roofline(args: argparse.Namespace) -> int:
+    """Profile the passes of `--curve` at the depths of `-d`.
+
+    Raises:
+        UnsupportedError: The backend does not tell what its kernels take.
+    """
+    sizes, depths = args.curve or _SIZES, args.depth or (0,)
+    with loaded_model(args, max(sizes) + max(depths)) as model:
+        if not isinstance(model, Profiled):
+            raise UnsupportedError(f"backend {args.backend} does not tell what its kernels take; choose another with --backend")
+        runner = ModelRunner(model)
+        trips = [round_trip_ns()]
+        found = [measure_roofline(model, runner, n, depth) for depth in depths for n in sizes]
+        trips.append(round_trip_ns())
+        threads = model.n_threads
+    if args.json:
+        told = {"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": [asdict(each) for each in found]}
+        sys.stdout.write(json.dumps(told) + "\n")
+        return 0
+    for roofline in found:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(roofline, threads))
+    known = [f"{trip:.0f} ns" for trip in trips if trip is not None]
+    sys.stdout.write(f"core-to-core round trip before and after: {' and '.join(known) or 'not known'}\n")
+    return 0
+
+
+def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
+    limits, total = roofline.limits, roofline.seconds
+    yield f"pass of {roofline.n} behind {roofline.depth} tokens, {threads} threads: {total * 1e3:.2f} ms"
+    head = ["kernel", "steps", "ms", "of pass", "GB/s", "of limit", "GMAC/s", "of limit"]
+    rows = [_row(kernel, roofline) for kernel in roofline.kernels]
+    python = total - sum(kernel.seconds for kernel in roofline.kernels)
+    n_bytes, n_multiply_adds = (
+        sum(getattr(each, name) for each in roofline.kernels) for name in ("n_bytes", "n_multiply_adds")
+    )
+    rows.append(["(around the kernels)", "", f"{python * 1e3:.2f}", f"{python / total:.1%}", "", "", "", ""])
+    rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, roofline)])
+    rows.append(["limit", "", "", "", f"{limits.bytes_per_s / 1e9:.1f}", "", f"{limits.multiply_adds_per_s / 1e9:.0f}", ""])
+    yield from table([head, *rows], is_right=(False, *[True] * 7))
+    yield ""
+
+
+def _row(kernel: KernelTime, roofline: Roofline) -> list[str]:
+    first = [kernel.name, str(kernel.n_steps), f"{kernel.seconds * 1e3:.2f}", f"{kernel.seconds / roofline.seconds:.1%}"]
+    return [*first, *_rates(kernel.seconds, kernel.n_bytes, kernel.n_multiply_adds, roofline)]
+
+
+def _rates(seconds: float, n_bytes: int, n_multiply_adds: int, roofline: Roofline) -> list[str]:
+    cells: list[str] = []
+    limits: tuple[tuple[int, float, str], ...] = (
+        (n_bytes, roofline.limits.bytes_per_s, ".1f"),
+        (n_multiply_adds, roofline.limits.multiply_adds_per_s, ".0f"),
+    )
+    for count, limit, digits in limits:
+        rate: Any = count / seconds if seconds > 0 else 0.0
+        cells += [format(rate / 1e9, digits), f"{rate / limit:.0%}"] if count else ["", ""]
+    return cells
