@@ -41,10 +41,16 @@ class Candidate:
 
 @frozen
 class Trial:
-    """A prompt, and the how manieth trial it is: who begins changes from one to the next."""
+    """A prompt, its place among all, and which time it is answered."""
 
     item: Item
-    number: int
+    place: int
+    turn: int
+
+    @property
+    def number(self) -> int:
+        """Where it is even plain decoding begins: that changes from prompt to prompt, and for a prompt from turn to turn."""
+        return self.place + self.turn
 
 
 def trials_of(items: Iterable[Item], turns: int) -> list[Trial]:
@@ -53,7 +59,7 @@ def trials_of(items: Iterable[Item], turns: int) -> list[Trial]:
     for item in items:
         by_category.setdefault(item.category, []).append(item)
     mixed = [item for row in zip_longest(*by_category.values()) for item in row if item is not None]
-    return [Trial(item, number) for number, item in enumerate(mixed * turns)]
+    return [Trial(item, place, turn) for turn in range(turns) for place, item in enumerate(mixed)]
 
 
 class Tuning:

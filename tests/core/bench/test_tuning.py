@@ -81,7 +81,7 @@ def test_no_trial_runs_twice_and_no_more_run_than_were_announced(speedups, n_ite
     world = World({str(i): speedup for i, speedup in enumerate(speedups)})
     tuning = Tuning(world, trials_of(ITEMS[:n_items], turns))
     choice = tuning.settle([chain(name) for name in world.speedups], LENGTHS)
-    asked = {(candidate, trial.number) for candidate, trial in world.asked}
+    asked = {(candidate, trial.place, trial.turn) for candidate, trial in world.asked}
     assert len(asked) == len(world.asked) <= tuning.n_trials(len(speedups), len(LENGTHS))
     assert len(world.asked) == sum(map(len, tuning.pairs.values()))
     if choice is None:
@@ -95,7 +95,7 @@ def test_one_slow_run_of_three_does_not_decide():
 
     def hiccup(candidate, trial):
         found = world(candidate, trial)
-        return pair(1.0, 9.0, name=trial.item.id) if trial.number < len(ITEMS) else found
+        return pair(1.0, 9.0, name=trial.item.id) if trial.turn == 0 else found
 
     tuning = Tuning(hiccup, trials_of(ITEMS, 3))
     assert tuning.settle([chain("a")], [16]) == chain("a")
@@ -117,3 +117,13 @@ def test_what_a_drafter_takes_to_begin_counts():
 def test_texts_of_one_token_say_nothing():
     tuning = Tuning(lambda _, trial: pair(0.0, 0.0, name=trial.item.id), trials_of(ITEMS, 1))
     assert tuning.settle([chain("a")], [16]) is None
+
+
+def test_who_begins_changes_for_every_prompt():
+    trials = trials_of(ITEMS[:2], 2)
+    assert [(trial.item.id, trial.number % 2) for trial in trials] == [
+        ("copying-0", 0),
+        ("copying-1", 1),
+        ("copying-0", 1),
+        ("copying-1", 0),
+    ]
