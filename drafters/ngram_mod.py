@@ -71,7 +71,7 @@ class NgramMod(Drafter):
         super().__init__(options, session)
         from augury.drafters.ngram_pool import NgramPool
 
-        if options.n_min > options.n_max:
+        if options.n_min is not None and options.n_min > options.n_max:
             get_logger("augury.drafters.ngram_mod").warning(
                 "n_min is more than n_max: as in llama.cpp, drafts of n_max are made", n_min=options.n_min, n_max=options.n_max
             )
