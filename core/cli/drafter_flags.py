@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.draft_params import DraftParams
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError
 from augury.options import options_of, parse_specs
@@ -30,11 +31,19 @@ def flag_of(alias: str) -> str:
 def add_speculation_flags(parser: Any) -> None:
     """Add what chooses and bounds drafters of any kind."""
     parser.add_argument(
-        "--spec-type",
+        *("--spec-type", "--spec-config"),
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
         help="who drafts, such as auto, ngram-simple:n=8 or 'suffix;draft-model'; repeated flags append (default: auto)",
+    )
+    parser.add_argument(
+        "--spec-self",
+        action=_SpecSelf,
+        dest="spec_type",
+        default=argparse.SUPPRESS,
+        choices=("0", "1"),
+        help="1: the same as --spec-type self-spec, which looks --draft-min tokens up",
     )
     parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts: a name or a path")
     parser.add_argument(
@@ -80,11 +89,15 @@ def add_speculation_flags(parser: Any) -> None:
 def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -> None:
     """Add the flags of all drafters; the help shows those of the drafters that `argv` asks for."""
     owners: dict[str, list[tuple[str, Option]]] = {}
+    general: list[tuple[str, str, str]] = []
     for name, drafter in registry.drafters.items():
         for option in options_of(drafter.options_class).values():
             for flag in _spellings(name, option):
-                if flag not in parser.flags:
+                if flag in parser.flags:
+                    general.append((parser.flags[flag].dest, name, option.name))
+                else:
                     owners.setdefault(flag, []).append((name, option))
+    parser.set_defaults(drafter_general=[(dest, parser.get_default(dest), *owner) for dest, *owner in dict.fromkeys(general)])
     try:
         in_use = names_in_use(_spec_types(argv), registry)
     except AuguryError:
@@ -92,6 +105,17 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
     group = parser.add_argument_group(
         "options of the drafters in use" if in_use else "options of drafters: name one to see them"
     )
+    if (draft_model := registry.drafters.get("draft-model")) is not None:
+        group.add_argument(
+            *("--draft-params", "-draft"),
+            action=DraftParams,
+            drafter=draft_model.name,
+            options=options_of(draft_model.options_class),
+            keep_as=_DEST,
+            dest=argparse.SUPPRESS,  # it is kept as others are
+            metavar="FLAGS",
+            help='the draft model as "-m MODEL -c 2048 -t 2 -ctk f16 -ctv f16 --backend NAME"; what comes later counts',
+        )
     for (key, option), flags in _grouped(owners).items():
         names = [name for name, _ in key]
         group.add_argument(
@@ -108,8 +132,14 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
 
 
 def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The values that flags gave, by drafter; a flag that several drafters share goes to those in use."""
+    """The values that flags gave, by drafter; a flag that several drafters share goes to those in use.
+
+    A drafter's option may have an alias that is a general flag, such as `--draft-min`: then it is that, unless given by itself.
+    """
     values: dict[str, dict[str, Any]] = {}
+    for dest, default, name, field in args.drafter_general:
+        if name in in_use and (value := getattr(args, dest)) != default:
+            values.setdefault(name, {})[field] = value
     for targets, value in args.drafter_values:
         meant = [target for target in targets if target[0] in in_use] or targets[:1]
         for name, field in meant:
@@ -144,6 +174,14 @@ def _rates(text: str) -> tuple[float, ...]:
         raise OptionError(f"--spec-synth-rates is {text!r}, expected chances with commas, such as 0.9,0.8") from None
 
 
+class _SpecSelf(argparse.Action):
+    """How llama.cpp's self-speculation was first asked for."""
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
+        if values == "1":
+            namespace.spec_type = [*namespace.spec_type, "self-spec"]
+
+
 class _Keep(argparse.Action):
     """Collects values in the order of the command line, under the drafters that they are for."""
 
@@ -173,10 +211,11 @@ def _grouped(
 
 
 def _spec_types(argv: Sequence[str]) -> list[str]:
-    """What `--spec-type` says in `argv`, before it is parsed in full; `-md` alone means `draft-model`."""
+    """What `--spec-type` says in `argv`, before it is parsed in full; a draft model alone means `draft-model`."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--spec-type", action="append", default=[], nargs="?")
-    early.add_argument("-md", "--model-draft", nargs="?")
+    early.add_argument("--spec-type", "--spec-config", action="append", default=[], nargs="?")
+    early.add_argument("--spec-self", action=_SpecSelf, dest="spec_type", nargs="?", default=argparse.SUPPRESS)
+    early.add_argument("-md", "--model-draft", "-draft", "--draft-params", nargs="?", const="a text of flags")
     found, _ = early.parse_known_args(argv)
     texts = [text for text in found.spec_type if text]
     return texts or (["draft-model"] if found.model_draft else [])

@@ -12,7 +12,11 @@ from augury.options import nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Parser"]
+__all__ = ["FlagsAction", "Parser"]
+
+
+class FlagsAction(argparse.Action):
+    """For a flag whose value is a text of flags itself: argparse alone would not take a word with a dash for a value."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,9 +32,16 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: D102 - see argparse
-        known, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(self._joined(sys.argv[1:] if args is None else args), namespace)
         self._refuse(unknown)
         return known, unknown
+
+    def _joined(self, args: Sequence[str]) -> list[str]:
+        joined, words = [], iter(args)
+        for word in words:
+            value = next(words, None) if isinstance(self.flags.get(word), FlagsAction) else None
+            joined.append(word if value is None else f"{word}={value}")
+        return joined
 
     def _refuse(self, unknown: Sequence[str]) -> None:
         if not unknown:

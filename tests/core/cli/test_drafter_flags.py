@@ -1,0 +1,109 @@
+"""Flags that come from other engines: `--draft-params`, `--spec-config`, `--spec-self`."""
+
+import pytest
+
+from augury.cli.command_line import make_parser
+from augury.cli.drafter_flags import drafter_options, names_in_use
+from augury.drafters.draft_model import DraftModelOptions
+from augury.errors import OptionError
+from augury.options import options_of
+from augury.registry import Registry
+
+REGISTRY = Registry.discover()
+
+
+def parsed(*words, command="run"):
+    return make_parser(REGISTRY, [command, *words]).parse_args([command, *words])
+
+
+def options(args, *in_use):
+    return drafter_options(args, in_use)
+
+
+# --draft-params
+
+
+def test_a_draft_models_parameters_are_given_by_the_targets_flags():
+    text = "--model 'my draft.gguf' -c 2048 -t 3 -ctk f32 --cache-type-v f16 --backend reference"
+    args = parsed("--draft-params", text)
+    assert args.model_draft == "my draft.gguf"
+    given = {"ctx": 2048, "threads": 3, "cache_type_k": "f32", "cache_type_v": "f16", "backend": "reference"}
+    assert options(args, "draft-model")["draft-model"] == given | {"model": "my draft.gguf"}
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])  # bench has a flag -d
+def test_the_short_flag_of_ik_llama_cpp_means_the_same(command):
+    args = parsed("-draft", "-m small --p-min 0.25", command=command)
+    assert args.model_draft == "small"
+    assert options(args, "draft-model")["draft-model"]["p_min"] == 0.25
+
+
+def test_every_option_of_a_draft_model_can_be_given():
+    for name, option in options_of(DraftModelOptions).items():
+        value = {int: "2", float: "0.5", bool: "true", str: "f16"}[option.kind]
+        args = parsed("--draft-params", f"--{name.replace('_', '-')} {value}")
+        assert options(args, "draft-model")["draft-model"] == {name: option.convert(value, "test")}
+
+
+def test_what_comes_later_counts():
+    first = parsed("-md", "a", "-cd", "100", "--draft-params", "-m b -c 200")
+    assert (first.model_draft, options(first, "draft-model")["draft-model"]["ctx"]) == ("b", 200)
+    last = parsed("--draft-params", "-m b -c 200", "-md", "a", "-cd", "100")
+    assert (last.model_draft, options(last, "draft-model")["draft-model"]["ctx"]) == ("a", 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("-m x -np 4", "a draft model has no -np of its own, for it follows the target"),
+        ("-ot exps=CPU", "a draft model has no -ot; "),
+        ("--ctx-sise 9", "did you mean '--ctx-size'"),
+        ("2048", "'2048' was not expected; give flags and values"),
+        ("-c", "argument -c: expected one argument"),
+        ("-c many", "ctx is 'many', expected a whole number"),
+        ("-m 'x", "No closing quotation"),
+    ],
+)
+def test_what_a_draft_model_cannot_be_told_is_refused(text, told):
+    with pytest.raises(OptionError, match="--draft-params") as caught:
+        parsed("--draft-params", text)
+    assert told in str(caught.value)
+
+
+# --spec-config
+
+
+def test_spec_config_is_spec_type_by_another_name():
+    args = parsed("--spec-config", "draft;ngram-cache:n=4,m=2", "--spec-type", "suffix")
+    assert args.spec_type == ["draft;ngram-cache:n=4,m=2", "suffix"]
+    assert names_in_use(args.spec_type, REGISTRY) == ["draft-model", "ngram-cache", "suffix"]
+
+
+# --spec-self
+
+
+def test_spec_self_asks_for_the_models_own_drafts():
+    assert parsed("--spec-self", "1").spec_type == ["self-spec"]
+    assert parsed("--spec-self", "0").spec_type == []
+    assert parsed("--spec-type", "suffix", "--spec-self", "1").spec_type == ["suffix", "self-spec"]
+
+
+def test_draft_min_and_draft_max_are_what_it_looks_up_and_copies():
+    args = parsed("--spec-self", "1", "--draft-min", "8", "--draft-max", "32")
+    assert options(args, "self-spec") == {"self-spec": {"draft_min": 8, "draft_max": 32}}
+    assert (args.draft_min, args.draft_max) == (8, 32)
+    assert options(args, "ngram-simple") == {}
+    assert options(parsed("--spec-self", "1"), "self-spec") == {}
+
+
+def test_an_option_of_its_own_counts_more_than_the_general_one():
+    args = parsed("--spec-self", "1", "--spec-self-spec-draft-min", "5", "--draft-min", "8")
+    assert options(args, "self-spec")["self-spec"]["draft_min"] == 5
+
+
+@pytest.mark.parametrize("words", [["--draft-params", "-m x"], ["--spec-config", "draft"], ["--spec-self", "1"]])
+def test_the_help_shows_the_options_of_the_drafter_that_is_meant(words, capsys):
+    with pytest.raises(SystemExit):
+        parsed(*words, "--help")
+    shown = capsys.readouterr().out
+    assert ("--spec-self-spec-draft-min" if "--spec-self" in words else "--spec-draft-model-ctx") in shown
