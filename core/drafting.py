@@ -126,7 +126,10 @@ class Drafting:
             for index, some in asks.items():
                 self._ask(index, some)
                 for each, _ in some:
-                    if (k := len(each.proposals[index])) >= each.sequence.request.speculation.n_min:
+                    speculation = each.sequence.request.speculation
+                    # what a drafter drew may end it early: to throw that away would favour other draws
+                    n_min = 0 if speculation.verify == "rejection" else speculation.n_min
+                    if (k := len(each.proposals[index])) >= n_min:
                         each.use(index, k)
 
     def _plan(self, planner: Planner, rounds: Items[Drafted], n_beside: int) -> None:

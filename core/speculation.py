@@ -119,7 +119,8 @@ def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tupl
         return (length / (1 + length),)
     if rates is None:
         return ()
-    found: tuple[Any, ...] = tuple(rates) if isinstance(rates, Iterable) else ()
+    given: Any = rates  # whatever a caller passes
+    found: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else ()
     if not found or not all(_is_number(rate) and 0 <= rate <= 1 for rate in found):
         raise OptionError(f"spec_synth_rates is {rates!r}, expected chances from 0 to 1, such as (0.9, 0.8)")
     return tuple(float(rate) for rate in found)
