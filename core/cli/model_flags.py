@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from augury import log
+from augury.cache_type import CACHE_TYPES
 from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, names_in_use
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
@@ -33,8 +34,9 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     if has_slots:
         group.add_argument("-np", "--parallel", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
     group.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
+    types = f"{', '.join(CACHE_TYPES)} (default: f16)"
     for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
-        group.add_argument(*flags, default="f16", metavar="TYPE", help=f"type of the {what} in the KV cache (default: f16)")
+        group.add_argument(*flags, default="f16", metavar="TYPE", help=f"type of the {what} in the KV cache: {types}")
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
     group.add_argument("--memory", default="auto", metavar="NAME", help="what manages slots (default: auto)")
     group.add_argument("-v", "--verbose", action="store_true", help="show the configuration, memory and log")
