@@ -1,4 +1,4 @@
-# make demo, make test, make dev, make lint, make bench. PYTHON and VENV choose another interpreter and folder.
+# make demo, make test, make dev, make lint, make bench, make docs. PYTHON and VENV choose another interpreter and folder.
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # setuptools warns on every strict install that build/ must stay, which the rules below see to
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
 
-.PHONY: demo test dev install lint bench clean
+.PHONY: demo test dev install lint bench docs clean
 
 demo: install
 	$(BIN)/augury pull smollm2
@@ -42,6 +42,9 @@ lint: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p augury
+
+docs: dev
+	$(BIN)/python docs/options.py
 
 bench: dev
 	$(BIN)/python -m pytest -m bench

@@ -1,0 +1,102 @@
+# ruff: noqa: INP001 - a script, not a module
+"""Writes docs/options.md from what plugins and commands declare: python docs/options.py."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from augury.cli.command_line import make_parser
+from augury.cli.drafter_flags import flag_of
+from augury.options import options_of
+from augury.registry import Registry
+from augury.sampling import sampling_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from augury.options import Option
+
+PAGE = Path(__file__).with_suffix(".md")
+
+HEAD = """\
+# Options
+
+Every option has three doors: a flag, the configuration string of `--spec-type` (drafters), and a request's parameters. This
+page is written by `make docs`, and a test compares it with what plugins and commands declare.
+
+## Drafters and other plugins
+
+`--spec-type` takes `name:key=value,key=value;name`. Each key is a flag as well, `--spec-NAME-KEY`, and the aliases below mean
+the same. What is marked *per request* may be sent with a request: `{"speculative": {"draft-model": {"p_min": 0.5}}}`; every
+request may also send `n_max`, `n_min`, `p_min`, and a `type`: `"none"` or some of the drafters that were loaded.
+"""
+
+SAMPLING = """\
+## Sampling
+
+Names of `Engine.generate`; the flag of `top_k` is `--top-k`, and so on.
+"""
+
+BIAS = """
+`logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token.
+"""
+
+BENCH = """
+With `--curve`, `-d` or `--vs`, or a `-p` that is a number, `bench` times passes instead of drafters, and `-p 512 -n 64` count
+tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a number is then given by `-f`.
+"""
+
+
+def page(registry: Registry) -> str:
+    """The whole page."""
+    parser = make_parser(registry)
+    (commands,) = (action for action in parser._actions if action.dest == "command")  # noqa: SLF001 - argparse offers no other way
+    flags = {name: [each for each in command._actions if each.option_strings] for name, command in commands.choices.items()}  # noqa: SLF001
+    shared = {flag for action in flags["run"] for flag in action.option_strings} - {"--json"}
+    parts = [HEAD]
+    parts += [text for record in registry.records for text in _plugin(record.name, record.kind, record.plugin.options_class)]
+    parts += [SAMPLING, _options(sampling_options().values()), BIAS]
+    parts += ["## Flags of `augury run`\n", _flags(flags["run"])]
+    parts += ["\n`chat`, `bench` and `tune` take the same, without `-np`; `chat` takes no prompts, `tune` no `--stats`.\n"]
+    for name, tail in (("bench", BENCH), ("tune", "")):
+        own = [action for action in flags[name] if not set(action.option_strings) <= shared]
+        parts += [f"## Flags of `augury {name}`\n", _flags(own), tail]
+    return "\n".join(part for part in parts if part)
+
+
+def _plugin(name: str, kind: str, options_class: type) -> Iterator[str]:
+    options = options_of(options_class)
+    if options:
+        yield f"### `{name}` ({kind})\n"
+        yield _options(options.values())
+        yield "\n" + "".join(f"* `{option.name}`: {notes}\n" for option in options.values() if (notes := _notes(option)))
+
+
+def _options(options: Iterable[Option]) -> str:
+    return "| option | default | meaning |\n|---|---|---|\n" + "\n".join(
+        f"| `{option.name}` | {option.default} | {option.help} |" for option in options
+    )
+
+
+def _notes(option: Option) -> str:
+    notes = [option.range, "|".join(option.choices)]
+    if option.aliases:
+        notes.append("also " + ", ".join(f"`{flag_of(alias)}`" for alias in option.aliases))
+    if option.is_per_request:
+        notes.append("per request")
+    return "; ".join(note for note in notes if note)
+
+
+def _flags(actions: Iterable[argparse.Action]) -> str:
+    rows = []
+    for action in actions:
+        meaning = "see the drafter's option above" if action.help == argparse.SUPPRESS else str(action.help)
+        flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
+        rows.append(f"| {flags} | {meaning.replace('%%', '%').replace('|', '/')} |")
+    return "| flags | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(Registry.discover()))
