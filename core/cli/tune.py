@@ -113,15 +113,16 @@ def _candidates(args: argparse.Namespace) -> list[Candidate]:
     texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
     texts += [text for text in _CHAINS_WITH_MODEL if args.model_draft and _are_installed(text, args.registry)]
     texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
+    own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
     found = []
     for text in (*texts, *args.against):
         names = names_in_use([text], args.registry)
         takes_model = args.model_draft is not None and "draft-model" in names
-        given = drafter_options(args, names)
+        given = drafter_options(own, names)
         specs = tuple(str(Spec(spec.name, (*spec.values, *_given(spec, given)))) for spec in parse_specs(text))
         found.append(Candidate(specs, args.draft_max, args.model_draft if takes_model else None))
     tried = sorted({name for candidate in found for name in names_in_use(candidate.spec_type, args.registry)})
-    for name in drafter_options(args, tried):
+    for name in drafter_options(own, tried):
         if name not in tried:
             raise OptionError(f"options are given for {name}, which is not tried; add it with --against {name}")
     return list(dict.fromkeys(found))
