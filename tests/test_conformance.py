@@ -19,6 +19,7 @@ OPTIONS = {  # with which a drafter drafts on short texts; one without an entry 
     "ngram-map-k4v": {"n": 3, "m": 4},
     "ngram-mod": {"n_match": 4, "n_min": 2, "n_max": 16},
     "draft-model": {"model": TINY_DRAFT},
+    "draft-model in trees": {"model": TINY_DRAFT, "tree": "2x3"},
     "self-spec": {"draft_min": 3, "draft_max": 8},
     "self-spec in layers": {"mode": "layers", "layers": 2},
 }

@@ -28,6 +28,8 @@ SPECS = {  # how a drafter is made to draft on the tiny models, in one way or se
     "self-spec layers": "self-spec:mode=layers,layers=1,p_min=0.05",
     # the same model in a coarser weight type: often right, often not
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
+    "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
+    "a chain": f"ngram-simple:n=2,m=5;draft-model:model={tiny_model('llama-dense-q4_0')},tree=3x2;suffix",
 }
 WAYS = {
     "greedy": {"temperature": 0.0},
@@ -74,6 +76,17 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way)
     if drafter in SPECS:
         drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("drafter", ["auto", "suffix", "draft-model", "self-spec layers", "a chain"])
+def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, slots, way):
+    draft_model = tiny_model("llama-dense-q4_0") if drafter == "auto" else None
+    with load("numba-cpu", spec_type=SPECS.get(drafter, drafter), draft_model=draft_model, slots=slots) as engine:
+        results = answers(engine, 120, way)
+    right = plain("numba-cpu", 120, way)
+    assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
 
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)

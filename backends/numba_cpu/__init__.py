@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cpu.backend import NumbaCpu
+from augury.backends.numba_cpu.backend import NumbaCpu, NumbaCpuOptions
 from augury.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from augury.interfaces import Backend
 
-__all__ = ["NumbaCpu"]
+__all__ = ["NumbaCpu", "NumbaCpuOptions"]
 
 
 @hookimpl

@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 from augury.cache_type import check_cache_types
-from augury.errors import CapacityError, OptionError
+from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Backend
+from augury.options import option
 
 if TYPE_CHECKING:
     from augury.blocks import Plan
@@ -19,18 +22,31 @@ if TYPE_CHECKING:
 MAX_THREADS = 1024  # more than any machine has cores, few enough that a typing error is answered at once
 
 
+@frozen
+class NumbaCpuOptions:
+    """Options of `numba-cpu`."""
+
+    affinity: str = option("none", help="cores: each thread stays on a core of its own", choices=("none", "cores"))
+
+
 class NumbaCpu(Backend):
     """Runs on the CPU, with kernels that numba compiles for it when they are first needed."""
 
     name = "numba-cpu"
     aliases = ("cpu",)
+    options_class = NumbaCpuOptions
 
     def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
         check_cache_types(plan, options)
-        threads = options.threads or n_physical_cores()
+        cores = physical_cores()
+        threads = options.threads or len(cores)
         if threads > MAX_THREADS:
             raise OptionError(f"threads is {threads}, expected at most {MAX_THREADS}; as many as there are cores is best")
+        if self.options.affinity == "cores" and not hasattr(os, "sched_setaffinity"):
+            raise UnsupportedError("affinity=cores: this system does not let threads be kept on cores; leave the option out")
+        if self.options.affinity == "cores" and threads > len(cores):
+            raise OptionError(f"affinity=cores with {threads} threads, but there are {len(cores)} cores; lower -t")
         # numba is imported here, not at the top: listing plugins must not wait for it
         from augury.backends.numba_cpu.lowering import state_bytes
         from augury.backends.numba_cpu.memory import n_bytes_of_machine
@@ -43,20 +59,20 @@ class NumbaCpu(Backend):
         if n_needed > n_there:
             raise CapacityError(f"{wanted} needs {n_needed / 2**30:.1f} GiB, there are {n_there / 2**30:.1f} GiB; {advice}")
         try:
-            return NumbaCpuModel(file, plan, options, threads, progress)
+            return NumbaCpuModel(file, plan, options, threads, progress, cores if self.options.affinity == "cores" else ())
         except MemoryError as error:
             raise CapacityError(f"no memory for {wanted}; {advice}") from error
 
 
-def n_physical_cores() -> int:
-    """How many cores this process may use, counting those that share a core once."""
+def physical_cores() -> list[int]:
+    """A logical CPU of each core that this process may use."""
     if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
+        return list(range(os.cpu_count() or 1))
+    cores: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            cores.add(siblings.read_text())
+            cores.setdefault(siblings.read_text(), cpu)
         except OSError:  # no such file where the machine hides its topology
-            cores.add(str(cpu))
-    return max(len(cores), 1)
+            cores[str(cpu)] = cpu
+    return list(cores.values())

@@ -36,7 +36,15 @@ _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allo
 class NumbaCpuModel(Model):
     """A plan on the CPU."""
 
-    def __init__(self, file: ModelFile, plan: Plan, options: ModelOptions, n_threads: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        file: ModelFile,
+        plan: Plan,
+        options: ModelOptions,
+        n_threads: int,
+        progress: Progress,
+        cores: Sequence[int] = (),
+    ) -> None:
         self.info = ModelInfo.of(file, plan)
         n_bytes = lowering.bytes_per_position(plan, options)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
@@ -52,7 +60,7 @@ class NumbaCpuModel(Model):
         self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
         self.n_threads = n_threads
         self.target = choose_target()
-        self._team = Team(n_threads)
+        self._team = Team(n_threads, cores)
         self._is_closed = False
         fields = {
             offsets.TOKENS: self._inputs[0].ctypes.data,

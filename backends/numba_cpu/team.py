@@ -26,7 +26,13 @@ class Team:
     end with `close`, with the team's collection as garbage, or with the process.
     """
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, n_threads: int, cores: Sequence[int] = ()) -> None:
+        """Start the threads.
+
+        Args:
+            n_threads: The caller of `run` included.
+            cores: CPUs that the threads are kept on, one each; a caller of `run` stays on the first. Empty: they may move.
+        """
         size = (kernels.OWN + _LINE * n_threads) // 8
         whole = np.zeros(size + _LINE // 8, np.int64)
         start = -whole.ctypes.data % _LINE // 8
@@ -41,15 +47,20 @@ class Team:
             self.state[own + kernels.WRITE // 8] = write
             self.state[own + kernels.CORE // 8] = -1
         threads = [
-            threading.Thread(target=_follow, args=(self.state, index), name=f"augury-cpu-{index}", daemon=True)
+            threading.Thread(target=_follow, args=(self.state, index, cores), name=f"augury-cpu-{index}", daemon=True)
             for index in range(1, n_threads)
         ]
         for thread in threads:
             thread.start()
+        self._cores = cores
+        self._leader: int | None = None  # the thread that was last kept on its core
         self._finalizer = weakref.finalize(self, _stop, self.state, files, threads)
 
     def run(self, tape: np.ndarray) -> None:
         """Run a tape (n_records, 16) int64 to its end."""
+        if self._cores and self._leader != threading.get_ident():
+            self._leader = threading.get_ident()
+            os.sched_setaffinity(0, {self._cores[0]})
         self.state[kernels.TAPE // 8] = tape.ctypes.data
         self.state[kernels.N_RECORDS // 8] = len(tape)
         kernels.lead(self.address)  # from here to its end no signal is handled
@@ -67,8 +78,10 @@ def _wakeable() -> tuple[int, int]:
     return os.pipe()
 
 
-def _follow(state: np.ndarray, index: int) -> None:
+def _follow(state: np.ndarray, index: int, cores: Sequence[int]) -> None:
     """What a thread does all its life; it holds the state, not the team."""
+    if cores:
+        os.sched_setaffinity(0, {cores[index]})
     kernels.follow(state.ctypes.data, index)
 
 

@@ -23,11 +23,10 @@ from augury.bench.versus import MIN_PAIRS, compare
 from augury.cli.bench_compare import change_lines, changes_told
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import table
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import OptionError
 from augury.interfaces import Progress
-from augury.loader import Loader
+from augury.loader import Loader, make_backend
 from augury.models import resolve
-from augury.options import build
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from augury.bench.measure import Kind, Timing
     from augury.bench.versus import Ratio
-    from augury.interfaces import Backend, Model
+    from augury.interfaces import Model
 
 __all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "check_pairs", "run_passes", "trip_text"]
 
@@ -115,7 +114,8 @@ def run_passes(args: argparse.Namespace) -> int:
     with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
         runner = ModelRunner(model)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
-        loaded = {"model": model.info.name, "backend": _backend(args).name, "target": model.target, "threads": model.n_threads}
+        backend = make_backend(args.registry, args.backend).name
+        loaded = {"model": model.info.name, "backend": backend, "target": model.target, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
             timings = sweep(runner, measures)
@@ -164,12 +164,10 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
         AuguryError: As loading does.
     """
     log.configure(is_verbose=args.verbose)
-    backend = _backend(args)
-    if (reason := backend.unavailable_reason()) is not None:
-        raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
+    backend = make_backend(args.registry, args.backend)
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
     with ProgressDisplay() as progress:
-        loader = Loader(args.registry, backend(build(backend.options_class, {}, backend.name)), progress)
+        loader = Loader(args.registry, backend, progress)
         try:
             model = loader.load(args.model, options, purpose="bench")
             loader.close_files()
@@ -177,13 +175,6 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
             yield model
         finally:
             loader.close()
-
-
-def _backend(args: argparse.Namespace) -> type[Backend]:
-    backend: type[Backend] = (
-        args.registry.choose("backend", None) if args.backend == "auto" else args.registry.find("backend", args.backend)
-    )
-    return backend
 
 
 def told(timings: Sequence[Timing]) -> dict[str, Any]:

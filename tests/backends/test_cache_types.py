@@ -14,8 +14,7 @@ from augury import Registry
 from augury.cache_type import CACHE_TYPES
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
-from augury.loader import plan_of
-from augury.options import NoOptions
+from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -29,7 +28,7 @@ N_CTX = 320
 def load(backend, pair, threads=2, file=None, name="llama-dense"):
     file = file or tiny_file(name)
     options = ModelOptions(n_slots=3, n_ctx=N_CTX, threads=threads, cache_type_k=pair[0], cache_type_v=pair[1])
-    return REGISTRY.backends[backend](NoOptions()).load(file, plan_of(file, REGISTRY), options, Progress())
+    return make_backend(REGISTRY, backend).load(file, plan_of(file, REGISTRY), options, Progress())
 
 
 @pytest.fixture(scope="module", params=sorted(REGISTRY.backends))
@@ -127,9 +126,9 @@ def test_what_cannot_be_stored_is_refused(backend, flag):
     odd = attrs.evolve(plan, blocks=tuple(narrowed(block) for block in plan.blocks))
 
     with pytest.raises(UnsupportedError, match=f"{flag} is 'q5_9', expected one of f16, f32, bf16, q8_0, q4_0"):
-        REGISTRY.backends[backend](NoOptions()).load(file, plan, ModelOptions(**{flag: "q5_9"}), Progress())
+        make_backend(REGISTRY, backend).load(file, plan, ModelOptions(**{flag: "q5_9"}), Progress())
     with pytest.raises(UnsupportedError, match=f"{flag} is 'q4_0', which keeps 32 components together, but heads have 40"):
-        REGISTRY.backends[backend](NoOptions()).load(file, odd, ModelOptions(**{flag: "q4_0"}), Progress())
+        make_backend(REGISTRY, backend).load(file, odd, ModelOptions(**{flag: "q4_0"}), Progress())
 
 
 def narrowed(block):

@@ -12,7 +12,6 @@ from augury import Registry
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.loader import plan_of
-from augury.options import NoOptions
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -31,7 +30,7 @@ def load(request):
         if (name, n_layers) not in loaded:
             file = with_layers(tiny_file(name), n_layers)
             options = ModelOptions(n_slots=2, n_ctx=320, threads=2)
-            loaded[name, n_layers] = backend(NoOptions()).load(file, plan_of(file, REGISTRY), options, Progress())
+            loaded[name, n_layers] = backend(backend.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
         return loaded[name, n_layers]
 
     get.sizes = SIZES.get(request.param, (1, 2, 5))

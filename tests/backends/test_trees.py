@@ -14,8 +14,7 @@ from augury import Registry
 from augury.backends.numba_cpu.kernels.target import available_targets
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.loader import plan_of
-from augury.options import NoOptions
+from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -33,7 +32,7 @@ def load(request):
         if name not in loaded:
             file = tiny_file(name)
             options = ModelOptions(n_slots=4, n_ctx=N_CTX, threads=request.param[1])
-            loaded[name] = backend(NoOptions()).load(file, plan_of(file, REGISTRY), options, Progress())
+            loaded[name] = backend(backend.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
         return loaded[name]
 
     get.is_fast = request.param[0] == "numba-cpu"
@@ -216,7 +215,7 @@ def test_a_move_outside_the_slots_is_refused(load, move):
 def test_every_cpu_target_honours_trees(target, monkeypatch):
     monkeypatch.setenv("AUGURY_CPU_TARGET", target)
     file = tiny_file("llama-dense-q4_0")
-    model = REGISTRY.backends["numba-cpu"](NoOptions()).load(
+    model = make_backend(REGISTRY, "numba-cpu").load(
         file, plan_of(file, REGISTRY), ModelOptions(n_slots=4, n_ctx=N_CTX, threads=2), Progress()
     )
     context, tokens, parents = some_tokens(250, 1), some_tokens(30, 2), [-1, *[i // 2 for i in range(29)]]
@@ -229,7 +228,7 @@ def test_every_cpu_target_honours_trees(target, monkeypatch):
 
 def test_a_tree_larger_than_a_pass_of_the_cpu_backend_is_refused():
     file = tiny_file("llama-dense")
-    model = REGISTRY.backends["numba-cpu"](NoOptions()).load(
+    model = make_backend(REGISTRY, "numba-cpu").load(
         file, plan_of(file, REGISTRY), ModelOptions(n_ctx=1024, threads=1), Progress()
     )
 

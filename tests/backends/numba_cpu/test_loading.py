@@ -18,10 +18,9 @@ import gc, json, sys
 sys.path[:0] = sys.argv[3:]
 import numpy as np
 from oracles.passes import run_of
-from augury.backends.numba_cpu import NumbaCpu
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
-from augury.options import NoOptions
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions
 def resident():
@@ -29,7 +28,7 @@ def resident():
     return {words[0]: 1024 * int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssFile:")}
 def load(path):
     file = ModelFile.open(path)
-    model = NumbaCpu(NoOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=256, threads=2), Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=256, threads=2), Progress())
     file.close()
     return model
 small = load(sys.argv[1])

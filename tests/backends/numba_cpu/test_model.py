@@ -18,7 +18,6 @@ from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
-from augury.options import NoOptions
 from augury.plugins.architectures.gemma3 import Gemma3
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.architectures.qwen2 import Qwen2
@@ -35,7 +34,7 @@ COARSE_LIMIT = 1e-2  # for types of 2 and 3 bits
 def load(file, backend=NumbaCpu, progress=None, **options):
     plan = ARCHITECTURES[file.architecture].plan(file)
     given = {"n_ctx": 1024, "n_slots": 2, "threads": 2, **options}
-    return backend(NoOptions()).load(file, plan, ModelOptions(**given), progress or Progress())
+    return backend(backend.options_class()).load(file, plan, ModelOptions(**given), progress or Progress())
 
 
 @pytest.fixture(scope="module")
@@ -327,13 +326,12 @@ def test_a_process_that_forgets_its_model_ends(tmp_path):
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from oracles.models import tiny_file\n"
         "from oracles.passes import run_of\n"
-        "from augury.backends.numba_cpu import NumbaCpu\n"
+        "from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions\n"
         "from augury.interfaces import Progress\n"
-        "from augury.options import NoOptions\n"
         "from augury.plugins.architectures.llama import Llama\n"
         "from augury.types import ModelOptions\n"
         "file = tiny_file('llama-dense')\n"
-        "model = NumbaCpu(NoOptions()).load(file, Llama.plan(file), ModelOptions(threads=3, n_ctx=64), Progress())\n"
+        "model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=3, n_ctx=64), Progress())\n"
         "model.forward(run_of([1, 2, 3]))\n"
     )
 

@@ -3,11 +3,10 @@ import pytest
 from oracles.models import tiny_file
 from oracles.passes import run_of
 
-from augury.backends.numba_cpu import NumbaCpu
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.bench.passes import ModelRunner
 from augury.bench.roofline import Profiled, measure_roofline
 from augury.interfaces import Progress
-from augury.options import NoOptions
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions
 
@@ -15,7 +14,7 @@ from augury.types import ModelOptions
 @pytest.fixture(scope="module")
 def model():
     file = tiny_file("llama-dense-q4_k")
-    model = NumbaCpu(NoOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=128), Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=128), Progress())
     yield model
     model.close()
 

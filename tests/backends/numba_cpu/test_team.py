@@ -12,14 +12,15 @@ import pytest
 from oracles.models import tiny_file
 from oracles.passes import run_of
 
-from augury.backends.numba_cpu import NumbaCpu
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
+from augury.backends.numba_cpu.backend import physical_cores
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.machine import nanoseconds
 from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64
 from augury.backends.numba_cpu.kernels.team import SPIN_NS
 from augury.backends.numba_cpu.team import Team
+from augury.errors import OptionError
 from augury.interfaces import Progress
-from augury.options import NoOptions
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions
 
@@ -145,7 +146,7 @@ def passes_per_second(model, seconds):
 
 def test_busy_processes_cost_their_share_and_not_the_whole_machine():
     file = tiny_file("llama-dense-q4_k")
-    model = NumbaCpu(NoOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=512), Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=512), Progress())
     passes_per_second(model, 0.1)
     alone = passes_per_second(model, 0.5)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
@@ -160,3 +161,36 @@ def test_busy_processes_cost_their_share_and_not_the_whole_machine():
 
     # a half is fair, and a test may run beside others; a barrier that spins for a thread without a core gives a hundredth
     assert beside > alone / 25
+
+
+def test_with_affinity_each_thread_stays_on_a_core_of_its_own():
+    file = tiny_file("llama-dense")
+    cores = physical_cores()
+    options = ModelOptions(threads=len(cores), n_ctx=64)
+    plain = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), options, Progress())
+    kept = NumbaCpu(NumbaCpuOptions(affinity="cores")).load(file, Llama.plan(file), options, Progress())
+    seen = []
+
+    def run():  # a thread of its own: the caller of a pass is kept on a core, too
+        before = {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
+        seen.append(kept.forward(run_of([1, 2, 3])).rows().copy())
+        seen.append(os.sched_getaffinity(0))
+        seen.append([os.sched_getaffinity(thread) for thread in sorted(before)])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    right = plain.forward(run_of([1, 2, 3])).rows().copy()
+    plain.close()
+    kept.close()
+    logits, own, everyone = seen
+    assert np.array_equal(logits, right)
+    assert own == {cores[0]}
+    assert [cpus for cpus in everyone if len(cpus) == 1 and cpus != own] == [{core} for core in cores[1:]]
+
+
+def test_more_threads_than_cores_cannot_each_have_one():
+    file = tiny_file("llama-dense")
+    n = len(physical_cores())
+    with pytest.raises(OptionError, match=f"there are {n} cores"):
+        NumbaCpu(NumbaCpuOptions(affinity="cores")).load(file, Llama.plan(file), ModelOptions(threads=n + 1), Progress())
