@@ -207,3 +207,10 @@ def test_costs_that_were_measured_on_a_busy_machine_are_corrected():
     for factor, most in ((1.6, 1.1), (3.0, 1.25)):
         busy = costs_of({n: FAST[n] * (factor if n > 1 else 1.0) for n in (1, 2, 4, 8, 16)}, 17)
         assert world.play(Planner(busy, [False])) < most * right_s
+
+
+def test_passes_that_seemed_free_are_not_filled_with_hopeless_drafts():
+    dearer = np.concatenate([FAST[:2], 1.04 * FAST[2:]])
+    world = World(dearer, [Source(bernoulli(0.0))])
+    flat = costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}, 17)
+    assert world.play(Planner(flat, [False])) <= 1.005 * world.plain()
