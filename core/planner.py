@@ -32,7 +32,7 @@ _FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while 
 _PATIENCE = 16  # rounds without a right token after which it is asked less
 _RARELY = 8  # rounds: so seldom, at most
 _WARM_UP = 16  # asks: the first are slow
-_GAIN = 1.02  # that drafting must promise: costs are not known more exactly, and plain passes want to be seen, too
+_GAIN = 1.02  # tokens that drafting must promise: costs are not known more exactly, and plain passes want to be seen, too
 _MARGIN = 1.03  # by which a costly drafter must promise more than another: what it takes is certain, what it gives is not
 _HOPE = 1.5  # how much faster a perfect draft would be where a costly drafter is tried
 _PROBE_LENGTH = 2
@@ -202,7 +202,7 @@ class Planner:
 
     def _best(self, wish: Wish, curve: Sequence[float], others: float, others_s: float) -> tuple[Choice, float, float]:
         """A slot's best choice, given those of the others: it, the tokens expected of it, and its seconds of drafting."""
-        best, best_rate = (_PLAIN, 1.0, 0.0), _GAIN * (others + 1.0) / (curve[1] + others_s)
+        best, best_rate = (_PLAIN, 1.0, 0.0), (others + _GAIN) / (curve[1] + others_s)
         for offer in wish.offers:
             if wish.track.allowances[offer.drafter].seconds < 0:
                 continue
