@@ -15,6 +15,7 @@ __all__ = ["PassCosts", "PassTime"]
 _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
 _ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
+_DOUBT = 0.4  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
 _OUTLIER = 2.0  # a pass that took longer than this factor was interrupted, and counts as if it had taken that
 
 
@@ -55,8 +56,10 @@ class PassCosts:
         self._factors = np.ones(len(sizes))
         self._depth: float | None = None  # that the curve was last asked for at
         self._curve: list[float] = []
+        self._hopeful: list[float] = []
         distance = np.abs(np.log2(np.maximum(sizes, 1)[:, None] / np.maximum(sizes, 1)[None, :]))
-        self._nearness = np.maximum(1.0 - distance, 0.0)
+        self._local = np.maximum(1.0 - distance, 0.0)
+        self._nearness = self._local.copy()
         self._nearness[2:, 2:] = np.maximum(self._nearness[2:, 2:], _ALIKE)  # drafting or not is the greatest difference
         self._n_seen = np.ones(len(sizes))  # passes that a size's figure rests on
 
@@ -68,9 +71,21 @@ class PassCosts:
         """`seconds` of passes of 0 to n tokens, or of more; not to be changed."""
         if self._depth != depth:  # asked several times in a round, at one depth
             self._depth = depth
-            self._curve = np.maximum.accumulate(self._factors * (self._flat + self._per_position * depth)).tolist()
+            figures = self._factors * (self._flat + self._per_position * depth)
+            self._curve = np.maximum.accumulate(figures).tolist()
+            doubts = _DOUBT / (1 + self._n_seen)
+            doubts[:2] = 0.0  # plain decoding is what all is measured by
+            self._hopeful = np.maximum.accumulate(figures * (1 - doubts)).tolist()
         n_more = range(len(self._curve), n + 1)
         return self._curve + [self._curve[-1] * i / (len(self._flat) - 1) for i in n_more] if n_more else self._curve
+
+    def hopeful_curve(self, n: int, depth: float) -> list[float]:
+        """The same as far as it may turn out to be: sizes that were seen little are worth a try.
+
+        A figure that is too high would never be corrected otherwise, for what seems dear is not done.
+        """
+        known = self.curve(n, depth)
+        return self._hopeful + known[len(self._hopeful) :]
 
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
@@ -78,7 +93,7 @@ class PassCosts:
             ratio = min(max(seconds / self.seconds(n, depth), 1 / _OUTLIER), _OUTLIER)
             near = self._nearness[n]
             self._factors *= ratio ** (_LEARN_ALL + np.maximum(_LEARN_NEAR, 1 / (1 + self._n_seen)) * near)
-            self._n_seen += near
+            self._n_seen += self._local[n]
             self._depth = None
 
 

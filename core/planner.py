@@ -192,7 +192,7 @@ class Planner:
         expected = [1.0 for _ in wishes]
         seconds = [0.0 for _ in wishes]
         n_most = n_beside + sum(1 + max((offer.limit for offer in wish.offers), default=0) for wish in wishes)
-        curve = self.costs.curve(n_most, _mean_depth(wishes))
+        curve = self.costs.hopeful_curve(n_most, _mean_depth(wishes))
         for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
             for i, wish in enumerate(wishes):
                 n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)

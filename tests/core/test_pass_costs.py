@@ -74,3 +74,12 @@ def test_a_larger_pass_never_counts_as_cheaper_than_a_smaller_one():
     for _ in range(100):
         costs.observe(8, 0, 0.001)
     assert costs.curve(16, 0) == sorted(costs.curve(16, 0))
+
+
+def test_sizes_that_were_seen_little_may_be_cheaper_than_they_seem():
+    costs = PassCosts(FLAT, n_largest=16)
+    assert costs.hopeful_curve(20, 0)[1] == costs.curve(20, 0)[1]
+    assert costs.hopeful_curve(20, 0)[8] == pytest.approx(0.8 * costs.curve(20, 0)[8])
+    for _ in range(50):
+        costs.observe(8, 0, 0.020)
+    assert costs.hopeful_curve(20, 0)[8] > 0.98 * costs.curve(20, 0)[8]

@@ -214,3 +214,11 @@ def test_passes_that_seemed_free_are_not_filled_with_hopeless_drafts():
     world = World(dearer, [Source(bernoulli(0.0))])
     flat = costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}, 17)
     assert world.play(Planner(flat, [False])) <= 1.005 * world.plain()
+
+
+def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
+    # as a burst of other work left it: passes of one and two tokens right, those of 3 to 8 a third too dear
+    world = World(FAST, [Source(stretches(np.random.default_rng(8), N, 3, 4))])
+    right_s = world.play()
+    wrong = costs_of({1: FAST[1], 2: FAST[2], 3: 1.33 * FAST[3], 4: 1.33 * FAST[4], 8: 1.33 * FAST[8], 16: FAST[16]}, 17)
+    assert world.play(Planner(wrong, [False])) < 1.04 * right_s
