@@ -5,14 +5,16 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import Factory, define
 
 from augury.planner import Choice, Offer, Outcome, Wish
 from augury.types import Ask, Draft, Verdict
+from augury.verify import match_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
+
+    import numpy as np
 
     from augury.interfaces import Drafter
     from augury.planner import Planner, Track
@@ -206,7 +208,7 @@ class Drafting:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if course is not None and course.track is not None:
                 truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
-                proposed = None if proposal is None else _as_chain(proposal, path if index == used else ())
+                proposed = None if proposal is None else _as_chain(proposal, truth.tolist())
                 if proposed == [] and drafter.is_costly:
                     proposed = _MISS  # it was paid for
                 course.track.score(index, proposed, truth.tolist())
@@ -231,14 +233,15 @@ class Drafting:
 _MISS = [-1]  # no token of any text
 
 
-def _as_chain(proposal: Draft, path: Items[int]) -> list[int]:
-    """What a drafter proposed; of a tree the accepted path, and a wrong token where it went on, but not as the text does."""
+def _as_chain(proposal: Draft, emitted: Items[int]) -> list[int]:
+    """What a drafter proposed; of a tree the path that the text took, and a wrong token where it went on otherwise."""
+    tokens: list[int] = proposal.tokens.tolist()
     if proposal.parents is None:
-        tokens: list[int] = proposal.tokens.tolist()
         return tokens
-    is_at_leaf = not (proposal.parents == (path[-1] if len(path) else -1)).any()
-    right: list[int] = proposal.tokens[np.array(path, np.int64)].tolist()
-    return right if is_at_leaf else [*right, *_MISS]
+    parents = proposal.parents.tolist()
+    path = match_tree(tokens, parents, lambda _, depth: [*emitted, *_MISS][depth]).path
+    is_at_leaf = (path[-1] if len(path) else -1) not in parents
+    return [tokens[node] for node in path] + ([] if is_at_leaf else _MISS)
 
 
 def _n_known(tokens: np.ndarray, n_vocab: int) -> int:

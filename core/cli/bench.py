@@ -12,7 +12,7 @@ from augury.cli.bench_startup import run_startup
 from augury.cli.bench_texts import run_texts
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
-from augury.cli.prompts import add_prompt_flags
+from augury.cli.prompts import add_prompt_flags, add_workload_flag
 from augury.cli.sampling_flags import add_sampling_flags
 from augury.errors import OptionError
 
@@ -37,14 +37,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, has_slots=False)
     add_sampling_flags(parser)
     group = parser.add_argument_group("drafters compared")
-    group.add_argument(
-        "--workload",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens"; repeats',
-    )
+    add_workload_flag(group)
     group.add_argument(
         "--against",
         action="append",

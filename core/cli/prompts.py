@@ -15,7 +15,7 @@ from augury.errors import OptionError
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["Prompt", "add_prompt_flags", "read_prompts"]
+__all__ = ["Prompt", "add_prompt_flags", "add_workload_flag", "read_prompts"]
 
 _KINDS = ("prompt", "messages", "tokens")
 
@@ -52,6 +52,18 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", action="append", default=[], type=_token_ids, metavar="1,2,3", help="a prompt as token ids; repeats"
     )
     group.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")
+
+
+def add_workload_flag(group: Any) -> None:
+    """Add `--workload`, for commands that compare by category."""
+    group.add_argument(
+        "--workload",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens"; repeats',
+    )
 
 
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:

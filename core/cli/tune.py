@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury.bench.contest import Contest
@@ -16,7 +15,7 @@ from augury.cli.bench_drafters import DEFAULTS, items_of
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.progress import ProgressDisplay
-from augury.cli.prompts import add_prompt_flags
+from augury.cli.prompts import add_prompt_flags, add_workload_flag
 from augury.cli.report import say, table
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.errors import OptionError
@@ -50,14 +49,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Any) -> None:
     add_model_flags(parser, registry, argv, has_slots=False)
     add_sampling_flags(parser)
     group = parser.add_argument_group("what is tried")
-    group.add_argument(
-        "--workload",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens"; repeats',
-    )
+    add_workload_flag(group)
     group.add_argument(
         "--against", action="append", default=[], metavar="NAME[:K=V,...]", help="another drafter or chain to try; repeats"
     )

@@ -151,6 +151,28 @@ def test_what_was_only_scored_or_cut_is_told_as_such():
     assert scored[0].n_emitted == used[0].n_emitted == 2
 
 
+def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
+    class Bushy(Drafter):
+        name = "bushy"
+
+        def draft(self, history, limit):
+            text, tokens = history.tolist(), []
+            for _ in range(3):
+                text.append(int(np.argmax(ToyModel().logits(np.array(text)))))
+                tokens += [(text[-1] + 1) % 16, text[-1]]  # wrong, and right beside it
+            return Draft(tokens, [-1, -1, 1, 1, 3, 3])
+
+    class Plain(Planner):
+        def choose(self, wishes, n_beside=0):
+            self.runs = [wish.track.acceptances[0].run for wish in wishes]
+            return [Choice() for _ in wishes]
+
+    planner = Plain(constant(1).costs, [False])
+    with toy_engine(drafter=lambda _: Bushy(None, None), planner=planner) as engine:
+        engine.generate([1], max_tokens=12, **GREEDY)
+    assert planner.runs[0] >= 8  # of ten rounds each of which emitted the first token of a right path
+
+
 def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_left_out():
     chain = [named("cheap", [(1, 1)]), named("costly", [(8, 0)], is_costly=True)]
     with toy_engine(drafter=chain, planner=constant(2, [False, True])) as engine:
