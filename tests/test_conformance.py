@@ -7,7 +7,8 @@ import pytest
 
 from augury.testing.backend import BACKEND_CHECKS, backend_subject
 from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
-from augury.testing.drafter_engine_checks import WAYS, chained
+from augury.testing.drafter_engine_checks import chained
+from augury.testing.drafter_engines import WAYS
 from augury.testing.memory_manager import MEMORY_CHECKS, memory_subject
 from augury.testing.toys import TINY_DRAFT, registry_with_toys
 

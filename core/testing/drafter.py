@@ -10,6 +10,7 @@ from augury.hookspecs import hookimpl
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.drafter_checks import DRIVEN_CHECKS
 from augury.testing.drafter_engine_checks import ENGINE_CHECKS
+from augury.testing.drafter_rejection_checks import REJECTION_CHECKS
 from augury.testing.drafter_world import Subject
 from augury.testing.toys import registry_with_toys
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAFTER_CHECKS", "DrafterReport", "check_drafter", "drafter_subject"]
 
-DRAFTER_CHECKS = (*DRIVEN_CHECKS, *ENGINE_CHECKS)
+DRAFTER_CHECKS = (*DRIVEN_CHECKS, *REJECTION_CHECKS, *ENGINE_CHECKS)
 
 
 @frozen

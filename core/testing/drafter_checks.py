@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from augury.testing.drafter_world import Subject
     from augury.types import Draft
 
-__all__ = ["DRIVEN_CHECKS"]
+__all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]
 
 _LARGEST_BOUND = 1 << 20  # tried; a bound beyond may be one of memory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Factory, frozen
 
@@ -10,6 +10,7 @@ from augury.errors import AuguryError
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
 from augury.options import build
+from augury.sampling import SamplingParams
 from augury.session import EngineSession
 from augury.testing import drafter_contract as contract
 from augury.testing.driven_slot import DrivenSlot
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Subject", "Tally", "World"]
 
 N_CTX = 768
+_SAMPLING = SamplingParams(temperature=0.8, top_k=20, seed=7)
 
 
 class Tally:
@@ -49,6 +51,7 @@ class Subject:
     values: Mapping[str, Any]  # of its options, by name
     registry: Registry  # with the toys
     backends: Sequence[str]  # that outputs are compared on
+    verify: Literal["match", "rejection"] = "match"  # how its drafts are verified
     tally: Tally = Factory(Tally)
 
     @property
@@ -87,6 +90,7 @@ class World:
         try:
             for slot in range(n_slots):
                 session = EngineSession(slot, target.model.info, load_options, tokenizer, self._loader, target)
+                session.sampling, session.verify = _SAMPLING, subject.verify
                 self.slots.append(DrivenSlot(subject.drafter(options, session), target, slot, PERIOD))
         except AuguryError:
             self._loader.close()

@@ -232,8 +232,9 @@ def _misfit(draft: Draft, n_vocab: int) -> str | None:
     if probabilities is not None:
         if probabilities.shape != (k, n_vocab):
             return f"probabilities of shape {probabilities.shape}, expected {(k, n_vocab)}"
-        if (probabilities < 0).any() or (abs(probabilities.sum(axis=1) - 1) > _TOLERANCE).any():
-            return "probabilities that are negative, or do not sum to 1"
+        is_sum_1 = abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE
+        if not (np.isfinite(probabilities).all() and (probabilities >= 0).all() and is_sum_1.all()):
+            return "probabilities that are negative or not finite, or do not sum to 1"
         if (probabilities[np.arange(k), draft.tokens] <= 0).any():
             return "a token whose probability is 0"
     return None

@@ -103,6 +103,20 @@ def test_rejection_keeps_the_target_s_distribution(q):
     assert abs(n_accepted / n - expected_rate) < 4 * np.sqrt(0.25 / n)
 
 
+@given(
+    draft=st.lists(st.integers(0, 3), max_size=3),
+    numbers=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8),
+)
+def test_without_probabilities_a_draft_counts_as_certain(draft, numbers):
+    def verified(probabilities):
+        accepted = reject(
+            draft, probabilities, lambda i: (np.arange(4), P[i % 3]), lambda i: (numbers[2 * i], numbers[2 * i + 1])
+        )
+        return accepted.tokens, list(accepted.path)
+
+    assert verified(None) == verified(np.eye(4, dtype=np.float32)[draft].reshape(-1, 4))
+
+
 def test_a_draft_that_the_target_finds_certain_is_accepted_and_an_impossible_one_is_not():
     def target(i):
         return np.array([3]), np.array([1.0])

@@ -87,6 +87,51 @@ class Improbable(Honest):
         return Draft([1], probabilities=np.full((1, 264), 1 / 263, np.float32))
 
 
+class Undefined(Honest):
+    def draft(self, history, limit):
+        return Draft([1], probabilities=np.full((1, 264), np.nan, np.float32))
+
+
+class Unseeded(Honest):
+    """Draws, where drafts are verified by rejection, by numbers of its own."""
+
+    def draft(self, history, limit):
+        if self.session.verify == "match":
+            return super().draft(history, limit)
+        return Draft([np.random.default_rng().integers(264)], probabilities=np.full((1, 264), 1 / 264, np.float32))
+
+
+class Drawing(Honest):
+    """Draws what follows from two tokens: what came a period ago, and the last one once more."""
+
+    def begin(self, history, n_reused):
+        self.rng = np.random.default_rng(self.session.sampling.seed + 1)
+
+    def draft(self, history, limit):
+        if len(history) < 12:
+            return Draft()
+        probabilities = np.zeros((1, 264), np.float32)
+        probabilities[0, history[[-12, -1]]] = 0.5
+        return self.drawn(history[[-12, -1]], probabilities / probabilities.sum())
+
+    def drawn(self, tokens, probabilities):
+        return Draft([self.rng.choice(tokens)], probabilities=probabilities)
+
+
+class Pretending(Drawing):
+    """Says that it draws, and does not."""
+
+    def drawn(self, tokens, probabilities):
+        return Draft(tokens[:1], probabilities=probabilities)
+
+
+class Choosy(Drawing):
+    """Keeps what it drew to itself if it does not like it."""
+
+    def drawn(self, tokens, probabilities):
+        return Draft(tokens[:1], probabilities=probabilities) if self.rng.random() < 0.5 else Draft()
+
+
 class Late(Honest):
     """Reads a history that is over."""
 
@@ -221,6 +266,8 @@ class Dividing(Honest):
 
 
 ANY_SCRIPT = "keeps limit, vocabulary and history under any script"
+REJECTION = "drafts what can be verified by rejection"
+DISTRIBUTION = "keeps the distribution where it is verified by rejection"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +279,7 @@ ANY_SCRIPT = "keeps limit, vocabulary and history under any script"
         (ANY_SCRIPT, Writing, "never writes into `history`. Seen: another text after the call, after: begin"),
         (ANY_SCRIPT, Orphaned, "parents [0], where each is -1 or stands before its token"),
         (ANY_SCRIPT, Improbable, "do not sum to 1"),
+        (ANY_SCRIPT, Undefined, "negative or not finite"),
         (ANY_SCRIPT, Late, "token -7"),
         (ANY_SCRIPT, Whole, "a pass without n_layers"),
         (ANY_SCRIPT, Deep, "position 0 of slot 0, which holds 1 tokens"),
@@ -250,6 +298,11 @@ ANY_SCRIPT = "keeps limit, vocabulary and history under any script"
         ("refuses options outside their bounds", Contradicting, "n is 0, expected at least 1"),
         ("works at the bounds of its options", Dividing, "with n=0: mutant: A drafter that knows nothing declines"),
         ("takes options by request", Dividing, "ZeroDivisionError"),
+        (REJECTION, Undefined, "negative or not finite"),
+        (REJECTION, Unseeded, "The same calls give the same drafts"),
+        ("keeps count where it is verified by rejection", Short, "IndexError: index -3 is out of bounds"),
+        (DISTRIBUTION, Pretending, "keeps the target's distribution"),
+        (DISTRIBUTION, Choosy, "standard deviations from chance"),
         ("leaves output as it is in a chain", Writing, "mutant;toy-period: The output is that of plain decoding"),
         ("leaves greedy output as it is", Writing, "The output is that of plain decoding, to the bit. Seen: greedy on toy"),
         ("leaves sampled output as it is", Short, "IndexError: index -3 is out of bounds"),
@@ -260,6 +313,11 @@ def test_a_broken_promise_is_found_out(name, drafter, told):
         check(name, drafter)
     assert str(found.value).startswith(("mutant: ", "mutant;", "Session.target.forward: "))
     assert "See " in str(found.value)
+
+
+@pytest.mark.parametrize("name", [REJECTION, DISTRIBUTION])
+def test_what_is_drawn_as_it_says_is_no_breach(name):
+    check(name, Drawing)
 
 
 @pytest.mark.parametrize("drafter", [HonestPool, HonestlyRemembering])

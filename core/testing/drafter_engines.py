@@ -1,0 +1,110 @@
+"""Engines with drafters under test: their answers are counted, and held against those of plain decoding."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from augury.engine import Engine
+from augury.errors import AuguryError
+from augury.testing import drafter_contract as contract
+from augury.testing.drafter_scripts import PROMPTS
+from augury.testing.toys import TINY_TARGET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from augury.registry import Registry
+    from augury.testing.drafter_world import Subject, Tally
+    from augury.types import Result
+
+__all__ = ["N_TOKENS", "WAYS", "Output", "answers", "compare", "counted", "engine_with", "output", "plain"]
+
+N_TOKENS = 40  # that an answer has
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "seed": 7, "top_k": 20},
+    "penalised": {"temperature": 0.7, "seed": 3, "repeat_penalty": 1.1, "frequency_penalty": 0.2, "repeat_last_n": 24},
+}
+Output = list[tuple[tuple[int, ...], list[float | None]]]
+"""Of each prompt tokens and their log-probabilities."""
+
+
+def engine_with(
+    *drafters: Subject,
+    registry: Registry,
+    backend: str = "toy",
+    slots: int = 1,
+    is_fixed: bool = True,
+    n_ctx: int = 320,
+) -> Engine:
+    """An engine on the tiny target with a chain of drafters, or with none."""
+    return Engine.load(
+        TINY_TARGET,
+        backend=backend,
+        spec_type=[each.name for each in drafters],
+        spec_options={each.name: each.values for each in drafters},
+        spec_fixed=is_fixed,
+        spec_verify=drafters[0].verify if drafters else "match",
+        slots=slots,
+        threads=min(slots, 2),
+        n_ctx=n_ctx,
+        registry=registry,
+    )
+
+
+def answers(name: str, engine: Engine, params: dict[str, Any], tally: Tally) -> list[Result]:
+    """What becomes of all prompts, counted; errors are those of `counted`."""
+    asked = {"max_tokens": N_TOKENS, "logprobs": 0, "ignore_eos": True, **params}
+    return counted(name, lambda: engine.generate(PROMPTS, **asked), tally)
+
+
+def counted(name: str, run: Callable[[], list[Result]], tally: Tally) -> list[Result]:
+    """What `run` returns, added to the tally.
+
+    Raises:
+        ContractError: An engine fell over its drafters, or lost count.
+        AuguryError: Requests were refused.
+    """
+    try:
+        results = run()
+    except AuguryError:
+        raise
+    except Exception as error:
+        raise contract.ERROR.broken(name, f"{type(error).__name__}: {error}, in a running engine") from error
+    for result in results:
+        stats = result.stats
+        tally.n_requests += 1
+        tally.n_drafted += stats.n_drafted
+        tally.n_accepted += stats.n_accepted
+        if not stats.n_emitted == len(result.tokens) == stats.n_rounds + stats.n_accepted:
+            seen = f"{stats.n_emitted} emitted in {stats.n_rounds} rounds, {stats.n_accepted} accepted"
+            raise contract.COUNTS.broken(name, seen)
+    return results
+
+
+def output(results: list[Result]) -> Output:
+    """What of results must not depend on drafters."""
+    return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results]
+
+
+@functools.cache
+def plain(registry: Registry, backend: str, way: str) -> Output:
+    """What plain decoding makes of all prompts."""
+    with engine_with(registry=registry, backend=backend) as engine:
+        return output(engine.generate(PROMPTS, max_tokens=N_TOKENS, logprobs=0, ignore_eos=True, **WAYS[way]))
+
+
+def compare(name: str, where: str, expected: Output, found: Output) -> None:
+    """See that one output is the other.
+
+    Raises:
+        ContractError: It is not.
+    """
+    for i, ((tokens, logprobs), (others, other_logprobs)) in enumerate(zip(expected, found, strict=True)):
+        if tokens != others:
+            at = next(j for j, (one, other) in enumerate(zip(tokens, others, strict=False)) if one != other)
+            seen = f"{where}, token {at} of prompt {i} is {others[at]}, plainly it is {tokens[at]}"
+            raise contract.LOSSLESS.broken(name, seen)
+        if logprobs != other_logprobs:
+            raise contract.LOSSLESS.broken(name, f"{where}, prompt {i} has the right tokens of other probabilities")

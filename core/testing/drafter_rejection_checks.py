@@ -1,0 +1,118 @@
+"""The checks of drafts that are verified by rejection: not the output, but its distribution must be that of plain decoding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from augury.logits import ArrayLogits
+from augury.sampling import Sampler, SamplingParams
+from augury.testing import drafter_contract as contract
+from augury.testing.contract import Check
+from augury.testing.drafter_checks import any_script, reproducible, together
+from augury.testing.drafter_engines import N_TOKENS, WAYS, answers, compare, counted, engine_with, output, plain
+from augury.testing.drafter_scripts import PROMPTS
+from augury.testing.tiny_model import PERIOD
+
+if TYPE_CHECKING:
+    from augury.engine import Engine
+    from augury.testing.drafter_world import Subject
+    from augury.types import Result
+
+__all__ = ["REJECTION_CHECKS"]
+
+_PROMPT = PROMPTS[0][: 14 * PERIOD]  # the toy expects the phrase to go on
+_CHOICES: dict[str, Any] = {
+    "temperature": 4.0,
+    "top_k": 3,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}  # three tokens at a time, none of them nearly sure
+_N_ANSWERS = 1200
+_LENGTH = 4  # of an answer; the first token has no draft, the second and third have one together
+_RARE = 5.0  # answers expected less often are counted together: chi-square needs about that many of each
+_LARGEST = 6.0  # standard deviations: chance alone goes beyond it about once in a billion
+
+
+def driven(subject: Subject) -> None:
+    """What is drawn keeps the contracts of all drafts, its probabilities are a distribution, and it follows the seed."""
+    subject = _by_rejection(subject)
+    any_script(subject)
+    reproducible(subject)
+    together(subject)
+
+
+def counts(subject: Subject) -> None:
+    """Answers have the length that was asked for, and every token is counted; greedy ones are those of plain decoding."""
+    for backend in subject.backends:
+        with engine_with(_by_rejection(subject), registry=subject.registry, backend=backend, slots=3) as engine:
+            results = {way: answers(subject.name, engine, params, subject.tally) for way, params in WAYS.items()}
+        lengths = [len(result.tokens) for result in (*results["sampled"], *results["penalised"])]
+        if lengths != [N_TOKENS] * len(lengths):
+            raise contract.COUNTS.broken(subject.name, f"answers of {lengths} tokens, {N_TOKENS} were asked for")
+        expected = plain(subject.registry, backend, "greedy")
+        compare(subject.name, f"greedy by rejection on {backend}", expected, output(results["greedy"]))
+
+
+def distribution(subject: Subject) -> None:
+    """Of many short answers each comes about as often as the target's own probabilities say."""
+    with engine_with(_by_rejection(subject), registry=subject.registry) as engine:
+        chances = _chances(engine)
+        results = counted(subject.name, lambda: _many(engine), subject.tally)
+    seen = Counter(result.tokens for result in results)
+    if strange := seen.keys() - chances.keys():
+        raise contract.DISTRIBUTION.broken(subject.name, f"the answer {min(strange)}, which the target never gives")
+    found = np.array([seen[tokens] for tokens in chances], float)
+    expected = _N_ANSWERS * np.array(list(chances.values()))
+    if (distance := _distance(found, expected)) > _LARGEST:
+        most = int(abs(found - expected).argmax())
+        told = f"{list(chances)[most]} {found[most]:.0f} times in {_N_ANSWERS}, expected {expected[most]:.0f}"
+        raise contract.DISTRIBUTION.broken(subject.name, f"{told}; all in all {distance:.0f} standard deviations from chance")
+
+
+def _by_rejection(subject: Subject) -> Subject:
+    return attrs.evolve(subject, verify="rejection")
+
+
+def _many(engine: Engine) -> list[Result]:
+    asked = [engine.submit(_PROMPT, max_tokens=_LENGTH, ignore_eos=True, seed=seed, **_CHOICES) for seed in range(_N_ANSWERS)]
+    return [running.result() for running in asked]
+
+
+def _chances(engine: Engine) -> dict[tuple[int, ...], float]:
+    """Every possible answer with its probability, from the target's own logits."""
+    sampler = Sampler(SamplingParams(**_CHOICES), n_vocab=engine.info.n_vocab)
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(_LENGTH):
+        longer = {}
+        for tokens, chance in chances.items():
+            text = np.array([*_PROMPT, *tokens], np.int32)
+            ids, probabilities = sampler.distribution(ArrayLogits(engine.evaluate(text, [len(text) - 1])), 0, text)
+            for token, probability in zip(ids.tolist(), probabilities.tolist(), strict=True):
+                longer[*tokens, token] = chance * probability
+        chances = longer
+    return chances
+
+
+def _distance(found: np.ndarray, expected: np.ndarray) -> float:
+    """How far counts (m,) are from what was expected, in standard deviations of what chance makes of them.
+
+    Source: Wilson & Hilferty 1931, "The distribution of chi-square": its cube root is nearly normal.
+    """
+    is_rare = expected < _RARE
+    found = np.append(found[~is_rare], found[is_rare].sum())
+    expected = np.append(expected[~is_rare], expected[is_rare].sum())
+    n_free = len(found) - 1
+    chi_square = ((found - expected) ** 2 / expected).sum()
+    variance = 2 / (9 * n_free)
+    return float(((chi_square / n_free) ** (1 / 3) - (1 - variance)) / variance**0.5)
+
+
+REJECTION_CHECKS = (
+    Check("drafts what can be verified by rejection", driven),
+    Check("keeps count where it is verified by rejection", counts),
+    Check("keeps the distribution where it is verified by rejection", distribution),
+)
