@@ -12,6 +12,7 @@ from augury.types import Ask, Draft, Verdict
 from augury.verify import match_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Items
 
     import numpy as np
@@ -25,10 +26,11 @@ __all__ = ["Drafted", "Drafting"]
 
 @define(eq=False)
 class Course:
-    """What is kept of a running request: which drafters of its slot serve it, by index and priority."""
+    """What is kept of a running request."""
 
-    members: list[int]
+    members: list[int]  # the drafters of its slot that serve it, by index and priority
     track: Track | None  # None without a planner
+    prefill: Iterator[None]  # what its drafters have left to do with its prompt
 
 
 @define(eq=False)
@@ -68,25 +70,35 @@ class Drafting:
     # A request begins and ends
 
     def begin(self, sequence: Sequence) -> None:
-        """A request's prompt is processed: from here on its drafters take part."""
+        """A request's prompt is processed: its drafters may begin."""
         speculation = sequence.request.speculation
-        if not speculation.members or speculation.n_max == 0:
-            return
-        chain = self._chains[sequence.slot]
-        course = Course([], None if self._planner is None else self._planner.track())
-        self._courses[sequence.slot] = course
+        if speculation.members and speculation.n_max > 0:
+            members: list[int] = []
+            track = None if self._planner is None else self._planner.track()
+            self._courses[sequence.slot] = Course(members, track, self._prefill(sequence, members))
+
+    def prefill(self, sequence: Sequence) -> bool:
+        """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
+        course = self._courses.get(sequence.slot)
+        return course is None or next(course.prefill, True) is True
+
+    def _prefill(self, sequence: Sequence, members: list[int]) -> Iterator[None]:
+        """Begin with one drafter after another, which become `members`; yields where others shall go on in between."""
+        chain, speculation = self._chains[sequence.slot], sequence.request.speculation
         for member in speculation.members:
             index = next(i for i, drafter in enumerate(chain) if drafter.name == member.name)
             drafter = chain[index]
-            course.members.append(index)
+            members.append(index)
             drafter.options = member.options
             if drafter.session is not None:
                 drafter.session.sampling = sequence.sampler.params
                 drafter.session.verify = speculation.verify
-            start = perf_counter()
-            drafter.begin(sequence.history, sequence.recorder.n_reused)
-            seconds = perf_counter() - start
-            sequence.recorder.begun(drafter.name, seconds)
+            seconds, start = 0.0, perf_counter()
+            for _ in drafter.begin(sequence.history, sequence.recorder.n_reused) or ():
+                seconds += sequence.recorder.begun(drafter.name, start)
+                yield
+                start = perf_counter()
+            seconds += sequence.recorder.begun(drafter.name, start)
             if self._planner is not None:
                 self._planner.observe_prompt(index, len(sequence.history), seconds)
 

@@ -13,7 +13,7 @@ from augury.options import NoOptions
 from augury.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -241,8 +241,15 @@ class Drafter(Plugin, ABC):
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
 
-    def begin(self, history: np.ndarray, n_reused: int) -> None:
-        """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request."""
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for whoever wants it
+        """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request.
+
+        Returns:
+            None; or, where a long prompt takes long, as the prefill of a second model does, an iterator over the rest of the
+            work. The engine takes a step of it with every round, so that other slots go on in between, and asks for no draft
+            before its end. A request that is cancelled meanwhile ends without the rest.
+        """
+        return None
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:
         """A round is over; `history` ends with the token that the target chose. Called after rounds without a draft, too."""

@@ -1,7 +1,8 @@
 """One round for all running sequences: draft, prepare, one forward pass, verify, commit, emit, accept.
 
-Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them. Over a request
-`emitted = rounds + accepted` holds exactly, where the prompt's last pass counts as a round.
+Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and what drafters have
+to do with a prompt goes on in steps between them. Over a request `emitted = rounds + accepted` holds exactly, where the
+prompt's last pass counts as a round.
 """
 
 from __future__ import annotations
@@ -78,15 +79,18 @@ class Loop:
         self._admit()
         if not self._running:
             return ended
+        decoding = [sequence for sequence in self._running if sequence.n_emitted and self._drafting.prefill(sequence)]
         start = perf_counter()
-        parts = self._parts()
+        parts = self._parts(decoding)
+        if not parts:  # all wait for their drafters
+            return ended
         before = perf_counter()
         logits = self._model.forward(batch_of(parts))
         forward_s = perf_counter() - before
         verdicts = self._settle(parts, logits)
-        decoding = [part.drafted for part in parts if part.drafted is not None]
+        drafted = [part.drafted for part in parts if part.drafted is not None]
         n_beside = sum(len(part.tokens) for part in parts if part.drafted is None)
-        self._drafting.observe_round(decoding, verdicts[: len(decoding)], n_beside, forward_s)
+        self._drafting.observe_round(drafted, verdicts[: len(drafted)], n_beside, forward_s)
         ended += self._retire()
         if self._on_round is not None:
             seen = Round(
@@ -169,9 +173,8 @@ class Loop:
             sequence.recorder.start(len(sequence.request.prompt), opened.n_reused)
             self._running.append(sequence)
 
-    def _parts(self) -> list[Part]:
+    def _parts(self, decoding: Items[Sequence]) -> list[Part]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
-        decoding = [sequence for sequence in self._running if sequence.n_emitted]
         chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
         drafted = self._drafting.propose(
             [(sequence, self._limit(sequence)) for sequence in decoding], n_beside=sum(len(part.tokens) for part in chunks)

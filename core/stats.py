@@ -64,9 +64,12 @@ class Recorder:
         self._effective = effective
         self._started_at = self._first_token_at = self._last_token_at = 0.0
 
-    def begun(self, drafter: str, seconds: float) -> None:
-        """A drafter took so long to begin the request."""
+    def begun(self, drafter: str, start: float) -> float:
+        """A drafter was at the request's prompt since `start`, which is prompt time; returns for how many seconds."""
+        self._first_token_at = self._last_token_at = perf_counter()
+        seconds = self._last_token_at - start
         self._counts[drafter].begin_s += seconds
+        return seconds
 
     @contextmanager
     def timing(self, drafter: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ from augury.options import option
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from augury.drafters.draft_runner import Written
     from augury.interfaces import Session
@@ -91,8 +91,8 @@ class DraftModel(Drafter):
         if self._tree is not None and self._translation is not None:
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
-    def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the runner knows what it holds itself
-        """Feed the prompt, as far as it is not what the draft model's slot holds anyway."""
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows what it holds
+        """Feed the prompt in chunks, as far as it is not what the draft model's slot holds anyway."""
         if self._translation is not None:
             self._translation.begin()
             history, _ = self._translation.follow(history)
@@ -100,7 +100,7 @@ class DraftModel(Drafter):
         self._sampler = None
         if self.session.verify == "rejection" and sampling.temperature > 0 and self._translation is None:
             self._sampler = DraftSampler(sampling, n_drawn=self._runner.n_model_vocab, n_vocab=self.session.model.n_vocab)
-        self._runner.begin(self.session.slot, history)
+        return self._runner.begin(self.session.slot, history)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Write ahead for one slot."""

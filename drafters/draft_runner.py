@@ -11,12 +11,14 @@ from augury.log import get_logger
 from augury.types import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from augury.drafters.draft_sampler import DraftSampler
     from augury.interfaces import Logits, Model
 
 __all__ = ["DraftRunner", "Wish", "Written"]
+
+_CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
 
 
 @define(eq=False)
@@ -85,8 +87,9 @@ class Feed:
 class DraftRunner:
     """A draft model that the drafters of all slots share.
 
-    A text of any length is caught up in one pass, and nothing that is held is computed again, from round to round and from
-    request to request. One exception: a token whose logits are wanted is fed, held or not.
+    A prompt is processed in chunks; what a text went on by while nothing was drafted is caught up in one pass. What is held is
+    not computed again, from round to round and from request to request. One exception: a token whose logits are wanted is fed,
+    held or not.
     """
 
     def __init__(self, model: Model, *, n_slots: int, n_vocab: int) -> None:
@@ -104,14 +107,24 @@ class DraftRunner:
         self._lines = [Line(np.empty(self._n_ctx, np.int32)) for _ in range(n_slots)]
         self._warned: set[str] = set()
 
-    def begin(self, slot: int, history: np.ndarray) -> None:
-        """Process a new request's prompt: `history` (h,) int32 but for its last token, which the first draft feeds."""
+    def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
+        """Process a new request's prompt: `history` (h,) int32 but for its last token, which the first draft feeds.
+
+        Returns:
+            The passes over it, which others may go between. A prompt that is left within them is caught up when it is drafted.
+        """
         line = self._lines[slot]
         line.n_agreed, line.is_parked = 0, False
         prompt = history[:-1]
         start = line.agree(prompt)
-        if start < len(prompt) and self._can_follow(line, history, start):
-            self._forward([Feed(slot, start, prompt[start:])], wants_logits=False)
+        can_follow = start < len(prompt) and self._can_follow(line, history, start)
+        return self._prefill(slot, prompt, start) if can_follow else iter(())
+
+    def _prefill(self, slot: int, prompt: np.ndarray, start: int) -> Iterator[None]:
+        for first in range(start, len(prompt), _CHUNK):
+            if first > start:
+                yield
+            self._forward([Feed(slot, first, prompt[first : first + _CHUNK])], wants_logits=False)
 
     def draft(self, wishes: Sequence[Wish]) -> list[Written]:
         """Write ahead for several slots at once, a token of each with every pass.

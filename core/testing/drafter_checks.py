@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError, OptionError
 from augury.options import build, options_of
 from augury.testing import drafter_contract as contract
 from augury.testing.contract import Check, ContractError, hypothesis_settings
-from augury.testing.drafter_scripts import REPEATING, requests
+from augury.testing.drafter_scripts import LONG, REPEATING, requests
 from augury.testing.driven_slot import Request, Round, Way
 
 if TYPE_CHECKING:
@@ -93,6 +94,24 @@ def interleaved(subject: Subject) -> None:
                 raise contract.SCOPE.broken(subject.name, f"beside other slots: {_difference(alone, drafts)}")
 
     run()
+
+
+def prefilling(subject: Subject) -> None:
+    """While a drafter is at a long prompt other slots go on, and the request may be cancelled."""
+    with subject.world(2) as world:
+        slot, other = world.slots
+        for n in (1, 2):
+            list(islice(slot.prefill(LONG), n))
+            slot.end()
+        rounds = other.play(REPEATING)
+        beside = [draft for _ in slot.prefill(LONG) for draft in _next(rounds)]
+        drafts = list(slot.go_on(LONG))
+        beside += rounds
+    if subject.drafter.scope == "request" and [drafts] != (alone := subject.drafts([LONG])):
+        told = f"behind requests that were cancelled in `begin`, and beside another slot: {_difference(alone, [drafts])}"
+        raise contract.SCOPE.broken(subject.name, told)
+    if subject.is_alone and [beside] != (alone := subject.drafts([REPEATING])):
+        raise contract.SCOPE.broken(subject.name, f"beside a slot that is in `begin`: {_difference(alone, [beside])}")
 
 
 def together(subject: Subject) -> None:
@@ -246,6 +265,7 @@ DRIVEN_CHECKS = (
     Check("gives the same drafts for the same calls", reproducible),
     Check("remembers no longer than its scope", scope),
     Check("drafts beside other slots as alone", interleaved),
+    Check("lets others go on while it begins", prefilling),
     Check("drafts together as one by one", together),
     Check("keeps no reference to a history that is over", references),
     Check("ends and closes in every order", ends_and_closes),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["PROMPTS", "REPEATING", "requests"]
+__all__ = ["LONG", "PROMPTS", "REPEATING", "requests"]
 
 _PHRASE = tuple(range(3 * PERIOD, 4 * PERIOD))  # one of the tiny models' circles
 _WAYS = (Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED, Way.SCORED, Way.VERIFIED, Way.OTHERS)
@@ -22,6 +22,9 @@ REPEATING = Request(
     rounds=tuple(Round(_WAYS[i % 8], (64, 5, 1, 16, 9)[i % 5], i % 4 * 3, int(i % 7 == 6)) for i in range(24)),
 )
 """One long enough for any n-gram, with everything that may become of a draft."""
+
+LONG = Request(_PHRASE * 44, REPEATING.rounds)
+"""One that takes a drafter with a model several steps to begin with."""
 
 PROMPTS: list[Sequence[int]] = [_PHRASE * 16, (*range(60, 72), 9, *range(60, 72), 7) * 7, (5,), (200, *_PHRASE[:5])]
 """For engines: two that repeat themselves, and two that do not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from augury.testing.contract import ContractError
 from augury.types import Ask, Draft, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from augury.interfaces import Drafter
     from augury.testing.contract import Contract
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DrivenSlot", "Request", "Round", "Way"]
 
 _POISON = -7  # no model has such a token: it shows in whatever is read too late
+_THROUGH = object()  # behind the last step of `begin`
 _TOLERANCE = 1e-3  # of the sum of float32 probabilities
 
 
@@ -91,6 +93,10 @@ class DrivenSlot:
     def play(self, request: Request) -> Iterator[tuple[int, ...]]:
         """Run a request, round by round; yields what was drafted."""
         self.begin(request)
+        yield from self.go_on(request)
+
+    def go_on(self, request: Request) -> Iterator[tuple[int, ...]]:
+        """Run the rounds of a request that has begun."""
         for each in request.rounds:
             draft = self.propose(each)
             self.settle(each, draft)
@@ -99,6 +105,11 @@ class DrivenSlot:
 
     def begin(self, request: Request) -> None:
         """Process the prompt and emit its first token."""
+        for _ in self.prefill(request):
+            pass
+
+    def prefill(self, request: Request) -> Iterator[None]:
+        """The same; yields where the drafter lets others go on."""
         self._buffer = np.full(self._n_ctx + 1, _POISON, np.int32)
         self._n_own_references = sys.getrefcount(self._buffer)
         self._n = len(request.prompt)
@@ -108,7 +119,17 @@ class DrivenSlot:
         self.drafts = []
         n_both = min(len(self._held), self._n - 2)
         n_reused = next((i for i in range(n_both) if self._held[i] != request.prompt[i]), max(n_both, 0))
-        self._call(f"begin with {self._n} tokens, {n_reused} of them reused", self.drafter.begin, self.history, n_reused)
+        told = f"begin with {self._n} tokens, {n_reused} of them reused"
+        steps = self._call(told, self.drafter.begin, self.history, n_reused)
+        if steps is None:
+            return
+        if not isinstance(steps, Iterator):
+            raise self.broken(contract.BEGIN, f"a {type(steps).__name__}")
+        for _ in range(self._n):
+            if self._call("a step of it", next, steps, _THROUGH) is _THROUGH:
+                return
+            yield
+        raise self.broken(contract.BEGIN, f"more than {self._n} steps for as many tokens")
 
     def ask(self, each: Round) -> Ask | None:
         """What the drafter is asked in a round, or None where it is not."""

@@ -1,5 +1,7 @@
 """The loop by what its engine does: lossless, complete, and with every part told the truth."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
 from augury.interfaces import Drafter
+from augury.pass_costs import PassCosts, PassTime
+from augury.planner import Planner
 from augury.types import Draft
 
 GREEDY = {"temperature": 0.0}
@@ -121,6 +125,118 @@ def test_a_long_prompt_is_processed_in_chunks_between_the_rounds_of_others():
     sizes = [len(batch.tokens) for batch in batches]
     assert max(sizes) <= 512
     assert sum(len(set(batch.slots.tolist())) == 2 for batch in batches) >= 2
+
+
+class SteppingDrafter(ScriptedDrafter):
+    """Takes five steps to begin with a prompt, and writes them into a log that it shares with the model's passes."""
+
+    n_steps = 5
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.log = model.__dict__.setdefault("log", [])
+        model.on_forward = lambda: self.log.append(sorted(set(model.batches[-1].slots.tolist())))
+
+    def begin(self, history, n_reused):
+        super().begin(history, n_reused)
+        for i in range(self.n_steps):
+            yield
+            self.step(i)
+
+    def step(self, i):
+        self.log.append(f"step {i}")
+
+    def draft(self, history, limit):
+        self.log.append("draft")
+        return super().draft(history, limit)
+
+
+def test_others_decode_between_the_steps_of_a_drafter_s_begin():
+    with toy_engine(slots=2, drafter=SteppingDrafter) as engine:
+        model, both = engine._worker._loop._model, threading.Event()
+        log_pass = model.on_forward
+        model.on_forward = lambda: both.wait() and log_pass()
+        other = engine.submit([1, 2], max_tokens=40, speculative={"n_max": 0}, **GREEDY)
+        running = engine.submit([3, 4, 5], max_tokens=12, **GREEDY)
+        both.set()
+        assert list(running.result().tokens) == ToyModel().plain([3, 4, 5], 12)
+        assert list(other.result().tokens) == ToyModel().plain([1, 2], 40)
+    start, end = model.log.index("step 0"), model.log.index("draft")
+    assert model.log[start - 1 : end] == [[0], "step 0", [0], "step 1", [0], "step 2", [0], "step 3", [0], "step 4"]
+    assert model.log[end + 1] == [0, 1]
+
+
+def test_alone_a_begin_in_steps_changes_neither_passes_nor_tokens():
+    results = []
+    for drafter in (SteppingDrafter, ScriptedDrafter):
+        with toy_engine(drafter=drafter) as engine:
+            results.append(engine.generate([1, 2, 3], max_tokens=20, **GREEDY))
+    one, other = results
+    assert one.tokens == other.tokens
+    assert one.stats.draft_lengths == other.stats.draft_lengths
+    assert one.stats.n_emitted == one.stats.n_rounds + one.stats.n_accepted
+
+
+def test_a_request_cancelled_while_its_drafter_begins_ends_without_the_rest():
+    running = []
+
+    class Cancelling(SteppingDrafter):
+        def step(self, i):
+            super().step(i)
+            if i == 2 and len(running) == 1:
+                running[0].cancel()
+
+    with toy_engine(drafter=Cancelling) as engine:
+        held = threading.Event()
+        (drafter,) = engine._drafters
+        drafter.model.on_forward = held.wait
+        running.append(engine.submit([1, 2], max_tokens=9, **GREEDY))
+        held.set()
+        result = running[0].result()
+        assert (result.finish_reason, list(result.tokens)) == ("cancelled", ToyModel().plain([1, 2], 1))
+        assert (result.stats.n_emitted, result.stats.n_rounds) == (1, 1)
+        assert drafter.log == ["step 0", "step 1", "step 2"]
+        assert [event[0] for event in drafter.events] == ["begin", "end"]
+        running.append(None)
+        assert list(engine.generate([1, 2, 3], max_tokens=9, **GREEDY).tokens) == ToyModel().plain([1, 2, 3], 9)
+
+
+def test_a_drafter_that_fails_in_a_step_of_its_begin_fails_the_request_and_not_the_engine():
+    class Failing(SteppingDrafter):
+        def step(self, i):
+            if i == 3:
+                raise RuntimeError("no memory")
+
+    with toy_engine(drafter=Failing) as engine:
+        with pytest.raises(RuntimeError, match="no memory"):
+            engine.generate([1], max_tokens=5, **GREEDY)
+        assert len(engine.generate([1], max_tokens=5, speculative={"n_max": 0}, **GREEDY).tokens) == 5
+
+
+def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_to_take(monkeypatch):
+    now = [0.0]
+    for module in ("drafting", "loop", "stats"):
+        monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
+    seen = []
+
+    class Watched(Planner):
+        def observe_prompt(self, drafter, n_tokens, seconds):
+            seen.append((drafter, n_tokens, seconds))
+
+    class Slow(SteppingDrafter):
+        def __init__(self, model):
+            super().__init__(model)
+            model.on_forward = lambda: now.__setitem__(0, now[0] + 100)
+
+        def step(self, i):
+            now[0] += 1
+
+    planner = Watched(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 9.0)], 64), [False])
+    with toy_engine(drafter=Slow, planner=planner) as engine:
+        stats = engine.generate([1, 2, 3], max_tokens=3, **GREEDY).stats
+    assert stats.drafters["scripted"].begin_s == 5
+    assert (stats.timings.prompt_s, stats.timings.predict_s) == (105, 100 * (stats.n_rounds - 1))
+    assert seen == [(0, 4, 5.0)]
 
 
 def test_observers_see_rounds_and_requests_whose_sums_agree():

@@ -1,4 +1,6 @@
+import itertools
 import logging
+import threading
 
 import attrs
 import numpy as np
@@ -7,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
+from augury.engine import Engine
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Logits, Model, Session
 from augury.options import options_of
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
 from augury.types import Ask, ModelInfo, ModelOptions, StateSpec
 
 N_VOCAB = 11
@@ -129,6 +133,12 @@ def as_history(tokens):
     return history
 
 
+def prefill(drafter, history, n_reused):
+    """Begin with a request, to the end."""
+    for _ in drafter.begin(as_history(history), n_reused):
+        pass
+
+
 def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):
     """What the draft model would write after `history`, computed from nothing."""
     text = list(history)
@@ -145,19 +155,43 @@ def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):
 def test_a_draft_is_what_the_model_writes_greedily():
     (drafter,) = drafters_of(CheckedModel())
     history = [1, 2, 3, 4]
-    drafter.begin(as_history(history), 0)
+    prefill(drafter, history, 0)
     assert drafter.draft(as_history(history), 6).tokens.tolist() == written(history, 6)
 
 
-def test_the_prompt_is_fed_in_one_pass_of_any_length_and_a_draft_takes_a_pass_for_each_token():
+def test_the_prompt_is_fed_in_chunks_and_a_draft_takes_a_pass_for_each_token():
     model = CheckedModel(n_ctx=30_000)
     (drafter,) = drafters_of(model)
     history = np.random.default_rng(0).integers(0, N_VOCAB, 20_001)
-    drafter.begin(as_history(history), 0)
-    assert model.passes == [{0: 20_000}]
+    for n_passes, _ in enumerate(drafter.begin(as_history(history), 0), start=1):
+        assert len(model.passes) == n_passes, "others may go on behind each"
+    assert model.passes == [{0: 256}] * 78 + [{0: 32}]
     draft = drafter.draft(as_history(history), 3).tokens.tolist()
-    assert model.passes[1:] == [{0: 1}] * 3
+    assert model.passes[79:] == [{0: 1}] * 3
     assert len(draft) == 3
+
+
+def test_a_prompt_of_which_a_chunk_is_missing_takes_no_second_step():
+    model = CheckedModel(n_ctx=1000)
+    (drafter,) = drafters_of(model)
+    history = np.random.default_rng(0).integers(0, N_VOCAB, 600)
+    assert list(drafter.begin(as_history(history[:257]), 0)) == []
+    assert list(drafter.begin(as_history(history[:513]), 256)) == []
+    assert list(drafter.begin(as_history(history), 599)) == []
+    assert model.passes == [{0: 256}, {0: 256}, {0: 87}]
+
+
+@pytest.mark.parametrize("n_steps", range(5))
+def test_a_prompt_that_was_left_half_fed_is_taken_up_by_whoever_comes_next(n_steps):
+    model = CheckedModel(n_ctx=2000)
+    (drafter,) = drafters_of(model)
+    first, second = np.random.default_rng(0).integers(0, N_VOCAB, (2, 1000))
+    list(itertools.islice(drafter.begin(as_history(first), 0), n_steps))
+    drafter.end()
+    heir = [*first[:400], *second[:300]]
+    prefill(drafter, heir, 0)
+    assert drafter.draft(as_history(heir), 4).tokens.tolist() == written(heir, 4, n_ctx=2000)
+    assert model.n_again == 0
 
 
 @pytest.mark.parametrize("n_accepted", range(5))
@@ -165,7 +199,7 @@ def test_after_a_round_only_what_was_missed_is_fed(n_accepted):
     model = CheckedModel()
     (drafter,) = drafters_of(model)
     history = [1, 2, 3]
-    drafter.begin(as_history(history), 0)
+    prefill(drafter, history, 0)
     draft = drafter.draft(as_history(history), 4).tokens.tolist()
     other = ([*draft, 0][n_accepted] + 1) % N_VOCAB
     history += [*draft[:n_accepted], other]
@@ -180,7 +214,7 @@ def test_rounds_that_were_drafted_by_nobody_are_caught_up_in_one_pass():
     model = CheckedModel()
     (drafter,) = drafters_of(model)
     history = [1, 2, 3]
-    drafter.begin(as_history(history), 0)
+    prefill(drafter, history, 0)
     history += [4, 5, 6, 7, 8]
     model.passes.clear()
     assert drafter.draft(as_history(history), 1).tokens.tolist() == written(history, 1)
@@ -190,13 +224,13 @@ def test_rounds_that_were_drafted_by_nobody_are_caught_up_in_one_pass():
 def test_a_request_feeds_only_what_its_slot_does_not_hold_from_the_one_before():
     model = CheckedModel()
     (drafter,) = drafters_of(model)
-    drafter.begin(as_history([1, 2, 3, 4, 5, 6]), 0)
+    prefill(drafter, [1, 2, 3, 4, 5, 6], 0)
     drafter.end()
     model.passes.clear()
-    drafter.begin(as_history([1, 2, 3, 9, 9, 9, 9]), 3)
+    prefill(drafter, [1, 2, 3, 9, 9, 9, 9], 3)
     assert model.passes == [{0: 3}]
     drafter.end()
-    drafter.begin(as_history([1, 2, 3]), 2)
+    prefill(drafter, [1, 2, 3], 2)
     assert model.passes == [{0: 3}]
     assert model.n_again == 0
 
@@ -206,12 +240,34 @@ def test_all_slots_are_drafted_for_in_the_same_passes():
     drafters = drafters_of(model)
     histories = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     for drafter, history in zip(drafters, histories, strict=True):
-        drafter.begin(as_history(history), 0)
+        prefill(drafter, history, 0)
     model.passes.clear()
     asks = [Ask(d, as_history(h), n) for d, h, n in zip(drafters, histories, (4, 1, 2), strict=True)]
     drafts = DraftModel.draft_together(asks)
     assert [draft.tokens.tolist() for draft in drafts] == [written(h, n) for h, n in zip(histories, (4, 1, 2), strict=True)]
     assert model.passes == [{0: 1, 1: 1, 2: 1}, {0: 1, 2: 1}, {0: 1}, {0: 1}]
+
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def passed(model):
+    """How many tokens the pass that goes on is over, and of which slots."""
+    batch = model.batches[-1]
+    return len(batch.tokens), set(batch.slots.tolist())
+
+
+def toy_engine_with_draft_model(*, is_fixed, n_ctx):
+    return Engine.load(
+        TINY_TARGET,
+        backend="toy",
+        spec_type="draft-model",
+        spec_options={"draft-model": {"model": TINY_DRAFT}},
+        spec_fixed=is_fixed,
+        slots=2,
+        n_ctx=n_ctx,
+        registry=registry_with_toys(),
+    )
 
 
 tokens = st.integers(0, N_VOCAB - 1)
@@ -232,7 +288,7 @@ def test_any_script_of_requests_and_verdicts_leaves_drafts_cache_and_work_as_the
             n_shared = data.draw(st.integers(0, len(earlier[slot])))
             histories[slot] = earlier[slot][:n_shared] + data.draw(st.lists(tokens, min_size=1, max_size=8))
             n_again = model.n_again
-            drafters[slot].begin(as_history(histories[slot]), n_shared)
+            prefill(drafters[slot], histories[slot], n_shared)
             assert model.n_again == n_again
         elif data.draw(st.integers(0, 4)) == 0:
             drafters[slot].end()
@@ -295,14 +351,14 @@ def test_a_text_that_outgrows_the_draft_context_goes_on_without_drafts_and_one_w
     with caplog.at_level(logging.WARNING, logger="augury"):
         for _ in range(2):
             history = [1, 2, 3, 4]
-            drafter.begin(as_history(history), 0)
+            prefill(drafter, history, 0)
             for expected in (3, 2, 1, 0, 0):
                 draft = drafter.draft(as_history(history), 16).tokens.tolist()
                 assert draft == written(history, 16, n_ctx=6)
                 assert len(draft) == expected
                 history.append(0)
             drafter.end()
-        drafter.begin(as_history(range(9)), 0)
+        prefill(drafter, range(9), 0)
         assert len(drafter.draft(as_history(range(9)), 4)) == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "context of 6 tokens" in caplog.text
@@ -311,25 +367,60 @@ def test_a_text_that_outgrows_the_draft_context_goes_on_without_drafts_and_one_w
 
 def test_a_token_that_the_draft_model_does_not_have_parks_the_request_and_not_the_next(caplog):
     (drafter,) = drafters_of(CheckedModel(), n_vocab=20)
-    drafter.begin(as_history([1, 15, 2]), 0)
+    prefill(drafter, [1, 15, 2], 0)
     assert len(drafter.draft(as_history([1, 15, 2]), 4)) == 0
     drafter.end()
     assert "token 15" in caplog.text
-    drafter.begin(as_history([1, 5, 2]), 0)
+    prefill(drafter, [1, 5, 2], 0)
     assert drafter.draft(as_history([1, 5, 2]), 4).tokens.tolist() == written([1, 5, 2], 4)
 
 
 def test_an_interrupted_pass_leaves_nothing_that_is_trusted():
     model = CheckedModel()
     (drafter,) = drafters_of(model)
-    drafter.begin(as_history([1, 2, 3]), 0)
+    prefill(drafter, [1, 2, 3], 0)
     drafter.draft(as_history([1, 2, 3]), 4)
     drafter.end()
     model.fails_next = True
     with pytest.raises(KeyboardInterrupt):
-        drafter.begin(as_history([1, 5, 6, 7]), 1)
-    drafter.begin(as_history([1, 5, 6, 7]), 1)
+        prefill(drafter, [1, 5, 6, 7], 1)
+    prefill(drafter, [1, 5, 6, 7], 1)
     assert drafter.draft(as_history([1, 5, 6, 7]), 4).tokens.tolist() == written([1, 5, 6, 7], 4)
+
+
+@pytest.mark.parametrize(("is_fixed", "n_prompt", "chunks"), [(True, 900, (256, 256, 256, 132)), (False, 400, (256, 144))])
+def test_others_decode_between_the_chunks_of_a_draft_model_s_prompt(is_fixed, n_prompt, chunks):
+    prompt = np.random.default_rng(3).integers(0, 250, n_prompt).tolist()
+    order = []
+    with toy_engine_with_draft_model(is_fixed=is_fixed, n_ctx=n_prompt + 60) as engine:
+        target, draft = engine._loader.models
+        both = threading.Event()
+        target.on_forward = lambda: both.wait() and order.append(("target", *passed(target)))
+        draft.on_forward = lambda: order.append(("draft", *passed(draft)))
+        other = engine.submit([1, 2], max_tokens=60, speculative={"n_max": 0}, **GREEDY)
+        running = engine.submit(prompt, max_tokens=30, **GREEDY)
+        both.set()
+        result = running.result()
+        assert list(result.tokens) == target.plain(prompt, 30)
+        assert list(other.result().tokens) == target.plain([1, 2], 60)
+    start = next(i for i, (model, _, _) in enumerate(order) if model == "draft")
+    expected = [each for n in chunks for each in (("draft", n, {1}), ("target", 1, {0}))]
+    assert order[start : start + len(expected) - 1] == expected[:-1]
+    assert result.stats.n_emitted == result.stats.n_rounds + result.stats.n_accepted
+
+
+def test_what_a_slot_of_the_target_holds_and_the_draft_model_does_not_is_fed_in_chunks_too():
+    prompt = np.random.default_rng(3).integers(0, 250, 600).tolist()
+    with toy_engine_with_draft_model(is_fixed=True, n_ctx=2000) as engine:
+        target, draft = engine._loader.models
+        first = engine.generate(prompt, max_tokens=300, speculative={"n_max": 0}, **GREEDY)
+        assert draft.batches == []
+        text = [*prompt, *first.tokens, 7]
+        result = engine.generate(text, max_tokens=30, **GREEDY)
+    assert result.stats.n_reused == 899
+    assert [len(batch.tokens) for batch in draft.batches[:4]] == [256, 256, 256, 901 - 768]
+    assert list(result.tokens) == target.plain(text, 30)
+    assert result.stats.n_accepted > 0
 
 
 def test_all_slots_share_one_model_that_is_loaded_as_the_target_unless_told_otherwise():

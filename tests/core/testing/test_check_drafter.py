@@ -43,6 +43,10 @@ def test_an_honest_drafter_passes_and_its_drafts_are_counted():
     assert report.n_drafted > report.n_accepted > 0
 
 
+def test_a_drafter_that_begins_in_steps_passes():
+    assert check_drafter(Stepping).n_accepted > 0
+
+
 def test_an_installed_drafter_is_checked_by_its_name():
     assert check_drafter("ngram-simple", {"n": 3, "m": 8}).n_accepted > 0
     with pytest.raises(PluginError, match="did you mean 'ngram-simple'"):
@@ -152,6 +156,64 @@ class Keeping(Honest):
 class Random(Honest):
     def draft(self, history, limit):
         return Draft(np.random.default_rng().integers(0, 264, 1))
+
+
+class Stepping(Honest):
+    """Reads the prompt token by token, and lets others go on in between."""
+
+    scope = "request"
+
+    def begin(self, history, n_reused):
+        self.followers = {}
+        return self.steps(history)
+
+    def steps(self, history):
+        for i in range(len(history) - 1):
+            self.followers[int(history[i])] = int(history[i + 1])
+            yield
+
+    def draft(self, history, limit):
+        return Draft([self.followers[int(history[-1])]] if int(history[-1]) in self.followers else ())
+
+
+class Endless(Stepping):
+    def steps(self, history):
+        while True:
+            yield
+
+
+class Listed(Stepping):
+    def begin(self, history, n_reused):
+        return [1]
+
+
+class Unforgetting(Stepping):
+    """Trusts that what was begun was ended."""
+
+    n_begun = 0
+
+    def steps(self, history):
+        self.n_begun += 1
+        yield from super().steps(history)
+        self.n_begun -= 1
+
+    def draft(self, history, limit):
+        return Draft([self.n_begun])
+
+
+class Crowded(Stepping):
+    """All slots read into one place."""
+
+    scope = "slot"
+    places: ClassVar[list[int]] = []
+
+    def steps(self, history):
+        self.places.append(len(history))
+        yield
+        self.places.remove(len(history))
+
+    def draft(self, history, limit):
+        return Draft([len(self.places)])
 
 
 class Global(Honest):
@@ -290,6 +352,10 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         ("remembers no longer than its scope", Remembering, "scope is “request”, but behind another request drafts are others"),
         ("remembers no longer than its scope", Scopeless, "'always'"),
         ("drafts beside other slots as alone", SharedPool, "beside other slots"),
+        (ANY_SCRIPT, Endless, "an iterator that comes to an end. Seen: more than 2 steps for as many tokens"),
+        (ANY_SCRIPT, Listed, "Seen: a list"),
+        ("lets others go on while it begins", Unforgetting, "behind requests that were cancelled in `begin`"),
+        ("lets others go on while it begins", Crowded, "beside a slot that is in `begin`"),
         ("drafts together as one by one", Divided, "`draft_together` drafts what `draft` does"),
         ("drafts together as one by one", Losing, "for 1 asks"),
         ("keeps no reference to a history that is over", Keeping, "1 views of its memory after `end`"),
