@@ -89,6 +89,28 @@ def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, 
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_passes_of_the_first_layers_leave_what_a_tree_left_to_be_moved(backend, slots, way, monkeypatch):
+    # layers are asked first; a draft of one token is too short for draft_min, and a tree is verified in its place. What was
+    # accepted of its branches then lies where the layers' next pass stores
+    n = 120 if backend == "numba-cpu" else 24
+    layers, trees = "self-spec:mode=layers,layers=1,p_min=0.1", f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=3x3"
+    how = {"spec_type": f"{layers};{trees}", "spec_fixed": True, "draft_min": 2, "slots": slots, "threads": 2}
+    with load(backend, **how) as engine:
+        (model, _), batches = engine._loader.models, []
+        forward = model.forward
+        monkeypatch.setattr(model, "forward", lambda batch: batches.append(batch) or forward(batch))
+        results = answers(engine, n, way)
+    right = plain(backend, n, way)
+    assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
+    assert any(batch.n_layers is not None and batch.moves is not None for batch in batches)
+    for name in ("self-spec", "draft-model"):
+        stats = [result.stats.drafters[name] for result in results]
+        assert sum(each.drafted for each in stats) >= sum(each.accepted for each in stats) > 0
+
+
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_type):

@@ -90,6 +90,19 @@ def test_of_a_lookup_and_a_model_each_is_used_where_it_pays():
     assert used >= {0, 1}
 
 
+@pytest.mark.parametrize("costs", [FAST, SLOW])
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("n_copied", [0, 60, 3000])
+def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_copied):
+    # what a lookup copied the model has missed
+    world = World(costs, [Source(np.arange(n_copied + 1500) < n_copied), Source(bernoulli(chance, n_copied + 1500), **MODEL)])
+    planner, seconds = world.planner(), []
+    observe = planner.observe_draft
+    planner.observe_draft = lambda drafter, track, k, draft_s: seconds.append(draft_s) or observe(drafter, track, k, draft_s)
+    world.play(planner)
+    assert 0 < max(seconds) <= 8 * costs[1]
+
+
 def test_what_one_request_taught_the_next_one_knows():
     world = World(LINEAR, [Source(bernoulli(0.0, 100))])
     planner = world.planner()
