@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -24,7 +23,8 @@ from augury.backends.numba_cpu.kernels.cache_type import (
     emit_values,
 )
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I64, call, emit_prefetch, f32x16, load, splat, store
+from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I64, emit_fma, emit_prefetch, f32x16, load, splat, store
+from augury.backends.numba_cpu.kernels.target import host_features
 from augury.backends.numba_cpu.kernels.unpack import at
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its be
 _VECTOR = 64
 
 # Rows of the largest tile, vectors of positions or columns beside each other: what registers hold without spilling.
-MAX_ROWS, N_VECTORS = (6, 4) if llvmlite.binding.get_host_cpu_features().get("avx512f", False) else (3, 2)
+MAX_ROWS, N_VECTORS = (6, 4) if "avx512f" in host_features() else (3, 2)
 POSITIONS = LANES * N_VECTORS  # that are scored at once
 
 
@@ -70,7 +70,7 @@ class _Sums:
         for address, slots in zip(factors, self._slots, strict=True):
             factor = splat(b, load(b, address, F32), F32X16)
             for vector, slot in zip(vectors, slots, strict=True):
-                b.store(call(b, "llvm.fma.v16f32", F32X16, vector, factor, b.load(slot)), slot)
+                b.store(emit_fma(b, vector, factor, b.load(slot)), slot)
 
     def rows(self, b: ir.IRBuilder) -> list[list[ir.Value]]:
         """What has been summed."""

@@ -100,6 +100,11 @@ def constant(llvm: ir.VectorType, value: float) -> ir.Constant:
     return ir.Constant(llvm, [value] * llvm.count)
 
 
+def emit_fma(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """Compute x*y + z with one rounding, in 16 lanes of float32."""
+    return call(builder, "llvm.fma.v16f32", F32X16, x, y, z)
+
+
 def operation(name: str, result: Any, params: tuple[Any, ...], emit: Callable[..., Any]) -> Any:
     """Make a function that numba kernels can call.
 
@@ -182,10 +187,8 @@ add = operation("add", f32x16, (f32x16, f32x16), lambda b, x, y: b.fadd(x, y))
 sub = operation("sub", f32x16, (f32x16, f32x16), lambda b, x, y: b.fsub(x, y))
 mul = operation("mul", f32x16, (f32x16, f32x16), lambda b, x, y: b.fmul(x, y))
 div = operation("div", f32x16, (f32x16, f32x16), lambda b, x, y: b.fdiv(x, y))
-fma = operation("fma", f32x16, (f32x16,) * 3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", F32X16, x, y, z))  # x*y + z
-fnma = operation(  # z - x*y
-    "fnma", f32x16, (f32x16,) * 3, lambda b, x, y, z: call(b, "llvm.fma.v16f32", F32X16, b.fneg(x), y, z)
-)
+fma = operation("fma", f32x16, (f32x16,) * 3, emit_fma)
+fnma = operation("fnma", f32x16, (f32x16,) * 3, lambda b, x, y, z: emit_fma(b, b.fneg(x), y, z))  # z - x*y
 maximum = operation("maximum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 minimum = operation("minimum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 absolute = operation("absolute", f32x16, (f32x16,), lambda b, x: call(b, "llvm.fabs.v16f32", F32X16, x))
@@ -221,7 +224,6 @@ splat_i32 = operation("splat_i32", i32x16, (i32,), lambda b, x: splat(b, x, I32X
 add_i32 = operation("add_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.add(x, y))
 sub_i32 = operation("sub_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.sub(x, y))
 mul_i32 = operation("mul_i32", i32x16, (i32x16, i32x16), lambda b, x, y: b.mul(x, y))
-sum_lanes_i32 = operation("sum_lanes_i32", i32, (i32x16,), lambda b, x: _tree(b, x, b.add))
 to_f32 = operation("to_f32", f32x16, (i32x16,), lambda b, x: b.sitofp(x, F32X16))
 to_i32 = operation(  # nearest, ties to even; the value must fit
     "to_i32", i32x16, (f32x16,), lambda b, x: b.fptosi(call(b, "llvm.rint.v16f32", F32X16, x), I32X16)

@@ -43,7 +43,7 @@ class Target:
         return ((0, 1),) if n_tokens <= self.n_together[place] else ((0,), (1,))
 
 
-_WIDE = {"packed": (4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
+_WIDE = {"packed": (8, 4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
 _NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"packed": 1, "scratch": 1, "float": 2}
 _pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
 # The best first.
@@ -74,12 +74,12 @@ define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
 
 def available_targets() -> list[str]:
     """Name the targets that this host can run, the best first."""
-    features = _host_features()
+    features = host_features()
     return [name for name, target in TARGETS.items() if target.needed <= features]
 
 
 @cache
-def _host_features() -> frozenset[str]:
+def host_features() -> frozenset[str]:
     """What numba compiles for: LLVM's list of the host's features, unless numba is told otherwise."""
     from numba.core.registry import cpu_target
 

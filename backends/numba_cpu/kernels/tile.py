@@ -1,7 +1,8 @@
 """Tiles: 32 rows x a few tokens x some blocks of 32 columns, all sums in registers; emitted as LLVM IR.
 
 One order of float operations holds for every tile: per token and row, blocks in ascending order; in a block its halves in
-order: `sum += to_f32(dot) * (scale * activation scale)`, fused; after each stretch of columns that share a minimum
+order, `part = to_f32(dot) * activation scale` and, where both halves of the weights have one scale, `part += to_f32(dot) *
+activation scale` for the second, fused; then `sum += part * scale`, fused; after each stretch of columns that share a minimum
 `sum += minimum * sum of their activations`, fused. So a sum never depends on how many tokens share a tile, or on which tile
 a token falls into.
 """
@@ -25,7 +26,19 @@ from augury.backends.numba_cpu.kernels.format import (
     SUM,
     VECTOR,
 )
-from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I32X16, I64, U8X64, call, emit_prefetch, load, splat, store
+from augury.backends.numba_cpu.kernels.simd import (
+    F32,
+    F32X16,
+    I32,
+    I32X16,
+    I64,
+    U8X64,
+    emit_fma,
+    emit_prefetch,
+    load,
+    splat,
+    store,
+)
 from augury.backends.numba_cpu.kernels.target import TARGETS
 from augury.backends.numba_cpu.kernels.unpack import (
     LOGICAL,
@@ -65,7 +78,7 @@ class _Sums:
     def fma(self, b: ir.IRBuilder, t: int, g: int, x: ir.Value, y: ir.Value) -> None:
         """Add x * y to the sum of token t and group g."""
         slot = self._slots[t, g]
-        b.store(call(b, "llvm.fma.v16f32", F32X16, x, y, b.load(slot)), slot)
+        b.store(emit_fma(b, x, y, b.load(slot)), slot)
 
     def save(self, b: ir.IRBuilder) -> None:
         """Store the sums where they came from."""
@@ -81,7 +94,9 @@ def _repeat(b: ir.IRBuilder, address: ir.Value, offset: int, llvm: ir.VectorType
 def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: Block, x: ir.Value, sums: _Sums) -> None:
     """Multiply one block of weights with the same block of the tokens at x."""
     tokens = range(sums.n_tokens)
+    parts: dict[tuple[int, int], ir.Value] = {}  # of the columns that share a scale
     for half in range(HALVES):
+        is_first, is_last = (fmt.halves == HALVES or half == edge for edge in (0, HALVES - 1))
         dots = {(t, g): dot.start(_first_dot(b, fmt, dot, x, t, half)) for t in tokens for g in sums.groups}
         for v in range(half * LOGICAL // HALVES, (half + 1) * LOGICAL // HALVES):
             weights = {g: dot.operand(b, block.weights(b, v, g)) for g in sums.groups}
@@ -89,16 +104,20 @@ def _emit_block(b: ir.IRBuilder, fmt: Format, dot: Dot, block: Block, x: ir.Valu
                 columns = b.bitcast(_repeat(b, x, t * _TOKEN + 4 * v, I32X16), U8X64)
                 for g in sums.groups:
                     dots[t, g] = dot.add(b, dots[t, g], weights[g], columns)
-        scales = {g: block.scales(b, half if fmt.halves == HALVES else 0, g) for g in sums.groups}
-        has_minimum = fmt.has_minimum and (fmt.halves == HALVES or half == HALVES - 1)
         for t in tokens:
             scale = _repeat(b, x, t * _TOKEN + SCALES + 4 * half, F32X16)
             for g in sums.groups:
-                sums.fma(b, t, g, b.sitofp(dot.end(b, dots[t, g]), F32X16), b.fmul(scales[g][0], scale))
-            if has_minimum:
-                total = _sum(b, fmt, x, t, half)
+                product = b.sitofp(dot.end(b, dots[t, g]), F32X16)
+                parts[t, g] = b.fmul(product, scale) if is_first else emit_fma(b, product, scale, parts[t, g])
+        if is_last:
+            scales = {g: block.scales(b, half if fmt.halves == HALVES else 0, g) for g in sums.groups}
+            for t in tokens:
                 for g in sums.groups:
-                    sums.fma(b, t, g, scales[g][1], total)
+                    sums.fma(b, t, g, parts[t, g], scales[g][0])
+                if fmt.has_minimum:
+                    total = _sum(b, fmt, x, t, half)
+                    for g in sums.groups:
+                        sums.fma(b, t, g, scales[g][1], total)
 
 
 def _first_dot(b: ir.IRBuilder, fmt: Format, dot: Dot, x: ir.Value, t: int, half: int) -> ir.Value:
