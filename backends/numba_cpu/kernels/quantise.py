@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+from llvmlite import ir
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.format import (
@@ -12,30 +15,56 @@ from augury.backends.numba_cpu.kernels.format import (
     SCALES,
     SUM,
 )
-from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I8, I32, I32X16, i64, void
+from augury.backends.numba_cpu.kernels.unpack import at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _Q8_BYTES, _F32_BYTES = ACTIVATION_BYTES["q8_16"], ACTIVATION_BYTES["f32"]
-_LARGEST = np.float32(127)
-# A block whose largest magnitude is below this counts as zero: its inverse scale would overflow.
-_SMALLEST = np.float32(1e-35)
+_LANES = 16
+_LARGEST = 127.0
+# Sixteen activations whose largest magnitude is below this count as zero: their inverse scale would overflow.
+_SMALLEST = 1e-35
 
 
-@helper
-def _round_half(x, to, negative_sum, to_scale):
-    """Round 16 activations at x; returns the sum of what they became."""
-    values = simd.load_f32(x)
-    largest = simd.max_lanes(simd.absolute(values))
-    inverse = np.float32(0)
-    scale = np.float32(0)
-    if largest >= _SMALLEST:
-        inverse = _LARGEST / largest
-        scale = largest / _LARGEST
-    rounded = simd.to_i32(simd.mul(values, simd.splat_f32(inverse)))
-    simd.store_i8(to, rounded)
-    total = simd.sum_lanes_i32(rounded)
-    simd.put_i32(negative_sum, -total)
-    simd.put_f32(to_scale, scale)
-    return scale * np.float32(total)
+def _lanes(b: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
+
+
+def _reduce_both(b: ir.IRBuilder, vectors: Sequence[ir.Value], combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Reduce two vectors of 16 lanes together, each to one lane of the result."""
+    half = _LANES // 2
+    low, high = ([*range(start, start + half), *range(start + _LANES, start + _LANES + half)] for start in (0, half))
+    both = combine(_lanes(b, *vectors, low), _lanes(b, *vectors, high))
+    for step in (4, 2, 1):
+        both = combine(both, _lanes(b, both, both, [lane ^ step for lane in range(_LANES)]))
+    return _lanes(b, both, both, (0, half))
+
+
+def _emit_round(b: ir.IRBuilder, x: ir.Value, to: ir.Value) -> None:
+    pair = ir.VectorType(F32, 2)
+    values = [simd.load(b, at(b, x, 4 * _LANES * half), F32X16) for half in range(2)]
+    magnitudes = [simd.call(b, "llvm.fabs.v16f32", F32X16, value) for value in values]
+    largest = _reduce_both(b, magnitudes, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
+    limit = simd.constant(pair, _LARGEST)
+    ratios = b.fdiv(_lanes(b, limit, largest, range(4)), _lanes(b, largest, limit, range(4)))  # two inverses, two scales
+    is_large = b.fcmp_ordered(">=", largest, simd.constant(pair, _SMALLEST))
+    ratios = b.select(_lanes(b, is_large, is_large, (0, 1, 0, 1)), ratios, ir.Constant(ratios.type, None))
+    rounded = []
+    for half, value in enumerate(values):
+        scaled = b.fmul(value, _lanes(b, ratios, ratios, [half] * _LANES))
+        rounded.append(b.fptosi(simd.call(b, "llvm.rint.v16f32", F32X16, scaled), I32X16))
+        simd.store(b, at(b, to, _LANES * half), b.trunc(rounded[-1], ir.VectorType(I8, _LANES)))
+    sums, scales = _reduce_both(b, rounded, b.add), _lanes(b, ratios, ratios, (2, 3))
+    simd.store(b, at(b, to, NEGATIVE_SUMS), b.neg(sums))
+    simd.store(b, at(b, to, SCALES), scales)
+    scaled = b.fmul(scales, b.sitofp(sums, pair))
+    simd.store(b, at(b, to, SUM), b.fadd(*(b.extract_element(scaled, ir.Constant(I32, half)) for half in range(2))))
+
+
+_round = simd.operation("round_block", void, (i64, i64), _emit_round)  # 32 activations → a record
 
 
 @kernel
@@ -50,13 +79,13 @@ def quantize_q8_16(x: int, out: int, n: int, k: int, i0: int, i1: int) -> None:
         i0: first record, counted as `block * n + token`.
         i1: end of the records.
     """
+    block = i0 // n
+    token = i0 - block * n
     for i in range(i0, i1):
-        block = i // n
-        source = x + ((i - block * n) * k + block * BLOCK) * 4
-        to = out + i * _Q8_BYTES
-        first = _round_half(source, to, to + NEGATIVE_SUMS, to + SCALES)
-        second = _round_half(source + 64, to + 16, to + NEGATIVE_SUMS + 4, to + SCALES + 4)
-        simd.put_f32(to + SUM, first + second)
+        _round(x + (token * k + block * BLOCK) * 4, out + i * _Q8_BYTES)
+        token += 1
+        if token == n:
+            block, token = block + 1, 0
 
 
 @kernel
