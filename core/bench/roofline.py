@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import frozen
 
+from augury.bench.measure import Measure
 from augury.types import Batch
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ class Profiled(Protocol):
 
 @frozen
 class Roofline:
-    """Medians over passes of `n` tokens behind `depth`; `kernels` sum the steps of one name."""
+    """Passes of `n` tokens behind `depth`.
+
+    `seconds` is the median; `kernels` are those of the median profile, the steps of one name summed.
+    """
 
     n: int
     depth: int
@@ -67,6 +70,8 @@ class Roofline:
 def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, repetitions: int = 4) -> Roofline:
     """Profile passes with the logits of all tokens, and probe the limits between them.
 
+    What a pass takes is measured without profiling it, in turns, and with the choice of the best tokens.
+
     Args:
         model: The runner's model.
         runner: Fills the slot, and has the tokens.
@@ -75,6 +80,7 @@ def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, r
         repetitions: Passes between two probes.
     """
     runner.prepare(depth)
+    measure = Measure("curve", n, depth)
     positions = np.arange(depth, depth + n, dtype=np.int32)
     batch = Batch(runner.tokens[depth : depth + n].copy(), np.zeros(n, np.int32), positions, np.arange(n, dtype=np.int32))
     model.profile(batch)
@@ -83,16 +89,16 @@ def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, r
     for _ in range(_N_WINDOWS):
         limits.append(model.limits())
         for _ in range(repetitions):
-            start = perf_counter()
+            runner.seconds(measure)  # to follow a pass, as in a text, not the reckoning of a profile
+            seconds.append(runner.seconds(measure))
             passes.append(model.profile(batch))
-            seconds.append(perf_counter() - start)
+    passes.sort(key=lambda steps: sum(step.seconds for step in steps))
     kernels: dict[str, KernelTime] = {}
-    for steps in zip(*passes, strict=True):
-        step = steps[0]
+    for step in passes[len(passes) // 2]:  # a pass that was: medians of its steps would come to less
         before = kernels.get(step.name, KernelTime(step.name, 0.0, 0, 0, 0))
         kernels[step.name] = KernelTime(
             step.name,
-            before.seconds + statistics.median(each.seconds for each in steps),
+            before.seconds + step.seconds,
             before.n_bytes + step.n_bytes,
             before.n_multiply_adds + step.n_multiply_adds,
             before.n_steps + 1,
