@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
-from augury.errors import AuguryError, CapacityError, OptionError
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
 from augury.tree import Tree, check_moves
 from augury.types import Allocation, ModelInfo, StateSpec
@@ -114,8 +114,16 @@ class NumbaCpuModel(Model):
         return KernelLogits(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
-        """Compute a pass like `forward`, of up to MAX_TOKENS tokens of one slot, and tell its steps in order."""
-        state, way = self._team.state, 0 if len(batch.tokens) <= PRIVATE_TOKENS else 1
+        """Compute a pass like `forward`, over tokens of one slot, and tell its steps in order.
+
+        Raises:
+            UnsupportedError: It would be computed in several passes.
+        """
+        if (n := len(batch.tokens)) > MAX_TOKENS:
+            raise UnsupportedError(
+                f"a profile of {n} tokens; more than {MAX_TOKENS} are computed in several passes, take fewer"
+            )
+        state, way = self._team.state, 0 if n <= PRIVATE_TOKENS else 1
         works = self._lowered.works(batch.n_layers)[way]
         times = np.zeros(len(works) + 1, np.int64)
         state[offsets.TIMES // 8] = times.ctypes.data
