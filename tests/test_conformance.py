@@ -1,4 +1,4 @@
-"""Every plugin that is installed keeps its contracts, on both CPU backends."""
+"""Every plugin that is installed keeps its contracts, on both CPU backends: a check raises a `ContractError`, or it passed."""
 
 import functools
 import itertools

@@ -32,7 +32,7 @@ def matrix(request):
 
 
 @pytest.mark.parametrize("n", PASSES)
-def test_matmul(benchmark, matrix, n):
+def test_a_matrix_is_multiplied_with_the_tokens_of_a_pass(benchmark, matrix, n):
     packed, memory = matrix
     kernel = kernels.matmul_kernels([packed.kind])[packed.kind]
     x = np.random.default_rng(n).standard_normal((n, COLS), dtype=np.float32)

@@ -332,10 +332,12 @@ def test_a_process_that_forgets_its_model_ends(tmp_path):
         "from augury.types import ModelOptions\n"
         "file = tiny_file('llama-dense')\n"
         "model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=3, n_ctx=64), Progress())\n"
-        "model.forward(run_of([1, 2, 3]))\n"
+        "print(*model.forward(run_of([1, 2, 3])).rows().shape)\n"
     )
 
-    subprocess.run([sys.executable, script, *sys.path], check=True, timeout=60)
+    ended = subprocess.run([sys.executable, script, *sys.path], capture_output=True, text=True, check=False, timeout=60)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3 128\n", "")
 
 
 def test_an_interrupted_pass_leaves_the_model_usable(models, monkeypatch):

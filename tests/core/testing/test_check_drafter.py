@@ -35,6 +35,7 @@ class Honest(Drafter):
 
 
 def check(name, drafter):
+    """Raises if it finds anything."""
     CHECKS[name](drafter_subject(drafter, backends=("toy",)))
 
 

@@ -136,7 +136,7 @@ def test_a_broken_promise_is_found_out(manager, told):
 
 @pytest.mark.parametrize("manager", ["contiguous", Rewinding])
 def test_an_honest_memory_manager_passes(manager):
-    check_memory_manager(manager)
+    check_memory_manager(manager)  # raises if it finds anything
 
 
 def test_a_name_that_does_not_exist_is_an_error():
