@@ -6,23 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from augury.cli import main
+from commands import REPEATING, run
 
 MODEL = str(Path(__file__).parents[1] / "data" / "models" / "llama-dense-q4_k.gguf")
 HERE = ["-m", MODEL, "--backend", "reference", "-c", "128"]
 GREEDY = [*HERE, "--temp", "0", "-n", "12"]
-REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
-
-
-def run(capsys, *words):
-    """The exit code, standard output and standard error of a command in this process."""
-    try:
-        code = main(list(words))
-    except SystemExit as ended:  # argparse's own errors
-        code = ended.code
-    told = capsys.readouterr()
-    return code, told.out, told.err
 
 
 def objects(capsys, *words):

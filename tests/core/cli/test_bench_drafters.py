@@ -1,42 +1,23 @@
 """`augury bench` on prompts: plain decoding against drafters."""
 
+import functools
 import io
 import json
 
 import pytest
+from commands import REPEATING, here, run
 from oracles.models import tiny_model
 
 from augury.bench.workload import Item
-from augury.cli import main
 from augury.cli.bench_drafters import _distinct
 
 NGRAM = ["--spec-type", "ngram-simple"]
-REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
 
 
 @pytest.fixture
 def bench(capsys):
-    def run(*words):
-        here = [
-            "-m",
-            str(tiny_model("llama-dense")),
-            "--backend",
-            "reference",
-            "-t",
-            "1",
-            "-c",
-            "128",
-            "-n",
-            "40",
-            "--spec-fixed",
-        ]
-        try:
-            code = main(["bench", *here, "--turns", "2", *map(str, words)])
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
-
-    return run
+    words = ["bench", *here(), "-c", 128, "-n", 40, "--spec-fixed", "--turns", 2]
+    return functools.partial(run, capsys, *words)
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """`augury bench` with counts instead of texts, on a tiny model."""
 
+import functools
 import json
 
 import pytest
+from commands import here, run
 from oracles.models import tiny_model
 
-from augury.cli import main
 from augury.cli.command_line import make_parser
 from augury.registry import Registry
 
@@ -15,13 +16,14 @@ def few_rounds(monkeypatch):
     monkeypatch.setattr("augury.bench.sweep._MAX_ROUNDS", 2)
 
 
-def here():
-    return ["bench", "-m", str(tiny_model("llama-dense")), "--backend", "reference", "-t", "1"]
+@pytest.fixture
+def bench(capsys):
+    return functools.partial(run, capsys, "bench", *here())
 
 
-def test_json_is_one_object_of_figures_by_kind(capsys):
-    assert main([*here(), "--curve", "1,2", "-p", "6", "-n", "3", "-d", "0,4", "--json"]) == 0
-    out = capsys.readouterr().out
+def test_json_is_one_object_of_figures_by_kind(bench):
+    code, out, _ = bench("--curve", "1,2", "-p", 6, "-n", 3, "-d", "0,4", "--json")
+    assert code == 0
     assert out.count("\n") == 1
     told = json.loads(out)
     assert set(told) == {"model", "threads", "machine", "curve", "prefill", "decode"}
@@ -34,28 +36,26 @@ def test_json_is_one_object_of_figures_by_kind(capsys):
         assert row["spread_ms"][0] <= row["ms"] <= row["spread_ms"][1]
 
 
-def test_the_table_sets_passes_against_a_single_token(capsys):
-    assert main([*here(), "--curve", "1,4", "-d", "2"]) == 0
-    head, single, four = capsys.readouterr().out.splitlines()
+def test_the_table_sets_passes_against_a_single_token(bench):
+    head, single, four = bench("--curve", "1,4", "-d", 2)[1].splitlines()
     assert head.split()[:5] == ["measure", "n", "depth", "ms", "quartiles"]
     assert single.split()[:3] == ["pass", "1", "2"]
     assert single.split()[-1] == "1.00x"
     assert four.split()[-1].endswith("x")
 
 
-def test_what_changed_since_passes_were_saved_is_shown(capsys, tmp_path):
+def test_what_changed_since_passes_were_saved_is_shown(bench, tmp_path):
     old = tmp_path / "old.json"
-    assert main([*here(), "--curve", "1,2", "--json"]) == 0
-    old.write_text(capsys.readouterr().out)
-    assert main([*here(), "--curve", "2,4", "--compare", str(old), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["changes"]
+    old.write_text(bench("--curve", "1,2", "--json")[1])
+    told = json.loads(bench("--curve", "2,4", "--compare", old, "--json")[1])["changes"]
     assert [(row["of"], row["then"] is None, row["now"] is None) for row in told["rows"]] == [
         (["curve", "2", "0"], False, False),
         (["curve", "4", "0"], True, False),
         (["curve", "1", "0"], False, True),
     ]
-    assert main([*here(), "--curve", "2", "--compare", str(old)]) == 0
-    _, _, against, head, row, _ = capsys.readouterr().out.splitlines()
+    code, out, _ = bench("--curve", 2, "--compare", old)
+    _, _, against, head, row, _ = out.splitlines()
+    assert code == 0
     assert against == f"against {old}:"
     assert head.split()[:3] == ["measure", "n", "depth"]
     assert row.split()[:3] == ["curve", "2", "0"]
@@ -73,13 +73,10 @@ def test_what_changed_since_passes_were_saved_is_shown(capsys, tmp_path):
         (["-p", "words", "--curve", "2"], "-p is 'words'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(capsys, words, expected):
-    try:
-        code = main([*here(), *words])
-    except SystemExit as ended:
-        code = ended.code
+def test_what_makes_no_sense_is_refused(bench, words, expected):
+    code, _, err = bench(*words)
     assert code == 2
-    assert expected in capsys.readouterr().err
+    assert expected in err
 
 
 @pytest.mark.parametrize(

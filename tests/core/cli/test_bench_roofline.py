@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from commands import here, run
 from oracles.models import tiny_file, tiny_model
 from oracles.passes import run_of
 
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.bench import roofline
-from augury.cli import main
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions
@@ -22,8 +22,9 @@ def few_passes(monkeypatch):
     monkeypatch.setattr(roofline, "_N_WINDOWS", 1)
 
 
-def bench(*words, backend="numba-cpu"):
-    return main(["bench", "-m", str(tiny_model(NAME)), "--backend", backend, "-t", "1", "--roofline", *words])
+@pytest.fixture
+def bench(capsys):
+    return lambda *words, backend="numba-cpu": run(capsys, "bench", *here(NAME, backend), "--roofline", *words)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,9 @@ def steps():
     return names
 
 
-def test_json_has_every_kernel_and_figures_that_fit_each_other(capsys, steps):
-    assert bench("--curve", "1,8", "-d", "0,4", "--json") == 0
-    out = capsys.readouterr().out
+def test_json_has_every_kernel_and_figures_that_fit_each_other(bench, steps):
+    code, out, _ = bench("--curve", "1,8", "-d", "0,4", "--json")
+    assert code == 0
     assert out.count("\n") == 1
     told = json.loads(out)
     assert set(told) == {"model", "threads", "round_trip_ns", "rooflines"}
@@ -59,9 +60,8 @@ def test_json_has_every_kernel_and_figures_that_fit_each_other(capsys, steps):
         assert min(found["limits"].values()) > 1e8
 
 
-def test_the_table_has_a_line_for_each_kernel_between_the_limits(capsys, steps):
-    assert bench("-d", "3") == 0
-    single, eight, trips = capsys.readouterr().out.split("\n\n")
+def test_the_table_has_a_line_for_each_kernel_between_the_limits(bench, steps):
+    single, eight, trips = bench("-d", 3)[1].split("\n\n")
     for n, lines in ((1, single.splitlines()), (8, eight.splitlines())):
         assert lines[0].startswith(f"pass of {n} behind 3 tokens, 1 threads: ")
         assert lines[1].split()[:2] == ["kernel", "steps"]
@@ -70,19 +70,22 @@ def test_the_table_has_a_line_for_each_kernel_between_the_limits(capsys, steps):
     assert trips.startswith("core-to-core round trip before and after: ")
 
 
-def test_a_backend_that_tells_nothing_is_named(capsys):
-    assert bench(backend="reference") == 1
-    assert "backend reference does not tell what its kernels take" in capsys.readouterr().err
+def test_a_backend_that_tells_nothing_is_named(bench):
+    code, _, err = bench(backend="reference")
+    assert code == 1
+    assert "backend reference does not tell what its kernels take" in err
 
 
 @pytest.mark.parametrize(
     "words", [("--startup",), ("--vs", "llama-server"), ("--html", "page.html"), ("--compare", "old.json")]
 )
-def test_what_measures_something_else_is_refused_beside_it(capsys, words):
-    assert bench(*words) == 2
-    assert "--roofline profiles passes alone" in capsys.readouterr().err
+def test_what_measures_something_else_is_refused_beside_it(bench, words):
+    code, _, err = bench(*words)
+    assert code == 2
+    assert "--roofline profiles passes alone" in err
 
 
-def test_a_pass_that_is_computed_in_parts_is_refused(capsys):
-    assert bench("--curve", "600") == 1
-    assert "600 tokens" in capsys.readouterr().err
+def test_a_pass_that_is_computed_in_parts_is_refused(bench):
+    code, _, err = bench("--curve", 600)
+    assert code == 1
+    assert "600 tokens" in err

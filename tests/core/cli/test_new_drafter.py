@@ -1,10 +1,11 @@
+import functools
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from commands import run
 
-from augury.cli import main
 from augury.testing import check_drafter
 
 GUIDE = Path(__file__).parents[3] / "docs" / "write-a-drafter.md"
@@ -14,13 +15,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "write-a-drafter.md"
 def new_drafter(tmp_path, monkeypatch, capsys):
     """Run the command in an empty folder: the exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-
-    def run(name):
-        code = main(["new-drafter", name])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
+    return functools.partial(run, capsys, "new-drafter")
 
 
 def test_it_writes_a_whole_package(new_drafter, tmp_path):

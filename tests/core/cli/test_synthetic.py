@@ -4,41 +4,20 @@ import io
 import json
 
 import pytest
-from oracles.models import tiny_model
-
-from augury.cli import main
+from commands import REPEATING, here, run
 
 MARK = "acceptance is synthetic (0.5, 0.25 by position)"
+PROMPT = ("--prompt-tokens", REPEATING)
 
 
 @pytest.fixture
 def augury(capsys):
-    def run(command, *words, synthetic=("--spec-synth-rates", "0.5,0.25")):
-        here = [
-            "-m",
-            str(tiny_model("llama-dense")),
-            "--backend",
-            "reference",
-            "-t",
-            "1",
-            "-c",
-            "128",
-            "-n",
-            "40",
-            "--temp",
-            "0",
-        ]
-        here += ["--spec-fixed", "--spec-type", "ngram-simple:n=2,m=4", "--seed", "1"]
-        try:
-            code = main([command, *here, *synthetic, *map(str, words)])
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
+    words = [*here(), "-c", 128, "-n", 40, "--temp", 0, "--seed", 1, "--spec-fixed", "--spec-type", "ngram-simple:n=2,m=4"]
 
-    return run
+    def augury(command, *more, synthetic=("--spec-synth-rates", "0.5,0.25")):
+        return run(capsys, command, *words, *synthetic, *more)
 
-
-PROMPT = ("--prompt-tokens", "1,2,3,4,1,2,3,4,1,2,3,4")
+    return augury
 
 
 def test_run_warns_and_marks_its_figures(augury):

@@ -1,29 +1,23 @@
 """`augury tune`: what it tries, shows and prints, on a tiny model and with invented times."""
 
+import functools
 import json
 import shlex
 
 import pytest
+from commands import here, run
 from oracles.models import tiny_model
 from pairs import pair
 
 from augury.bench.contest import Contest
-from augury.cli import main
 
 MODEL = str(tiny_model("llama-dense"))
 
 
 @pytest.fixture
 def tune(capsys):
-    def run(*words):
-        here = ["-m", MODEL, "--backend", "reference", "-t", "1", "-c", "128", "-n", "12", "--prompt-tokens", "1,2,1,2,1,2,1,2"]
-        try:
-            code = main(["tune", *here, "--turns", "1", *map(str, words)])
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
-
-    return run
+    words = ["tune", *here(), "-c", 128, "-n", 12, "--prompt-tokens", "1,2,1,2,1,2,1,2", "--turns", 1]
+    return functools.partial(run, capsys, *words)
 
 
 @pytest.fixture
@@ -70,9 +64,10 @@ def test_the_line_can_be_used(tune, capsys, engines):
     code, out, _ = tune("-md", MODEL, "--draft-min", "2")
     assert code == 0
     assert out == f"--spec-type suffix,draft-model -md {shlex.quote(MODEL)} --draft-max 32 --draft-min 2\n"
-    words = ["-m", MODEL, "--backend", "reference", "--prompt-tokens", "1,2", "-n", "4", "-c", "64", "--json"]
-    assert main(["run", *words, *shlex.split(out)]) == 0
-    assert ";draft-model:model=" in json.loads(capsys.readouterr().out)["spec_type"]
+    words = [*here(), "--prompt-tokens", "1,2", "-n", 4, "-c", 64, "--json", *shlex.split(out)]
+    code, out, _ = run(capsys, "run", *words)
+    assert code == 0
+    assert ";draft-model:model=" in json.loads(out)["spec_type"]
 
 
 def test_what_is_tried_follows_from_what_is_given(tune, engines):

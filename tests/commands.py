@@ -1,0 +1,24 @@
+"""Commands as a user types them, run in this process, on a tiny model without a tokenizer: prompts are token ids."""
+
+from __future__ import annotations
+
+from oracles.models import tiny_model
+
+from augury.cli import main
+
+REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
+
+
+def here(name: str = "llama-dense", backend: str = "reference") -> list[str]:
+    """The words that name a tiny model and a backend on one thread."""
+    return ["-m", str(tiny_model(name)), "--backend", backend, "-t", "1"]
+
+
+def run(capsys, *words) -> tuple[int, str, str]:
+    """The exit code, standard output and standard error of a command."""
+    try:
+        code = main([*map(str, words)])
+    except SystemExit as ended:  # argparse's own errors
+        code = ended.code
+    told = capsys.readouterr()
+    return code, told.out, told.err
