@@ -2,6 +2,11 @@
 
 `check_drafter`, `check_memory_manager` and `check_backend` raise a `ContractError` that says which contract was broken.
 `pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
+
+The files: `drafter`, `memory_manager` and `backend` are the three suites, `*_checks` their parts, `*_contract` the promises
+that they hold plugins to. `driven_*` play the engine for one plugin, by a script; `drafter_engines` runs whole ones.
+`tiny_model` writes model files, `toy_model` stands in for a model, `toys` offers both to engines. `conformance` makes checks
+pytest's items.
 """
 
 from __future__ import annotations
