@@ -27,17 +27,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "DraftCost", "Offer", "Outcome", "Planner", "Track", "Wish"]
 
+# How often a drafter is asked, by what an ask takes
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
 _FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it is not right
 _PATIENCE = 16  # rounds without a right token after which it is asked less
 _RARELY = 8  # rounds: so seldom, at most
 _WARM_UP = 16  # asks: the first are slow
-_GAIN = 1.02  # tokens that drafting must promise: costs are not known more exactly, and plain passes want to be seen, too
-_MARGIN = 1.03  # by which a costly drafter must promise more than another: what it takes is certain, what it gives is not
-_HOPE = 1.5  # how much faster a perfect draft would be where a costly drafter is tried
-_PROBE_LENGTH = 2
-_PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every failure
 _LEARN = 0.2  # weight of a new measurement of a drafter's time
+_MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
+
+# What drafting must promise
+_GAIN = 1.02  # tokens of the slot, in place of 1: costs are not known more exactly, and plain passes want to be seen, too
+_MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter: what it takes is certain, what it gives is not
+_HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
+
+# When a costly drafter is tried
+_PROBE_LENGTH = 2  # tokens: enough to see one right behind another
+_PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every failure
+
+# What may be lost
+_LOOKUPS_LOSE = 0.5  # plain passes, at a request's beginning, by all drafters that cost nothing together
+_LOOKUPS_SHARE = 0.01  # of the request's time, by the same
+_COSTLY_LOSES = 4.0  # plain passes, at the engine's beginning, by each costly drafter: a try and what it takes to catch up
+_COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
+_MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
 
 
 @define
@@ -57,7 +70,7 @@ class DraftCost:
         """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
         self.n_asks += 1
         self.per_ask += (seconds - self.per_ask) * max(_LEARN, 1 / self.n_asks)
-        if n_missed > 4 * max(k, 1):
+        if n_missed > _MUCH_MISSED * max(k, 1):
             self.per_missed += _LEARN * (max(seconds - self.per_token * k, 0.0) / n_missed - self.per_missed)
             return
         measured = max(seconds - self.per_missed * n_missed, 0.0) / max(k, 1)
@@ -70,7 +83,7 @@ class Allowance:
 
     seconds: float
     share: float
-    most: float  # so that what was gained long ago is not gambled away
+    most: float
 
     def book(self, seconds: float) -> None:
         """The drafter gained or, below 0, lost so much."""
@@ -157,14 +170,16 @@ class Planner:
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
         self._plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
-        self._own_allowances = [Allowance(4.0 * plain_s, 0.025, 8.0 * plain_s) for _ in is_costly]
+        self._own_allowances = [Allowance(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s) for _ in is_costly]
 
     def track(self) -> Track:
         """For a new request."""
         n = len(self.is_costly)
         plain_s = self._plain_s
         allowances = [
-            self._own_allowances[i] if self.is_costly[i] else Allowance(0.5 * plain_s / n, 0.01 / n, 8.0 * plain_s)
+            self._own_allowances[i]
+            if self.is_costly[i]
+            else Allowance(_LOOKUPS_LOSE * plain_s / n, _LOOKUPS_SHARE / n, _MOST_SAVED * plain_s)
             for i in range(n)
         ]
         return Track([each.child() for each in self._acceptances], allowances, [0] * n, [0] * n)
