@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Saved", "changes"]
 
 _KINDS = ("curve", "prefill", "decode")
+_N_MEASURE = 3  # parts of what a row of passes is about: kind, tokens, depth
 
 Key = tuple[str, ...]
 """What a row is about: drafter and category, or measure, tokens and depth."""
@@ -38,6 +39,11 @@ class Saved:
 
     facts: Mapping[str, Any]
     rows: Mapping[Key, Mapping[str, float]] = Factory(dict)
+
+    @property
+    def are_of_passes(self) -> bool:
+        """Whether rows are about passes, not about drafters."""
+        return any(key[0] in _KINDS and len(key) == _N_MEASURE for key in self.rows)
 
     @classmethod
     def read(cls, path: str | Path) -> Saved:

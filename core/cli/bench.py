@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.bench_drafters import run_drafters
-from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, run_passes
+from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
 from augury.cli.bench_roofline import run_roofline
 from augury.cli.bench_startup import run_startup
 from augury.cli.bench_texts import run_texts
@@ -68,14 +69,17 @@ def _run(args: argparse.Namespace) -> int:
     is_about_passes = are_passes_wanted(args)
     if args.turns < 1:
         raise OptionError(f"--turns is {args.turns}, expected at least 1")
-    if args.startup and is_about_passes:
-        raise OptionError("--startup times starts alone; time passes with a command of their own")
+    pairs_of(args)
+    if args.startup and (is_about_passes or args.vs or args.against or args.workload):
+        raise OptionError(
+            "--startup times starts alone; measure passes, drafters and other programs with commands of their own"
+        )
     if args.startup and args.compare is not None:
         raise OptionError("--compare compares drafters or passes; leave out --startup")
     if args.html is not None and (args.startup or is_about_passes or args.vs):
         raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
-    if args.html is not None and not args.html.parent.is_dir():
-        raise OptionError(f"--html: there is no folder {args.html.parent}")
+    if args.html is not None:
+        _check_page(args.html)
     if args.roofline and (args.startup or args.vs or args.html or args.compare):
         raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
     if args.roofline:
@@ -86,3 +90,13 @@ def _run(args: argparse.Namespace) -> int:
         return run_passes(args)
     warn_of_synthetic(args)
     return run_texts(args) if args.vs else run_drafters(args)
+
+
+def _check_page(path: Path) -> None:
+    """Say before minutes of work that a page cannot be written."""
+    if not path.parent.is_dir():
+        raise OptionError(f"--html: there is no folder {path.parent}")
+    if path.is_dir():
+        raise OptionError(f"--html: {path} is a folder, expected the name of a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OptionError(f"--html: {path} cannot be written; choose another place")

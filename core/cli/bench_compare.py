@@ -6,28 +6,41 @@ from typing import TYPE_CHECKING, Any
 
 from augury.bench.changes import Saved, changes
 from augury.cli.report import table
+from augury.errors import OptionError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from augury.bench.changes import Change
 
-__all__ = ["change_lines", "changes_told"]
+__all__ = ["change_lines", "changes_told", "check_saved"]
 
 _ABSENT = "-"
-_N_MEASURE = 3  # parts of what a row of passes is about: kind, tokens, depth
+
+
+def check_saved(path: Path | None, *, of_passes: bool) -> None:
+    """Say what is wrong with a file to compare with before minutes of work.
+
+    Raises:
+        OptionError: It holds no figures, or those of drafters where passes are timed, or the other way round.
+    """
+    if path is not None and Saved.read(path).are_of_passes != of_passes:
+        kinds = ("drafters", "passes")
+        raise OptionError(
+            f"{path} holds figures of {kinds[not of_passes]}, but {kinds[of_passes]} are timed here; choose another"
+        )
 
 
 def change_lines(path: Path, told: dict[str, Any]) -> list[str]:
     """A table of what is in `path` against what this run's JSON has, and what to mind when reading it."""
-    found, differences = changes(Saved.read(path), Saved.of(told))
+    now = Saved.of(told)
+    found, differences = changes(Saved.read(path), now)
     lines = [f"against {path}:"]
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for change in found:
         rows.setdefault(change.key, {})[change.name] = _shown(change)
     names = list(dict.fromkeys(change.name for change in found))
-    width = max((len(key) for key in rows), default=1)
-    head = ["measure", "n", "depth"] if width == _N_MEASURE else ["drafter", "category"]
+    head = ["measure", "n", "depth"] if now.are_of_passes else ["drafter", "category"]
     cells = [[*key, *(row.get(name, _ABSENT) for name in names)] for key, row in rows.items()]
     lines += table([[*head, *names], *cells])
     if differences:

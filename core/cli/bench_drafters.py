@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from augury.bench.changes import Saved
 from augury.bench.contest import Contest
 from augury.bench.machine import run_facts
 from augury.bench.outcome import Outcome
 from augury.bench.workload import Item, builtin_workload, read_workload
-from augury.cli.bench_compare import change_lines, changes_told
+from augury.cli.bench_compare import change_lines, changes_told, check_saved
 from augury.cli.bench_table import comparison_lines
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import load_engine
@@ -38,8 +37,7 @@ DEFAULTS = {"temperature": 0.0, "seed": 1, "max_tokens": 128}  # without a seed 
 
 def run_drafters(args: argparse.Namespace) -> int:
     """Compare, print, and fail where a drafter changed the output."""
-    if args.compare is not None:
-        Saved.read(args.compare)  # what is wrong with it is better said before minutes of work
+    check_saved(args.compare, of_passes=False)
     items = items_of(args)
     params = {**DEFAULTS, **request_params(args)}
     outcomes: list[Outcome] = []

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury import log
-from augury.bench.changes import Saved
 from augury.bench.machine import machine_facts
 from augury.bench.measure import Measure
 from augury.bench.passes import ModelRunner
@@ -20,7 +19,8 @@ from augury.bench.round_trip import round_trip_ns
 from augury.bench.server import ServerOptions, ServerRunner
 from augury.bench.sweep import sweep
 from augury.bench.versus import MIN_PAIRS, compare
-from augury.cli.bench_compare import change_lines, changes_told
+from augury.cli.bench_compare import change_lines, changes_told, check_saved
+from augury.cli.parser import FlagsAction
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import table
 from augury.errors import OptionError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from augury.bench.versus import Ratio
     from augury.interfaces import Model
 
-__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "check_pairs", "run_passes", "trip_text"]
+__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "trip_text"]
 
 _COUNTS = re.compile(r"\d+(,\d+)*")
 _MARGIN = 8
@@ -71,11 +71,13 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
         help="take turns with the llama-server at this path, on passes or on prompts, and print ratios",
     )
     group.add_argument(
-        "--vs-args", default="", metavar="WORDS", help='more words for that server, such as "--spec-type ngram-simple"'
+        "--vs-args",
+        action=FlagsAction,
+        default="",
+        metavar="WORDS",
+        help='more words for that server, such as "--spec-type ngram-simple"',
     )
-    group.add_argument(
-        "--pairs", type=int, default=MIN_PAIRS, metavar="N", help=f"turns of each with --vs (default and least: {MIN_PAIRS})"
-    )
+    group.add_argument("--pairs", type=int, metavar="N", help=f"turns of each with --vs (default and least: {MIN_PAIRS})")
 
 
 def are_passes_wanted(args: argparse.Namespace) -> bool:
@@ -92,8 +94,12 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
     Raises:
         OptionError: There is nothing to measure, or a text or a count makes no sense here.
     """
-    if args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft:
-        raise OptionError("passes are timed without prompts and drafters; leave out -f, --prompt-tokens, --spec-type and -md")
+    about_texts = (args.file, args.workload, args.prompt_tokens, args.spec_type, args.model_draft, args.against, args.warm)
+    if any(about_texts):
+        raise OptionError(
+            "passes are timed without prompts and drafters; leave out -f, --workload, --prompt-tokens, --spec-type, -md, "
+            "--against and --warm"
+        )
     prefills = [n for text in args.prompt for n in _counts(text, "-p", least=1)]
     if args.n_predict != -1 and args.n_predict < 1:
         raise OptionError(f"-n is {args.n_predict}, expected at least 1")
@@ -108,9 +114,8 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
 def run_passes(args: argparse.Namespace) -> int:
     """Time and print what the command line asks for."""
     measures = measures_of(args)
-    check_pairs(args)
-    if args.compare is not None:
-        Saved.read(args.compare)  # what is wrong with it is better said before minutes of work
+    pairs = pairs_of(args)
+    check_saved(args.compare, of_passes=True)
     with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
         runner = ModelRunner(model)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
@@ -122,10 +127,10 @@ def run_passes(args: argparse.Namespace) -> int:
             lines = list(_lines(timings))
         else:
             with _server(args, runner, model) as server:
-                ratios = compare(runner, server, measures, args.pairs, round_trip_ns)
+                ratios = compare(runner, server, measures, pairs, round_trip_ns)
             timings = [ratio.ours for ratio in ratios]
-            about["vs"] = {"peer": str(args.vs), "pairs": args.pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
-            lines = [*_ratio_lines(ratios), *_notes(args, ratios)]
+            about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
+            lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]
     found = about | {"machine": facts} | told(timings)
     if args.json:
         found |= {} if args.compare is None else {"changes": changes_told(args.compare, found)}
@@ -136,14 +141,17 @@ def run_passes(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_pairs(args: argparse.Namespace) -> None:
-    """Refuse too few pairs.
+def pairs_of(args: argparse.Namespace) -> int:
+    """How many turns each takes with `--vs`.
 
     Raises:
-        OptionError: There are.
+        OptionError: They are too few, or there is no other program.
     """
-    if args.pairs < MIN_PAIRS:
+    if args.vs is None and (args.vs_args or args.pairs is not None):
+        raise OptionError("--pairs and --vs-args are about --vs; name a llama-server with that, or leave them out")
+    if args.pairs is not None and args.pairs < MIN_PAIRS:
         raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
+    return args.pairs or MIN_PAIRS
 
 
 def _server(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
@@ -247,12 +255,12 @@ def trip_text(trips_ns: Sequence[float]) -> str:
     return f"{statistics.median(trips_ns):.0f} ns ({min(trips_ns):.0f} to {max(trips_ns):.0f})" if trips_ns else "not known"
 
 
-def _notes(args: argparse.Namespace, ratios: Sequence[Ratio]) -> list[str]:
-    notes = [f"medians of {args.pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
+def _notes(ratios: Sequence[Ratio], pairs: int) -> list[str]:
+    notes = [f"medians of {pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
     notes.append("round trip: between two cores, before each pair; memory is faster or slower with it on some virtual machines")
     if any(ratio.interval[1] > WIDE * ratio.interval[0] for ratio in ratios):
         notes.append("wide intervals: this machine was busy with something else, or changed its speed; repeat when it is quiet")
-    if args.curve:
+    if any(ratio.ours.measure.kind == "curve" for ratio in ratios):
         notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")
     return notes
 

@@ -16,7 +16,7 @@ from augury.bench.server import ServerOptions, ServerRunner
 from augury.bench.texts import Answer, compare_texts
 from augury.chat import ChatTemplate
 from augury.cli.bench_drafters import items_of
-from augury.cli.bench_passes import WIDE, check_pairs, trip_text
+from augury.cli.bench_passes import WIDE, pairs_of, trip_text
 from augury.cli.model_flags import load_engine
 from augury.cli.report import table
 from augury.errors import OptionError, UnsupportedError
@@ -43,7 +43,7 @@ def run_texts(args: argparse.Namespace) -> int:
     """Answer all prompts with both, greedily, and print ratios by category."""
     if args.compare is not None or args.against or args.warm:
         raise OptionError("--vs on prompts compares two programs; leave out --compare, --against and --warm")
-    check_pairs(args)
+    pairs = pairs_of(args)
     items, n_predict = items_of(args), _N_PREDICT if args.n_predict == -1 else args.n_predict
     if n_predict < 2:
         raise OptionError(f"-n is {n_predict}, expected at least 2: the first token counts to the prompt")
@@ -62,11 +62,11 @@ def run_texts(args: argparse.Namespace) -> int:
             )
 
     is_drafting = bool(args.spec_type or args.model_draft or args.vs_args)
-    ratios = compare_texts(items, sides, args.pairs, is_fresh=is_drafting, probe=round_trip_ns)
+    ratios = compare_texts(items, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
     told = [ratio.told() for ratio in ratios]
     if args.json:
         about = {key: facts[key] for key in ("model", "backend", "threads")}
-        peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": args.pairs, "texts": told}
+        peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": told}
         sys.stdout.write(json.dumps({**about, "machine": facts, "vs": peer}) + "\n")
     else:
         marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []

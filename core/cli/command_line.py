@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _leave_pipe()
         sys.stderr.write(f"augury: {error}\n")
         return AuguryError.exit_code
+    except MemoryError as error:
+        sys.stderr.write(f"augury: memory does not suffice: {error}; ask for less context, fewer slots or shorter passes\n")
+        return AuguryError.exit_code
     except AuguryError as error:
         sys.stderr.write(f"augury: {' '.join(str(error).split())}\n")
         return error.exit_code

@@ -18,6 +18,10 @@ __all__ = ["FlagsAction", "Parser"]
 class FlagsAction(argparse.Action):
     """For a flag whose value is a text of flags itself: argparse alone would not take a word with a dash for a value."""
 
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
+        """Keep the text."""
+        setattr(namespace, self.dest, values)
+
 
 class Parser(argparse.ArgumentParser):
     """Parses in full words only, so that a new flag never changes what an abbreviation means."""

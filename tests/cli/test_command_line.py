@@ -29,10 +29,12 @@ def test_json_has_exactly_the_documented_keys(capsys):
     by_position = dict.fromkeys(("offered_by_position", "accepted_by_position"), "list")
     drafter = counts | by_position | dict.fromkeys(("begin_s", "draft_s", "accept_s"), "float")
     timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")
+    bounds = {"type": "str", "n_max": "int", "n_min": "int", "is_fixed": "bool", "verify": "str"}
     assert shape(told) == {
         "model": "str",
         "backend": "str",
         "spec_type": "str",
+        "speculative": bounds | {"ngram-simple": {"n": "int", "m": "int"}},
         "prompt_tokens": "int",
         "tokens": "list",
         "text": "str",
@@ -44,6 +46,7 @@ def test_json_has_exactly_the_documented_keys(capsys):
             "accepted": "int",
             "accepted_by_position": "list",
             "draft_lengths": "list",
+            "origins": "list",
             "drafters": {"ngram-simple": drafter},
         },
     }
@@ -51,6 +54,28 @@ def test_json_has_exactly_the_documented_keys(capsys):
     assert len(told["tokens"]) == 12 == told["draft"]["rounds"] + told["draft"]["accepted"]
     assert told["finish_reason"] == "length"
     assert told["spec_type"].startswith("ngram-simple")
+
+
+def test_json_tells_what_was_in_force_for_a_prompt_and_who_drafted_each_token(capsys, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        '{"tokens": [1,2,3,4,1,2,3,4], "speculative": {"n_max": 2}}\n{"tokens": [1,2], "speculative": {"type": "none"}}'
+    )
+    drafted, plain = objects(capsys, *GREEDY, "-f", str(prompts), "-md", MODEL, "--spec-type", "draft-model", "--spec-fixed")
+    assert drafted["speculative"]["n_max"] == 2
+    assert drafted["draft"]["origins"].count("draft-model") == drafted["draft"]["accepted"] > 0
+    assert plain["speculative"]["type"] == "none"
+    assert plain["draft"]["origins"] == [None] * 12
+
+
+def test_memory_that_does_not_suffice_is_told_in_a_line(capsys, monkeypatch):
+    def fail(_words):
+        raise MemoryError("Unable to allocate 183. GiB")
+
+    monkeypatch.setattr("augury.cli.command_line._run", fail)
+    code, out, err = run(capsys, "run")
+    assert (code, out) == (1, "")
+    assert err.startswith("augury: memory does not suffice: Unable to allocate 183. GiB; ask for less")
 
 
 def test_several_prompts_come_in_their_order_whatever_the_slots(capsys):

@@ -138,6 +138,9 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--startup", "--compare", "x.json"], "--compare"),
         (["--curve", "1", "--html", "x.html"], "--html"),
         (["--html", "absent/x.html"], "no folder absent"),
+        (["--html", "."], ". is a folder"),
+        (["--pairs", "9"], "--pairs and --vs-args are about --vs"),
+        (["--startup", "--against", "suffix"], "--startup times starts alone"),
         (["--spec-ngram-mod-n-max", "3"], "options are given for ngram-mod"),
     ],
 )

@@ -71,12 +71,32 @@ def test_what_changed_since_passes_were_saved_is_shown(bench, tmp_path):
         (["-p", "4", "-n", "0"], "-n is 0"),
         (["-p", "4", "--spec-type", "ngram-simple"], "--spec-type"),
         (["-p", "words", "--curve", "2"], "-p is 'words'"),
+        (["--curve", "1", "--against", "suffix"], "--against"),
+        (["--curve", "1", "--workload", "x.jsonl"], "--workload"),
+        (["--curve", "1", "--vs", "x", "--pairs", "3"], "--pairs is 3"),
     ],
 )
 def test_what_makes_no_sense_is_refused(bench, words, expected):
     code, _, err = bench(*words)
     assert code == 2
     assert expected in err
+
+
+def test_figures_of_another_kind_are_refused_before_any_work(capsys, tmp_path):
+    old = tmp_path / "old.json"
+    assert main([*here(), "--curve", "1", "--json"]) == 0
+    old.write_text(capsys.readouterr().out)
+    assert main([*here(), "--prompt-tokens", "1", "--compare", str(old)]) == 2
+    assert "holds figures of passes, but drafters are timed here" in capsys.readouterr().err
+    assert main([*here(), "--prompt-tokens", "1,2,1,2", "-n", "4", "--turns", "1", "--json"]) == 0
+    old.write_text(capsys.readouterr().out)
+    assert main([*here(), "--curve", "1", "--compare", str(old)]) == 2
+    assert "holds figures of drafters, but passes are timed here" in capsys.readouterr().err
+
+
+def test_one_word_for_the_server_may_begin_with_a_dash():
+    args = make_parser(Registry.discover()).parse_args(["bench", "--vs-args", "--no-mmap", "--curve", "1"])
+    assert (args.vs_args, args.curve) == ("--no-mmap", (1,))
 
 
 @pytest.mark.parametrize(
