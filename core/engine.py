@@ -207,7 +207,8 @@ class Engine:
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
                 repeat_last_n, seed, logit_bias (see `augury.sampling.SamplingParams`); max_tokens (None: until an end token
                 or a full context), stop (a text or several), ignore_eos, logprobs (None, or how many alternatives),
-                cache_prompt (reuse what a slot still holds), speculative ({"n_max", "n_min", "p_min", "type", NAME: {...}}).
+                cache_prompt (reuse what a slot still holds), speculative (False, or {"n_max", "n_min", "p_min", "type",
+                NAME: {...}}).
 
         Raises:
             OptionError: An argument is unknown or out of range.

@@ -72,12 +72,15 @@ def choose_drafters(
             chain[found] = (chain[found][0], dict(checked) | chain[found][1])
         elif given:
             in_use = " and ".join(chain) or "none"
-            raise OptionError(f"options are given for {name}, but the drafter in use is {in_use}")
+            raise OptionError(
+                f"options are given for {name}, but the drafter in use is {in_use}; "
+                f"leave them out, or name {name} in --spec-type"
+            )
     if draft_model is not None:
         takers = [values for drafter, values in chain.values() if "model" in options_of(drafter.options_class)]
         if not takers:
-            in_use = " and ".join(chain)
-            raise OptionError(f"a draft model is given, but {in_use or 'none'} uses none; leave one of the two out")
+            who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
+            raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
         takers[0].setdefault("model", str(draft_model))
     return [
         (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}")))
@@ -153,40 +156,50 @@ class Speculation:
         """The drafters' names, as `--spec-type` takes them."""
         return ";".join(member.name for member in self.members) or "none"
 
-    def override(self, wishes: Mapping[str, Any] | None) -> Speculation:
+    def override(self, wishes: Mapping[str, Any] | Literal[False] | None) -> Speculation:
         """The same with what a request wants otherwise.
 
         Args:
-            wishes: `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded), and per-request options under a
-                drafter's name.
+            wishes: False for no drafter, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded), and
+                per-request options under a drafter's name.
 
         Raises:
             OptionError: A key is unknown, out of range, or can only be set when the engine is loaded.
         """
         if wishes is None:
             return self
+        if wishes is False:
+            wishes = {"type": "none"}
         if not hasattr(wishes, "items"):
-            raise OptionError(f"speculative is {wishes!r}, expected a mapping such as {{'n_max': 8}}")
+            raise OptionError(f"speculative is {wishes!r}, expected False or a mapping such as {{'n_max': 8}}")
         names = [member.name for member in self.members]
         for key in wishes:
             if key not in (*_KEYS, *names):
                 raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), (*_KEYS, *names))}")
         members = [self._changed(member, wishes) for member in self.members]
-        if wishes.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in members):
-            raise OptionError(f"speculative: p_min is given, but {self.type} has no such option")
         wanted = self._wanted(wishes.get("type", self.type))
         limits = {key: wishes[key] for key in ("n_max", "n_min") if key in wishes}
         chosen = tuple(member for name in wanted for member in members if member.name == name)
+        takers = chosen or members  # a request without drafts may leave p_min as it is
+        if wishes.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in takers):
+            asked = ";".join(each.name for each in takers) or "none"
+            raise OptionError(f"speculative: p_min is given, but {asked} has no such option")
         return attrs.evolve(self, members=chosen, **limits)
 
     def _wanted(self, kind: Any) -> list[str]:
         names = [member.name for member in self.members]
-        wanted = [spec.name for spec in parse_specs(str(kind)) if spec.name != "none"]
-        if unknown := [name for name in wanted if name not in names]:
-            raise OptionError(
-                f"speculative: type is {unknown[0]!r}, but the engine was loaded with {self.type!r}; use that, or 'none'"
-            )
-        return list(dict.fromkeys(wanted))
+        if not isinstance(kind, str) or not kind.strip():
+            raise OptionError(f"speculative: type is {kind!r}, expected 'none' or some of {self.type!r}")
+        specs = [spec for spec in parse_specs(kind) if spec.name != "none"]
+        for spec in specs:
+            if spec.name not in names:
+                loaded = f"the engine was loaded with {self.type!r}"
+                raise OptionError(f"speculative: type is {spec.name!r}, but {loaded}; name some of that, or 'none'")
+            if spec.values:
+                raise OptionError(
+                    f"speculative: type takes names alone; give options as {{{spec.name!r}: {dict(spec.values)}}}"
+                )
+        return list(dict.fromkeys(spec.name for spec in specs))
 
     def _changed(self, member: Member, wishes: Mapping[str, Any]) -> Member:
         """A member with the options that a request sets."""

@@ -32,6 +32,7 @@ class Pair:
     item: Item
     plain: Result
     drafted: Result
+    is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
 
     @property
     def is_identical(self) -> bool:
@@ -84,7 +85,8 @@ class Contest:
             plain, drafted = self.plain(), self.drafted()
         if not is_warm:
             self.close()
-        return Pair(self.item, plain, drafted)
+        is_greedy = {**self._params, **self.item.arguments}.get("temperature") == 0
+        return Pair(self.item, plain, drafted, is_promised=is_greedy or drafted.stats.effective.get("verify") != "rejection")
 
     def close(self) -> None:
         """Close the engine. May be called twice."""

@@ -29,8 +29,9 @@ class Figures:
         offered_by_position: [i]: drafts that were verified as far as position i, in a tree as far as depth i.
         accepted_by_position: [i]: those whose token i was accepted.
         is_identical: Whether plain and drafted runs emitted the same tokens.
-        synthetic: The chances by which drafts were accepted, where that was not the model's verdict; then the texts need not be
-            identical.
+        is_changed: Whether a drafter changed the output where it never may: synthetic acceptance does, and rejection of tokens
+            that are drawn.
+        synthetic: The chances by which drafts were accepted, where that was not the model's verdict.
     """
 
     speeds: tuple[tuple[float, float], ...] = ()
@@ -41,6 +42,7 @@ class Figures:
     offered_by_position: tuple[int, ...] = ()
     accepted_by_position: tuple[int, ...] = ()
     is_identical: bool = True
+    is_changed: bool = False
     synthetic: tuple[float, ...] = ()
 
     @classmethod
@@ -61,13 +63,9 @@ class Figures:
             offered_by_position=_sums(part.offered_by_position for part in several),
             accepted_by_position=_sums(part.accepted_by_position for part in several),
             is_identical=all(part.is_identical for part in several),
+            is_changed=any(part.is_changed for part in several),
             synthetic=next((part.synthetic for part in several if part.synthetic), ()),
         )
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether a drafter changed the output, which it never may; synthetic acceptance does."""
-        return not self.is_identical and not self.synthetic
 
     @property
     def plain_per_second(self) -> float:
@@ -133,6 +131,7 @@ class Figures:
             "offered_by_position": list(self.offered_by_position),
             "accepted_by_position": list(self.accepted_by_position),
             "identical": self.is_identical,
+            "changed": self.is_changed,
             "pairs": [list(pair) for pair in self.speeds],
         } | ({"synthetic": list(self.synthetic)} if self.synthetic else {})
 
@@ -153,6 +152,7 @@ class Figures:
                 offered_by_position=tuple(int(n) for n in told["offered_by_position"]),
                 accepted_by_position=tuple(int(n) for n in told["accepted_by_position"]),
                 is_identical=bool(told["identical"]),
+                is_changed=bool(told.get("changed", False)),  # of figures saved by older versions
                 synthetic=tuple(float(rate) for rate in told.get("synthetic", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -162,6 +162,7 @@ class Figures:
 def _of_pair(pair: Pair) -> Figures:
     stats = pair.drafted.stats
     speeds = (pair.plain.stats.timings.predicted_per_second, stats.timings.predicted_per_second)
+    synthetic = tuple(stats.effective.get("synthetic", ()))
     return Figures(
         speeds=(speeds,) if min(speeds) > 0 else (),
         n_emitted=stats.n_emitted,
@@ -171,7 +172,8 @@ def _of_pair(pair: Pair) -> Figures:
         offered_by_position=_sums(each.offered_by_position for each in stats.drafters.values()),
         accepted_by_position=_sums(each.accepted_by_position for each in stats.drafters.values()),
         is_identical=pair.is_identical,
-        synthetic=tuple(stats.effective.get("synthetic", ())),
+        is_changed=pair.is_promised and not pair.is_identical and not synthetic,
+        synthetic=synthetic,
     )
 
 

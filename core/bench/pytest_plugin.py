@@ -17,6 +17,7 @@ FOUND = pytest.StashKey[dict[tuple[str, str], list["Figures"]]]()
 """What was measured so far, by drafter with its state, and by category."""
 
 _COMPARISONS = "test_drafters.py"
+_LEFT_OUT = pytest.StashKey[bool]()  # for want of a drafter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,16 +55,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make room for figures."""
     config.stash[FOUND] = {}
+    config.stash[_LEFT_OUT] = False
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the comparisons out where no drafter is named."""
     is_ours = collection_path.name == _COMPARISONS and collection_path.parent.name == "bench"
-    return True if is_ours and not config.getoption("augury_drafter") else None
+    if not is_ours or config.getoption("augury_drafter"):
+        return None
+    config.stash[_LEFT_OUT] = True
+    return True
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Show figures by drafter and category."""
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
+    """Show figures by drafter and category, or say what is missing for them."""
+    if config.stash[_LEFT_OUT] and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        terminalreporter.write_line("augury.bench compares drafters: name each with --augury-drafter, such as suffix")
     found = config.stash[FOUND]
     if not found:
         return

@@ -34,6 +34,8 @@ _SEED = 1
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A benchmark for every drafter, prompt and state of the drafter."""
     option = metafunc.config.getoption
+    if not metafunc.config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError("augury.bench needs pytest-benchmark; install augury with it: pip install 'augury[testing]'")
     items = _workload(metafunc.config)
     specs = list(dict.fromkeys(option("augury_drafter")))
     registry = Registry.discover()

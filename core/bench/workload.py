@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Item", "builtin_workload", "digest", "read_workload"]
 
-_KINDS = ("prompt", "messages", "tokens")
+_KINDS = {"prompt": "a text", "messages": 'a list of {"role": ..., "content": ...}', "tokens": "a list of token ids"}
 _UNNAMED = "all"
 
 
@@ -91,6 +91,15 @@ def _item(line: str, number: int, where: str) -> Item:
     for key, value in (("id", name), ("category", category)):
         if not isinstance(value, str) or not value:
             raise OptionError(f"{where}: {key} is {value!r}, expected a text")
-    if "tokens" in found:
+    (kind,) = _KINDS.keys() & found.keys()
+    if not _is_of_kind(kind, found[kind]):
+        raise OptionError(f"{where}: {kind} is {found[kind]!r}, expected {_KINDS[kind]}")
+    if kind == "tokens":
         found["prompt"] = found.pop("tokens")
     return Item(name, category, found)
+
+
+def _is_of_kind(kind: str, value: Any) -> bool:
+    if kind == "prompt":
+        return isinstance(value, str)
+    return isinstance(value, list) and all(type(each) is (int if kind == "tokens" else dict) for each in value)

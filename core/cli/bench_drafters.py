@@ -59,8 +59,7 @@ def run_drafters(args: argparse.Namespace) -> int:
         rows = {(each.label, name): [figures] for each in outcomes for name, figures in each.by_category.items()}
         lines = comparison_lines(rows) + ([] if args.compare is None else change_lines(args.compare, told))
         sys.stdout.writelines(f"{line}\n" for line in lines)
-    is_promised = args.spec_verify == "match" or params["temperature"] == 0
-    if is_promised and any(each.figures.is_changed for each in outcomes):
+    if any(each.figures.is_changed for each in outcomes):
         say("augury: a drafter changed the output, which is a bug; please report it with this command")
         return 1
     return 0
@@ -107,6 +106,10 @@ def _competitors(args: argparse.Namespace) -> list[tuple[list[str], str | None]]
         is_auto = any(spec.name == "auto" for text in texts for spec in parse_specs(text))
         takes_model = is_auto or any("model" in options_of(args.registry.find("drafter", name).options_class) for name in names)
         found.append((texts, args.model_draft if takes_model else None))
+    if args.model_draft is not None and not any(model for _, model in found):
+        raise OptionError(
+            "a draft model is given, but no drafter compared takes one; leave -md out, or add --against draft-model"
+        )
     everyone = [name for texts, _ in found for name in names_in_use(texts, args.registry)]
     for name in drafter_options(args, everyone):
         if name not in everyone:

@@ -23,7 +23,8 @@ def comparison_lines(found: Mapping[tuple[str, str], Sequence[Figures]]) -> list
         share = f"{figures.n_accepted} of {figures.n_drafted} ({figures.acceptance_rate:.0%})"
         speeds = [f"{figures.plain_per_second:.1f}", f"{figures.per_second:.1f}"]
         ratios = [f"{figures.speedup:.2f}x", f"{figures.p10:.2f}x"]
-        identical = "synthetic" if figures.synthetic else "yes" if figures.is_identical else "NO"
+        identical = "yes" if figures.is_identical else "NO" if figures.is_changed else "no (rejection)"
+        identical = "synthetic" if figures.synthetic else identical
         rows.append([drafter, category, *speeds, *ratios, share, f"{figures.tokens_per_round:.2f}", identical])
     is_right = [False, False, True, True, True, True, True, True, False]
     if len({category for _, category in found}) == 1:

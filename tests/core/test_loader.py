@@ -75,7 +75,7 @@ def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
         ({"spec_type": "ngram-simple:n=0"}, OptionError, "n is '0', expected"),
         ({"spec_type": "draft-model"}, OptionError, "-md"),
         ({"spec_type": "ngram-simple", "draft_model": "x.gguf"}, OptionError, "uses none"),
-        ({"spec_type": "none", "draft_model": "x.gguf"}, OptionError, "uses none"),
+        ({"spec_type": "none", "draft_model": "x.gguf"}, OptionError, "no drafter is in use"),
         ({"spec_type": "ngram-simple,draft-model"}, OptionError, "-md"),
         ({"spec_type": "ngram-simple:n=2;suffix;ngram-simple"}, OptionError, "names ngram-simple twice"),
         ({"spec_type": "auto;suffix"}, OptionError, "chooses the drafters itself"),

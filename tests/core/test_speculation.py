@@ -1,17 +1,54 @@
-"""Synthetic acceptance: drafts accepted by chance, for benchmarks. What chains there are is tested with the engine."""
+"""What a request may ask of its drafters, and synthetic acceptance. What chains there are is tested with the engine."""
 
 import numpy as np
 import pytest
+from attrs import frozen
 from toys import ScriptedDrafter, toy_engine
 
 from augury.acceptance import Acceptance
 from augury.engine import Engine
 from augury.errors import OptionError
+from augury.options import NoOptions, option
 from augury.pass_costs import PassCosts, PassTime
 from augury.planner import Planner
-from augury.speculation import Speculation, synthetic_rates
+from augury.speculation import Member, Speculation, synthetic_rates
 
 PROMPT = [1, 2, 3, 4]
+
+
+@frozen
+class SureOptions:
+    p_min: float = option(0.5, help="sure enough", ge=0, le=1, per_request=True)
+    depth: int = option(3, help="how far")
+
+
+LOADED = Speculation((Member("sure", SureOptions()), Member("easy", NoOptions())))
+
+
+def test_a_request_chooses_among_the_drafters_that_were_loaded():
+    assert LOADED.override({"type": "easy"}).type == "easy"
+    assert LOADED.override({"type": "easy,sure"}).type == "easy;sure"
+    assert LOADED.override({"type": "none"}).members == LOADED.override(False).members == ()
+    assert LOADED.override({"p_min": 0.25}).members[0].options == SureOptions(p_min=0.25)
+    assert LOADED.override({"p_min": 0.25, "type": "none"}).type == "none"
+    assert LOADED.override(None) is LOADED
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        ({"type": "other"}, "loaded with 'sure;easy'; name some of that, or 'none'"),
+        ({"type": "sure:p_min=0.9"}, r"type takes names alone; give options as \{'sure': \{'p_min': '0.9'\}\}"),
+        ({"type": ""}, "type is '', expected 'none' or some of 'sure;easy'"),
+        ({"type": ["easy"]}, r"type is \['easy'\], expected"),
+        ({"type": "easy", "p_min": 0.5}, "p_min is given, but easy has no such option"),
+        ({"sure": {"depth": 4}}, "depth can only be set when the engine is loaded"),
+        (True, "speculative is True, expected False or a mapping"),
+    ],
+)
+def test_what_a_request_cannot_have_is_refused(wishes, expected):
+    with pytest.raises(OptionError, match=expected):
+        LOADED.override(wishes)
 
 
 def wrong(model):

@@ -26,7 +26,8 @@ def compared(tmp_path):
 
     def run(*words):
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:augury-testing"]
-        command += [tmp_path / "bench", "--rootdir", tmp_path, "--benchmark-json", tmp_path / "out.json"]
+        command += [tmp_path / "bench", "--rootdir", tmp_path]
+        command += [] if "no:benchmark" in words else ["--benchmark-json", tmp_path / "out.json"]
         command += ["--augury-model", tiny_model("llama-dense"), "--augury-backend", "reference"]
         command += ["--augury-tokens", "24", "--augury-workload", workload, *words]
         ended = subprocess.run(
@@ -69,8 +70,14 @@ def test_drafters_are_compared_on_every_prompt_cold_and_warm(compared):
 
 def test_without_a_drafter_there_is_nothing_to_compare(compared):
     code, out, _ = compared()
-    assert "no tests ran" in out
-    assert code == 5
+    assert "name each with --augury-drafter" in out
+    assert code == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_without_pytest_benchmark_it_says_how_to_get_it(compared):
+    code, out, _ = compared("--augury-drafter", "ngram-simple", "-p", "no:benchmark")
+    assert code != 0
+    assert "needs pytest-benchmark; install augury with it" in out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from pairs import pair
@@ -40,7 +41,15 @@ def test_a_text_of_one_token_has_no_speed():
 
 def test_one_pair_that_differs_is_enough_to_say_so():
     assert Figures.of([pair()]).is_identical
-    assert not Figures.of([pair(), pair(tokens=(1, 2, 3, 9))]).is_identical
+    figures = Figures.of([pair(), pair(tokens=(1, 2, 3, 9))])
+    assert not figures.is_identical
+    assert figures.is_changed
+
+
+def test_a_text_that_was_not_promised_to_be_the_same_may_differ():
+    drawn = evolve(pair(tokens=(1, 2, 3, 9)), is_promised=False)
+    assert not Figures.of([drawn]).is_changed
+    assert Figures.of([drawn, pair(tokens=(1, 2, 3, 9))]).is_changed
 
 
 rounds = st.lists(st.integers(0, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), min_size=1)

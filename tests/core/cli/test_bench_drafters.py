@@ -114,6 +114,16 @@ def test_a_page_is_written(bench, workload, tmp_path):
     assert "llama-dense" in text
 
 
+def test_rejection_may_change_what_is_drawn_and_nothing_else(bench):
+    words = ["--spec-type", "draft-model", "-md", tiny_model("llama-dense"), "--spec-verify", "rejection"]
+    code, out, err = bench("--prompt-tokens", REPEATING, *words, "--temp", "1", "--seed", "3")
+    assert code == 0
+    assert "changed the output" not in err
+    assert out.rstrip().endswith("no (rejection)")
+    code, out, _ = bench("--prompt-tokens", REPEATING, *words)
+    assert (code, out.split()[-1]) == (0, "yes")
+
+
 def test_a_changed_output_is_an_error(bench, monkeypatch):
     from augury.engine import Engine
 
@@ -139,6 +149,7 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--curve", "1", "--html", "x.html"], "--html"),
         (["--html", "absent/x.html"], "no folder absent"),
         (["--html", "."], ". is a folder"),
+        (["--spec-type", "suffix", "-md", "x.gguf"], "no drafter compared takes one"),
         (["--pairs", "9"], "--pairs and --vs-args are about --vs"),
         (["--startup", "--against", "suffix"], "--startup times starts alone"),
         (["--spec-ngram-mod-n-max", "3"], "options are given for ngram-mod"),
