@@ -11,7 +11,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
 demo: install
 	$(BIN)/augury pull smollm2
 	@echo "--- written plainly"
-	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128
+	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type none
 	@echo "--- written with ngram-simple: drafted tokens are in colour"
 	$(BIN)/augury run -m smollm2 -f docs/demo.txt --temp 0 -n 128 --spec-type ngram-simple:n=3,m=12 --stats
 	@echo "--- both in turns, timed"

@@ -223,6 +223,6 @@ def _name(name: str, text: str) -> str:
 def _pair(item: str, text: str) -> tuple[str, str]:
     key, equals, value = (piece.strip() for piece in item.partition("="))
     if not equals or not key:
-        message = f"{text!r}: {item.strip()!r} is not key=value"
+        message = f"{text!r}: {item.strip()!r} is not key=value; behind options, ';' parts a drafter from the next"
         raise OptionError(message)
     return key, value

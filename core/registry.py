@@ -35,6 +35,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes
     "architecture": ("augury_architectures", Architecture),
     "source": ("augury_sources", Source),
 }
+_WORDS = {"memory": "memory manager"}
 _PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous",), "drafter": ("suffix",)}
 
 
@@ -188,7 +189,10 @@ class Registry:
             if name == cls.name or name in cls.aliases:
                 return cls
         broken = "".join(f"; {each.name} of {each.distribution} is broken: {each.reason}" for each in self.broken)
-        raise PluginError(f"there is no {kind} {name!r}{nearest(name, classes)}{broken}")
+        left_out = (
+            f"; {ALLOW_LIST} is set, and leaves out all distributions but those it names" if ALLOW_LIST in os.environ else ""
+        )
+        raise PluginError(f"there is no {_WORDS.get(kind, kind)} {name!r}{nearest(name, classes)}{broken}{left_out}")
 
     def choose(self, kind: str, model: ModelInfo | None) -> Any:
         """The class of `kind` for a user who said `auto`: a plugin's choice, or else the first preferred one that can run.

@@ -61,7 +61,8 @@ def read_lookup(path: Path, n_vocab: int) -> LookupTable:
     """
     try:
         if not path.is_file():
-            raise ModelFileError(f"{path}: there is no such lookup file")
+            what = "is a folder, expected a lookup file" if path.is_dir() else "there is no such lookup file"
+            raise ModelFileError(f"{path}: {what}")
         n_bytes = path.stat().st_size
         values = np.fromfile(path, dtype=np.int32)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from augury.drafters.lookup_file import MAX_NGRAM, read_lookup, write_lookup
@@ -27,7 +28,7 @@ class NgramPast:
 
         Raises:
             ModelFileError: The file is damaged, or of another vocabulary.
-            OptionError: There is no folder to write it to.
+            OptionError: There is no folder to write it to, or it takes no files.
         """
         self.counts = NgramCounts(MAX_NGRAM)
         self._path = path
@@ -36,6 +37,8 @@ class NgramPast:
             return
         if not path.parent.is_dir():
             raise OptionError(f"{path}: there is no folder {path.parent} for the lookup file; make it, or choose another")
+        if not os.access(path.parent, os.W_OK):
+            raise OptionError(f"{path}: {path.parent} takes no files, so the lookup file could not be saved; choose another")
         if path.exists():
             self._load(path, n_vocab)
 

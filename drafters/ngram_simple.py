@@ -65,7 +65,9 @@ class NgramSimple(Drafter):
 
         if options.m < options.n:
             get_logger("augury.drafters.ngram_simple").warning(
-                "m is less than n: as in llama.cpp, nothing will be drafted", n=options.n, m=options.m
+                "drafts are shorter than what is looked up: as in llama.cpp, nothing will be drafted; let them be longer",
+                looked_up=options.n,
+                draft=options.m,
             )
         self._index = NgramIndex(options.n)
 

@@ -76,6 +76,10 @@ class SelfSpec(Drafter):
         super().__init__(options, session)
         self._lookup: NgramSimple | None = None
         if options.mode == "history":
+            if options.layers:
+                raise OptionError(
+                    f"self-spec: layers is {options.layers}, but mode is history, which has none; add mode=layers"
+                )
             self._lookup = NgramSimple(NgramSimpleOptions(n=options.draft_min, m=options.draft_max), session)
         else:
             self._n_layers = _n_layers(options, session)

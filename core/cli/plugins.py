@@ -51,7 +51,8 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     for record, head in zip(records, heads[1:], strict=True):
         lines.append(head)
         for option in options_of(record.plugin.options_class).values():
-            facts = ", ".join(text for text in (f"default: {option.default}", option.range, *option.choices) if text)
+            choices = f"one of {', '.join(option.choices)}" if option.choices else ""
+            facts = "; ".join(text for text in (f"default: {option.default}", option.range, choices) if text)
             lines.append(f"    {option.name}: {option.help} ({facts})")
     return lines
 

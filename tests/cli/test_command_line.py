@@ -244,7 +244,10 @@ def test_plugins_are_listed_with_options(capsys):
     assert [option["name"] for option in ngram["options"]] == ["n", "m"]
     assert ngram["options"][0]["flags"][0] == "--spec-ngram-simple-n"
     assert told["broken"] == []
-    assert "ngram-simple" in run(capsys, "plugins")[1]
+    assert (
+        "mode: history: what followed in the text before; layers: the first layers (default: history; one of history, layers)"
+        in (run(capsys, "plugins")[1])
+    )
 
 
 def test_pull_prints_the_path(capsys):

@@ -85,7 +85,7 @@ def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
         ({"spec_type": "ngram-simple", "spec_options": {"draft-model": {"p_min": 0.5}}}, OptionError, "drafter in use"),
         ({"draft_model": "nowhere.gguf"}, ModelFileError, "nowhere.gguf"),
         ({"backend": "numba"}, PluginError, "no backend 'numba'"),
-        ({"memory": "paged"}, PluginError, "no memory 'paged'"),
+        ({"memory": "paged"}, PluginError, "no memory manager 'paged'"),
         ({"slots": 0}, OptionError, "slots is 0"),
         ({"n_ctx": "many"}, OptionError, "n_ctx is 'many'"),
         ({"threads": -1}, OptionError, "threads is -1"),

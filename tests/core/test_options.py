@@ -68,6 +68,11 @@ def test_configuration_strings_survive_the_round_trip(specs):
     assert parse_specs(";".join(map(str, specs))) == tuple(specs)
 
 
+def test_a_drafter_behind_another_ones_options_is_told_to_take_a_semicolon():
+    with pytest.raises(OptionError, match="'b' is not key=value; behind options, ';' parts"):
+        parse_specs("a:n=1,b")
+
+
 @pytest.mark.parametrize("text", ["", ";", "a:n", "a:=3", ":n=3", "a;;b", "a b", "a:n=1;,"])
 def test_malformed_configuration_strings_are_refused(text):
     with pytest.raises(OptionError):

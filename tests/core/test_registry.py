@@ -155,6 +155,8 @@ def test_the_allow_list_keeps_strangers_out(monkeypatch):
     registry = Registry.discover()
     assert {record.distribution for record in registry.records} == {"augury"}
     assert "none" in registry.drafters
+    with pytest.raises(PluginError, match=r"no drafter 'trail'.*AUGURY_PLUGINS is set, and leaves out"):
+        registry.find("drafter", "trail")
 
 
 def test_observers_are_called_only_if_someone_listens():

@@ -90,7 +90,7 @@ def test_a_file_of_odd_length_and_a_folder_are_errors(tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"12345")
     with pytest.raises(ModelFileError, match="5 bytes long"):
         read_lookup(tmp_path / "odd.bin", N_VOCAB)
-    with pytest.raises(ModelFileError, match="no such lookup file"):
+    with pytest.raises(ModelFileError, match="is a folder, expected a lookup file"):
         read_lookup(tmp_path, N_VOCAB)
 
 

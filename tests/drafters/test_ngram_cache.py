@@ -189,6 +189,12 @@ def test_a_dynamic_file_in_a_folder_that_is_missing_is_an_error(tmp_path):
         Slots(dynamic=str(tmp_path / "none" / "past.bin"))
 
 
+def test_a_dynamic_file_that_could_not_be_saved_is_an_error_before_anything_is_learnt(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, _mode: path != tmp_path)
+    with pytest.raises(OptionError, match="takes no files, so the lookup file could not be saved"):
+        Slots(dynamic=str(tmp_path / "past.bin"))
+
+
 def test_a_file_of_another_vocabulary_is_an_error(tmp_path):
     save(tmp_path / "other.bin", [[1, N_VOCAB, 3]])
     for option in ("static", "dynamic"):

@@ -148,6 +148,11 @@ def test_more_layers_than_the_model_has_are_refused():
         by_layers(Recording(), layers=5)
 
 
+def test_layers_without_their_mode_are_refused():
+    with pytest.raises(OptionError, match="layers is 2, but mode is history, which has none; add mode=layers"):
+        SelfSpec(build(SelfSpecOptions, {"layers": 2}, "test"), session_of(Recording()))
+
+
 @pytest.mark.parametrize("p_min", [0.3, 0.6, 0.9])
 def test_a_draft_ends_where_the_layers_grow_unsure(p_min):
     lengths = set()
