@@ -82,16 +82,14 @@ def test_what_makes_no_sense_is_refused(bench, words, expected):
     assert expected in err
 
 
-def test_figures_of_another_kind_are_refused_before_any_work(capsys, tmp_path):
+def test_figures_of_another_kind_are_refused_before_any_work(bench, tmp_path):
     old = tmp_path / "old.json"
-    assert main([*here(), "--curve", "1", "--json"]) == 0
-    old.write_text(capsys.readouterr().out)
-    assert main([*here(), "--prompt-tokens", "1", "--compare", str(old)]) == 2
-    assert "holds figures of passes, but drafters are timed here" in capsys.readouterr().err
-    assert main([*here(), "--prompt-tokens", "1,2,1,2", "-n", "4", "--turns", "1", "--json"]) == 0
-    old.write_text(capsys.readouterr().out)
-    assert main([*here(), "--curve", "1", "--compare", str(old)]) == 2
-    assert "holds figures of drafters, but passes are timed here" in capsys.readouterr().err
+    old.write_text(bench("--curve", "1", "--json")[1])
+    code, _, err = bench("--prompt-tokens", "1", "--compare", old)
+    assert (code, "holds figures of passes, but drafters are timed here" in err) == (2, True)
+    old.write_text(bench("--prompt-tokens", "1,2,1,2", "-n", 4, "--turns", 1, "--json")[1])
+    code, _, err = bench("--curve", "1", "--compare", old)
+    assert (code, "holds figures of drafters, but passes are timed here" in err) == (2, True)
 
 
 def test_one_word_for_the_server_may_begin_with_a_dash():
