@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from augury.bench.workload import Item
 
-__all__ = ["machine_facts", "run_facts"]
+__all__ = ["facts_told", "machine_facts", "run_facts"]
 
 _DEPENDENCIES = ("numpy", "numba")
 
@@ -49,6 +49,11 @@ def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int)
     if rates := speculative.get("synthetic"):
         made["acceptance"] = "synthetic: " + ", ".join(f"{rate:g}" for rate in rates)
     return machine_facts() | loaded | made
+
+
+def facts_told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`run_facts` as the JSON of a comparison begins."""
+    return {key: facts[key] for key in ("model", "backend", "threads")} | {"machine": dict(facts)}
 
 
 def _cpu() -> str:

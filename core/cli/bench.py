@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
     if args.html is not None:
         _check_page(args.html)
-    if args.roofline and (args.startup or args.vs or args.html or args.compare):
+    if args.roofline and (args.startup or args.vs or args.html or args.compare or args.prompt or args.n_predict != -1):
         raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
     if args.roofline:
         return run_roofline(args)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["change_lines", "changes_told", "check_saved"]
 
 _ABSENT = "-"
+_FORMS = {"acceptance": "{:.0%}", "speed-up": "{:.2f}x"}  # others are speeds
 
 
 def check_saved(path: Path | None, *, of_passes: bool) -> None:
@@ -57,17 +58,6 @@ def changes_told(path: Path, told: dict[str, Any]) -> dict[str, Any]:
 
 def _shown(change: Change) -> str:
     """Both values, and for speeds the change."""
-    texts = []
-    for value in (change.then, change.now):
-        if value is None:
-            texts.append(_ABSENT)
-        else:
-            texts.append(
-                f"{value:.0%}"
-                if change.name == "acceptance"
-                else f"{value:.2f}x"
-                if change.name == "speed-up"
-                else f"{value:.1f}"
-            )
-    both = " -> ".join(texts)
+    form = _FORMS.get(change.name, "{:.1f}")
+    both = " -> ".join(_ABSENT if value is None else form.format(value) for value in (change.then, change.now))
     return f"{both} ({100 * (change.ratio - 1):+.1f} %)" if change.ratio is not None and change.name == "tok/s" else both

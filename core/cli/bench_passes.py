@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 import statistics
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +17,9 @@ from augury.bench.server import ServerOptions, ServerRunner
 from augury.bench.sweep import sweep
 from augury.bench.versus import MIN_PAIRS, compare
 from augury.cli.bench_compare import change_lines, changes_told, check_saved
-from augury.cli.parser import FlagsAction
+from augury.cli.parser import FlagsAction, are_counts, counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import table
+from augury.cli.report import print_json, print_lines, table
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
@@ -37,9 +34,8 @@ if TYPE_CHECKING:
     from augury.bench.versus import Ratio
     from augury.interfaces import Model
 
-__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "trip_text"]
+__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
 
-_COUNTS = re.compile(r"\d+(,\d+)*")
 _MARGIN = 8
 WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
 _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
@@ -52,7 +48,7 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--curve",
-        type=lambda text: _counts(text, "--curve", least=1),
+        type=lambda text: counts(text, "--curve", least=1),
         default=(),
         metavar="1,2,4",
         help="time passes over so many tokens with the logits of all, as checking drafts takes",
@@ -60,7 +56,7 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-d",
         "--depth",
-        type=lambda text: _counts(text, "--depth", least=0),
+        type=lambda text: counts(text, "--depth", least=0),
         metavar="0,4096",
         help="tokens that the slot holds before (default: 0)",
     )
@@ -82,7 +78,7 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
 
 def are_passes_wanted(args: argparse.Namespace) -> bool:
     """Whether the command line asks for passes: by `--curve`, `-d`, a prompt that is a count, or a mere `--vs` with `-n`."""
-    has_counts = bool(args.prompt) and all(map(_COUNTS.fullmatch, args.prompt))
+    has_counts = bool(args.prompt) and all(map(are_counts, args.prompt))
     is_about_texts = args.prompt or args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft
     is_mere_peer = args.vs and args.n_predict != -1 and not is_about_texts
     return bool(args.curve or args.depth is not None or has_counts or is_mere_peer)
@@ -100,7 +96,7 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
             "passes are timed without prompts and drafters; leave out -f, --workload, --prompt-tokens, --spec-type, -md, "
             "--against and --warm"
         )
-    prefills = [n for text in args.prompt for n in _counts(text, "-p", least=1)]
+    prefills = [n for text in args.prompt for n in counts(text, "-p", least=1)]
     if args.n_predict != -1 and args.n_predict < 1:
         raise OptionError(f"-n is {args.n_predict}, expected at least 1")
     decodes = [args.n_predict] if args.n_predict != -1 else []
@@ -126,7 +122,7 @@ def run_passes(args: argparse.Namespace) -> int:
             timings = sweep(runner, measures)
             lines = list(_lines(timings))
         else:
-            with _server(args, runner, model) as server:
+            with _peer(args, runner, model) as server:
                 ratios = compare(runner, server, measures, pairs, round_trip_ns)
             timings = [ratio.ours for ratio in ratios]
             about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
@@ -134,10 +130,10 @@ def run_passes(args: argparse.Namespace) -> int:
     found = about | {"machine": facts} | told(timings)
     if args.json:
         found |= {} if args.compare is None else {"changes": changes_told(args.compare, found)}
-        sys.stdout.write(json.dumps(found) + "\n")
+        print_json(found)
     else:
         lines += [] if args.compare is None else change_lines(args.compare, found)
-        sys.stdout.writelines(f"{line}\n" for line in lines)
+        print_lines(lines)
     return 0
 
 
@@ -154,14 +150,18 @@ def pairs_of(args: argparse.Namespace) -> int:
     return args.pairs or MIN_PAIRS
 
 
-def _server(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
-    """The peer with the same model, threads, room and cache, over the same tokens."""
+def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
+    """The peer over the same tokens."""
     path = resolve(args.model, args.registry, Progress())
     # room for one token more than augury needs: the last one generated is stored, too
-    n_ctx = model.state_spec.n_ctx + _MARGIN
-    more = tuple(shlex.split(args.vs_args))
-    options = ServerOptions(args.vs, path, model.n_threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
+    options = server_options(args, path, model.n_threads, model.state_spec.n_ctx + _MARGIN)
     return ServerRunner(options, runner.tokens, model.info.n_vocab)
+
+
+def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> ServerOptions:
+    """How `--vs` is started: with the same model, threads, room and cache."""
+    more = tuple(shlex.split(args.vs_args))
+    return ServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
 
 
 @contextmanager
@@ -263,10 +263,3 @@ def _notes(ratios: Sequence[Ratio], pairs: int) -> list[str]:
     if any(ratio.ours.measure.kind == "curve" for ratio in ratios):
         notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")
     return notes
-
-
-def _counts(text: str, flag: str, *, least: int) -> tuple[int, ...]:
-    counts = tuple(int(each) for each in text.split(",")) if _COUNTS.fullmatch(text) else ()
-    if not counts or min(counts) < least:
-        raise OptionError(f"{flag} is {text!r}, expected whole numbers from {least} on with commas, such as 1,2,4")
-    return counts

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import asdict
 
@@ -12,14 +10,14 @@ from augury.bench.passes import ModelRunner
 from augury.bench.roofline import Profiled, measure_roofline
 from augury.bench.round_trip import round_trip_ns
 from augury.cli.bench_passes import loaded_model
-from augury.cli.report import table
+from augury.cli.report import print_json, print_lines, table
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from augury.bench.roofline import KernelTime, Roofline
+    from augury.bench.roofline import KernelTime, Limits, Roofline
 
 __all__ = ["run_roofline"]
 
@@ -42,13 +40,13 @@ def run_roofline(args: argparse.Namespace) -> int:
         trips.append(round_trip_ns())
         threads = model.n_threads
     if args.json:
-        told = {"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": [asdict(each) for each in found]}
-        sys.stdout.write(json.dumps(told) + "\n")
+        rooflines = [asdict(each) for each in found]
+        print_json({"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": rooflines})
         return 0
     for roofline in found:
-        sys.stdout.writelines(f"{line}\n" for line in _lines(roofline, threads))
+        print_lines(_lines(roofline, threads))
     known = [f"{trip:.0f} ns" for trip in trips if trip is not None]
-    sys.stdout.write(f"core-to-core round trip before and after: {' and '.join(known) or 'not known'}\n")
+    print_lines([f"core-to-core round trip before and after: {' and '.join(known) or 'not known'}"])
     return 0
 
 
@@ -62,7 +60,7 @@ def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
         sum(getattr(each, name) for each in roofline.kernels) for name in ("n_bytes", "n_multiply_adds")
     )
     rows.append(["(around the kernels)", "", f"{python * 1e3:.2f}", f"{python / total:.1%}", "", "", "", ""])
-    rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, roofline)])
+    rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, limits)])
     rows.append(["limit", "", "", "", f"{limits.bytes_per_s / 1e9:.1f}", "", f"{limits.multiply_adds_per_s / 1e9:.0f}", ""])
     yield from table([head, *rows], is_right=(False, *[True] * 7))
     yield ""
@@ -70,16 +68,18 @@ def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
 
 def _row(kernel: KernelTime, roofline: Roofline) -> list[str]:
     first = [kernel.name, str(kernel.n_steps), f"{kernel.seconds * 1e3:.2f}", f"{kernel.seconds / roofline.seconds:.1%}"]
-    return [*first, *_rates(kernel.seconds, kernel.n_bytes, kernel.n_multiply_adds, roofline)]
+    return [*first, *_rates(kernel.seconds, kernel.n_bytes, kernel.n_multiply_adds, roofline.limits)]
 
 
-def _rates(seconds: float, n_bytes: int, n_multiply_adds: int, roofline: Roofline) -> list[str]:
-    cells: list[str] = []
-    limits: tuple[tuple[int, float, str], ...] = (
-        (n_bytes, roofline.limits.bytes_per_s, ".1f"),
-        (n_multiply_adds, roofline.limits.multiply_adds_per_s, ".0f"),
-    )
-    for count, limit, digits in limits:
-        rate: Any = count / seconds if seconds > 0 else 0.0
-        cells += [format(rate / 1e9, digits), f"{rate / limit:.0%}"] if count else ["", ""]
-    return cells
+def _rates(seconds: float, n_bytes: int, n_multiply_adds: int, limits: Limits) -> list[str]:
+    return [
+        *_rate(n_bytes, seconds, limits.bytes_per_s, ".1f"),
+        *_rate(n_multiply_adds, seconds, limits.multiply_adds_per_s, ".0f"),
+    ]
+
+
+def _rate(count: int, seconds: float, limit: float, digits: str) -> tuple[str, str]:
+    """10^9 of them per second, and the share of the limit; nothing where there are none."""
+    if not count or seconds <= 0:
+        return "", ""
+    return format(count / seconds / 1e9, digits), f"{count / seconds / limit:.0%}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from typing import TYPE_CHECKING
 
 from augury.bench.startup import measure_startup
-from augury.cli.report import say
-from augury.errors import OptionError
+from augury.cli.report import print_json, print_lines, say
 from augury.interfaces import Progress
 from augury.models import resolve
 
@@ -21,8 +18,6 @@ __all__ = ["run_startup"]
 
 def run_startup(args: argparse.Namespace) -> int:
     """Start processes that write one token each, and print their times."""
-    if args.turns < 1:
-        raise OptionError(f"--turns is {args.turns}, expected at least 1")
     path = resolve(args.model, args.registry, Progress())  # the children's cache folder holds no models
     words = ["run", "-m", str(path), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
     words += ["--backend", args.backend, "--memory", args.memory, "-c", str(args.ctx_size)]
@@ -33,10 +28,14 @@ def run_startup(args: argparse.Namespace) -> int:
     startup = measure_startup(words, args.turns)
     warm_s = statistics.median(startup.warm_s)
     if args.json:
-        told = {"model": args.model, "cold_s": startup.cold_s, "warm_s": warm_s, "warm_starts_s": list(startup.warm_s)}
-        sys.stdout.write(json.dumps(told) + "\n")
-    else:
-        sys.stdout.write(f"cold start to the first token: {startup.cold_s:.2f} s\n")
-        spread = f"{min(startup.warm_s):.2f} to {max(startup.warm_s):.2f}"
-        sys.stdout.write(f"warm start to the first token: {warm_s:.2f} s (median of {args.turns}, {spread})\n")
+        warm_starts_s = list(startup.warm_s)
+        print_json({"model": args.model, "cold_s": startup.cold_s, "warm_s": warm_s, "warm_starts_s": warm_starts_s})
+        return 0
+    spread = f"{min(startup.warm_s):.2f} to {max(startup.warm_s):.2f}"
+    print_lines(
+        [
+            f"cold start to the first token: {startup.cold_s:.2f} s",
+            f"warm start to the first token: {warm_s:.2f} s (median of {args.turns}, {spread})",
+        ]
+    )
     return 0

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.bench.machine import run_facts
+from augury.bench.machine import facts_told, run_facts
 from augury.bench.round_trip import round_trip_ns
-from augury.bench.server import ServerOptions, ServerRunner
+from augury.bench.server import ServerRunner
 from augury.bench.texts import Answer, compare_texts
 from augury.chat import ChatTemplate
-from augury.cli.bench_drafters import items_of
-from augury.cli.bench_passes import WIDE, pairs_of, trip_text
+from augury.cli.bench_drafters import DEFAULTS
+from augury.cli.bench_passes import WIDE, pairs_of, server_options, trip_text
 from augury.cli.model_flags import load_engine
-from augury.cli.report import table
+from augury.cli.prompts import read_items
+from augury.cli.report import print_json, print_lines, table
 from augury.errors import OptionError, UnsupportedError
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
@@ -36,15 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["run_texts"]
 
-_N_PREDICT = 128
-
 
 def run_texts(args: argparse.Namespace) -> int:
     """Answer all prompts with both, greedily, and print ratios by category."""
     if args.compare is not None or args.against or args.warm:
         raise OptionError("--vs on prompts compares two programs; leave out --compare, --against and --warm")
     pairs = pairs_of(args)
-    items, n_predict = items_of(args), _N_PREDICT if args.n_predict == -1 else args.n_predict
+    items, n_predict = read_items(args), DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
     if n_predict < 2:
         raise OptionError(f"-n is {n_predict}, expected at least 2: the first token counts to the prompt")
     path = resolve(args.model, args.registry, Progress())
@@ -53,7 +49,7 @@ def run_texts(args: argparse.Namespace) -> int:
 
     @contextmanager
     def sides() -> Iterator[tuple[Callable[[Item], Answer], Callable[[Item], Answer]]]:
-        with load_engine(args, spec_type, args.model_draft) as engine, _server(args, path, engine) as server:
+        with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, items, n_predict))
             prompts = _prompts(path, engine.tokenizer, items)
             yield (
@@ -65,20 +61,17 @@ def run_texts(args: argparse.Namespace) -> int:
     ratios = compare_texts(items, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
     told = [ratio.told() for ratio in ratios]
     if args.json:
-        about = {key: facts[key] for key in ("model", "backend", "threads")}
         peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": told}
-        sys.stdout.write(json.dumps({**about, "machine": facts, "vs": peer}) + "\n")
+        print_json(facts_told(facts) | {"vs": peer})
     else:
         marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []
-        lines = [*_lines(told), *_notes(ratios, told), *marks]
-        sys.stdout.writelines(f"{line}\n" for line in lines)
+        print_lines([*_lines(told), *_notes(ratios, told), *marks])
     return 0
 
 
-def _server(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
-    """The peer with the same model, threads, room and cache."""
-    threads, more = int(engine.config["threads"]), tuple(shlex.split(args.vs_args))
-    options = ServerOptions(args.vs, path, threads, args.ctx_size, args.cache_type_k, args.cache_type_v, more)
+def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
+    """The peer, which is given prompts later."""
+    options = server_options(args, path, int(engine.config["threads"]), args.ctx_size)
     return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
 
 

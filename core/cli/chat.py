@@ -41,8 +41,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
     warn_of_synthetic(args)
-    engine = load_engine(args, args.spec_type, args.model_draft)
-    with engine:
+    with load_engine(args, args.spec_type, args.model_draft) as engine:
         if sys.stdin.isatty():
             say(f"{engine.info.name}; /help lists commands")
         conversation = Conversation(engine, params, has_stats=args.stats)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.report import table
+from augury.cli.report import print_json, print_lines, table
 
 if TYPE_CHECKING:
     import argparse
@@ -42,9 +40,9 @@ def _run(args: argparse.Namespace) -> int:
 
     with ModelFile.open(args.file) as file:
         if args.json:
-            sys.stdout.write(json.dumps(_told(file)) + "\n")
+            print_json(_told(file))
         else:
-            sys.stdout.writelines(f"{line}\n" for line in _lines(file, lists_tensors=args.tensors))
+            print_lines(_lines(file, lists_tensors=args.tensors))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,7 +13,29 @@ from augury.options import nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FlagsAction", "Parser"]
+__all__ = ["FlagsAction", "Parser", "are_counts", "counts"]
+
+_COUNTS = re.compile(r"\d+(,\d+)*")
+
+
+def are_counts(text: str) -> bool:
+    """Whether a text is whole numbers with commas."""
+    return _COUNTS.fullmatch(text) is not None
+
+
+def counts(text: str, flag: str, *, least: int) -> tuple[int, ...]:
+    """Whole numbers with commas, as the value of a flag.
+
+    Raises:
+        OptionError: They are something else.
+
+    >>> counts("1,2,4", "--curve", least=1)
+    (1, 2, 4)
+    """
+    found = tuple(int(each) for each in text.split(",")) if are_counts(text) else ()
+    if not found or min(found) < least:
+        raise OptionError(f"{flag} is {text!r}, expected whole numbers from {least} on with commas, such as 1,2,4")
+    return found
 
 
 class FlagsAction(argparse.Action):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import flag_of
-from augury.cli.report import table
+from augury.cli.report import print_json, print_lines, table
 from augury.options import options_of
 
 if TYPE_CHECKING:
@@ -34,12 +32,10 @@ def _run(args: argparse.Namespace) -> int:
         for each in registry.broken
     ]
     if args.json:
-        sys.stdout.write(json.dumps({"plugins": [_told(record) for record in records], "broken": broken}) + "\n")
+        print_json({"plugins": [_told(record) for record in records], "broken": broken})
         return 0
-    for line in _lines(records):
-        sys.stdout.write(f"{line}\n")
-    for each in broken:
-        sys.stdout.write(f"broken: {each['name']} of {each['distribution']} {each['version']}: {each['reason']}\n")
+    print_lines(_lines(records))
+    print_lines(f"broken: {each['name']} of {each['distribution']} {each['version']}: {each['reason']}" for each in broken)
     return 0
 
 

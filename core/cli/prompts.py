@@ -1,21 +1,24 @@
-"""Where prompts come from: `-p`, `--prompt-tokens`, `-f`, or standard input."""
+"""Where prompts come from: `-p`, `--prompt-tokens`, `-f`, standard input or, for comparisons, workloads."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
+from augury.bench.workload import Item, builtin_workload, read_workload
 from augury.cli.report import say
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
-__all__ = ["Prompt", "add_prompt_flags", "add_workload_flag", "read_prompts"]
+__all__ = ["Prompt", "add_prompt_flags", "add_workload_flag", "read_items", "read_prompts"]
 
 _KINDS = ("prompt", "messages", "tokens")
 
@@ -83,6 +86,24 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     if args.chat:
         prompts = [_as_chat(prompt) for prompt in prompts]
     return prompts
+
+
+def read_items(args: argparse.Namespace) -> list[Item]:
+    """The command line's prompts; those of the built-in workload where there are none, and none wait at standard input."""
+    items = [item for path in args.workload for item in read_workload(path)]
+    is_given = args.prompt or args.prompt_tokens or args.file
+    if is_given or not (items or _is_silent()):
+        try:
+            prompts = read_prompts(args)
+        except OptionError:
+            if is_given:
+                raise
+            prompts = []  # standard input was empty
+        for number, prompt in enumerate(prompts, start=1):
+            arguments = prompt.arguments()
+            name, category = arguments.pop("id", str(number)), arguments.pop("category", "all")
+            items.append(Item(str(name), str(category), arguments))
+    return _distinct(items) or builtin_workload()
 
 
 def _from_input() -> list[Prompt]:
@@ -155,3 +176,17 @@ def _as_chat(prompt: Prompt) -> Prompt:
             return prompt
         raise OptionError("--chat needs texts, but a prompt is given as token ids; leave one of the two out")
     return Prompt(messages=[{"role": "user", "content": prompt.text}], params=prompt.params)
+
+
+def _distinct(items: Sequence[Item]) -> list[Item]:
+    """The same items, with ids that tell them apart where they come from several files."""
+    seen: Counter[str] = Counter()
+    found = []
+    for item in items:
+        seen[item.id] += 1
+        found.append(item if seen[item.id] == 1 else evolve(item, id=f"{item.id} ({seen[item.id]})"))
+    return found
+
+
+def _is_silent() -> bool:
+    return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,34 @@ if TYPE_CHECKING:
     from augury.engine import Engine
     from augury.types import Result, Summary
 
-__all__ = ["as_json", "drafting_lines", "run_line", "say", "show_configuration", "spec_type_of", "synthetic_text", "table"]
+__all__ = [
+    "as_json",
+    "drafting_lines",
+    "print_json",
+    "print_lines",
+    "run_line",
+    "say",
+    "show_configuration",
+    "spec_type_of",
+    "synthetic_text",
+    "table",
+]
 
 
 def say(text: str) -> None:
     """Tell the user something that is not output."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def print_json(told: Mapping[str, Any]) -> None:
+    """One object, alone in its line of standard output."""
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines of standard output."""
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def run_line(summaries: Sequence[Summary]) -> str:

@@ -40,10 +40,8 @@ def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
     prompts = read_prompts(args)
     warn_of_synthetic(args)
-    engine = load_engine(args, args.spec_type, args.model_draft)
-    runnings: list[Running] = []
-    with engine:
-        runnings.extend(engine.submit(**(params | prompt.arguments())) for prompt in prompts)
+    with load_engine(args, args.spec_type, args.model_draft) as engine:
+        runnings = [engine.submit(**(params | prompt.arguments())) for prompt in prompts]
         if args.json:
             results = [_print_json(engine, running, has_logprobs=args.logprobs is not None) for running in runnings]
         else:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 from augury.bench.contest import Contest
-from augury.bench.machine import run_facts
+from augury.bench.machine import facts_told, run_facts
 from augury.bench.tuning import Candidate, Tuning, trials_of
-from augury.cli.bench_drafters import DEFAULTS, items_of
+from augury.cli.bench_drafters import DEFAULTS, exit_code
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.parser import counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.prompts import add_prompt_flags, add_workload_flag
-from augury.cli.report import say, table
+from augury.cli.prompts import add_prompt_flags, add_workload_flag, read_items
+from augury.cli.report import print_json, print_lines, say, table
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from augury.bench.contest import Pair
     from augury.bench.tuning import Trial
@@ -36,7 +35,7 @@ _CHAINS = ("suffix", "ngram-simple:n=3", "ngram-mod:preset=short")
 _CHAINS_WITH_MODEL = ("draft-model", "suffix;draft-model")
 
 
-def add_parser(subparsers: Any, registry: Registry, argv: Any) -> None:
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "tune",
@@ -54,7 +53,11 @@ def add_parser(subparsers: Any, registry: Registry, argv: Any) -> None:
         "--against", action="append", default=[], metavar="NAME[:K=V,...]", help="another drafter or chain to try; repeats"
     )
     group.add_argument(
-        "--layers", type=_counts, default=(), metavar="N,N,...", help="try the model's own first N layers, too (self-spec)"
+        "--layers",
+        type=lambda text: counts(text, "--layers", least=1),
+        default=(),
+        metavar="N,N,...",
+        help="try the model's own first N layers, too (self-spec)",
     )
     group.add_argument("--turns", type=int, default=2, metavar="N", help="runs of each prompt at most (default: 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -64,7 +67,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     _check(args)
     chains, lengths = _candidates(args), _lengths(args)
-    items = items_of(args)
+    items = read_items(args)
     params = {**DEFAULTS, **request_params(args)}
     with ProgressDisplay() as display:
         bench = _Bench(args, params, display)
@@ -73,19 +76,16 @@ def _run(args: argparse.Namespace) -> int:
         choice = tuning.settle(chains, lengths)
     words = option_words(choice, args)
     if args.json:
-        facts = run_facts(bench.config, items, params["max_tokens"])
-        told = {key: facts[key] for key in ("model", "backend", "threads")} | {"machine": facts, "turns": args.turns}
+        told = facts_told(run_facts(bench.config, items, params["max_tokens"])) | {"turns": args.turns}
         told |= {"candidates": [tuning.told(each) for each in tuning.pairs], "arguments": words, "options": shlex.join(words)}
-        sys.stdout.write(json.dumps(told) + "\n")
+        print_json(told)
     else:
         for line in _lines(tuning):
             say(line)
-    if any(tuning.figures(each).is_changed for each in tuning.pairs):
-        say("augury: a drafter changed the output, which is a bug; please report it with this command")
-        return 1
-    if not args.json:
-        sys.stdout.write(shlex.join(words) + "\n")
-    return 0
+    code = exit_code(tuning.figures(each) for each in tuning.pairs)
+    if code == 0 and not args.json:
+        print_lines([shlex.join(words)])
+    return code
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -199,10 +199,3 @@ def _lines(tuning: Tuning) -> list[str]:
         )
     lines = table(rows, is_right=(False, True, True, True, True, True, True, False))
     return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: behind it"]
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(","))
-    except ValueError:
-        raise OptionError(f"--layers is {text!r}, expected numbers of layers with commas, such as 8,16") from None

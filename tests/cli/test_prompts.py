@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from augury.cli.prompts import Prompt, _from_file
+from augury.bench.workload import Item
+from augury.cli.prompts import Prompt, _distinct, _from_file
 
 
 def read(tmp_path, name, text):
@@ -27,3 +28,8 @@ def test_a_text_that_starts_with_a_brace_is_a_text(tmp_path):
 
 def test_parameters_of_a_line_go_with_its_prompt():
     assert Prompt(tokens=(1, 2), params={"seed": 3}).arguments() == {"prompt": [1, 2], "seed": 3}
+
+
+def test_ids_that_occur_twice_are_numbered():
+    items = [Item("1"), Item("a"), Item("1"), Item("1")]
+    assert [item.id for item in _distinct(items)] == ["1", "a", "1 (2)", "1 (3)"]

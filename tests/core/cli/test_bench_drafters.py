@@ -8,9 +8,6 @@ import pytest
 from commands import REPEATING, here, run
 from oracles.models import tiny_model
 
-from augury.bench.workload import Item
-from augury.cli.bench_drafters import _distinct
-
 NGRAM = ["--spec-type", "ngram-simple"]
 
 
@@ -159,8 +156,3 @@ def test_what_makes_no_sense_is_refused_at_once(bench, words, expected):
     code, out, err = bench("--prompt-tokens", "1", *words)
     assert (code, out) == (2, "")
     assert expected in err
-
-
-def test_ids_that_occur_twice_are_numbered():
-    items = [Item("1"), Item("a"), Item("1"), Item("1")]
-    assert [item.id for item in _distinct(items)] == ["1", "a", "1 (2)", "1 (3)"]

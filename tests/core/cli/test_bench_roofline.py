@@ -77,7 +77,7 @@ def test_a_backend_that_tells_nothing_is_named(bench):
 
 
 @pytest.mark.parametrize(
-    "words", [("--startup",), ("--vs", "llama-server"), ("--html", "page.html"), ("--compare", "old.json")]
+    "words", [["--startup"], ["--vs", "x"], ["--html", "x.html"], ["--compare", "x"], ["-p", "8"], ["-n", 8]]
 )
 def test_what_measures_something_else_is_refused_beside_it(bench, words):
     code, _, err = bench(*words)

@@ -139,6 +139,7 @@ def test_engines_are_closed_where_one_fails(tune, monkeypatch):
         (["--spec-type", "suffix"], "--against"),
         (["--spec-synth-len", "2"], "synthetic"),
         (["--layers", "few"], "--layers is 'few'"),
+        (["--layers", "0,2"], "--layers is '0,2', expected whole numbers from 1 on"),
         (["--against", "sufix"], "suffix"),
         (["--spec-ngram-cache-n-min", "3"], "ngram-cache"),
         (["--workload", "absent.jsonl"], "absent.jsonl"),
