@@ -130,6 +130,8 @@ def _checked(messages: object) -> list[dict[str, Any]]:
             if key not in message:
                 raise OptionError(f"messages[{index}] has no {key!r}, {expected}")
             if not isinstance(message[key], str):
-                raise OptionError(f"messages[{index}][{key!r}] is {type(message[key]).__name__}, expected text")
+                raise OptionError(
+                    f"messages[{index}][{key!r}] is {type(message[key]).__name__}, expected text; images are not read"
+                )
         checked.append(dict(message))
     return checked

@@ -93,7 +93,12 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
     if not all(isinstance(text, str) for text in texts):
         raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, such as 'ngram-simple'")
-    specs = [spec for text in texts or ("auto",) for spec in parse_specs(text) if spec.name != "none" or spec.values]
+    named = [spec for text in texts or ("auto",) for spec in parse_specs(text)]
+    specs = [spec for spec in named if spec.name != "none" or spec.values]
+    if specs and len(specs) < len(named):
+        raise OptionError(
+            "--spec-type none leaves drafts out, but drafters are named beside it; leave out the one or the others"
+        )
     if any(spec.name == "auto" for spec in specs):
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")

@@ -19,8 +19,8 @@ from augury.bench.pytest_plugin import FOUND
 from augury.bench.workload import builtin_workload, read_workload
 from augury.engine import Engine
 from augury.errors import AuguryError
-from augury.options import parse_specs
 from augury.registry import Registry
+from augury.speculation import choose_drafters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,9 +40,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     specs = list(dict.fromkeys(option("augury_drafter")))
     registry = Registry.discover()
     try:
-        for spec in (spec for text in specs for spec in parse_specs(text)):
-            if spec.name != "auto":
-                registry.find("drafter", spec.name)
+        for text in specs:
+            choose_drafters(registry, text)
     except AuguryError as error:
         raise pytest.UsageError(f"--augury-drafter: {error}") from None
     for name in ("augury_pairs", "augury_tokens"):

@@ -86,6 +86,7 @@ def test_without_pytest_benchmark_it_says_how_to_get_it(compared):
         (["--augury-workload", "absent.jsonl"], "absent.jsonl"),
         (["--augury-pairs", "0"], "--augury-pairs is 0"),
         (["--augury-drafter", "no-such-drafter"], "--augury-drafter: there is no drafter 'no-such-drafter'"),
+        (["--augury-drafter", "ngram-map-k:x=1"], "ngram-map-k: there is no option 'x'"),
     ],
 )
 def test_what_cannot_be_run_says_why(compared, words, expected):
