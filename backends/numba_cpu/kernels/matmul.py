@@ -49,7 +49,7 @@ def _write(sums: int, y: int, n: int, ldy: int) -> None:
 def quantised_matmul(fmt: Format, target: str) -> Any:
     """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_16"]
-    block_lines = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR))
+    block_lines, distance = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR)), _CHUNK // unit_blocks * unit_bytes
 
     def matmul(w: int, x: int, y: int, n: int, n_cols: int, p0: int, p1: int, ldy: int, scratch: int) -> None:
         n_blocks = n_cols // BLOCK
@@ -59,14 +59,13 @@ def quantised_matmul(fmt: Format, target: str) -> Any:
             unit = w + p * (n_blocks // unit_blocks) * unit_bytes
             for k in range(0, n_blocks, _CHUNK):
                 here = min(_CHUNK, n_blocks - k)
-                following = unit + here // unit_blocks * unit_bytes
-                columns = x + k * n * token
+                columns, ahead = x + k * n * token, unit + distance  # the end of a panel fetches for the next one, too
                 if n <= _FUSED_TOKENS:
-                    multiply(kind, target, "packed", unit, columns, sums, n, here, following, block_lines)
+                    multiply(kind, target, "packed", unit, columns, sums, n, here, ahead, block_lines)
                 else:
                     unpack(kind, target, unit, here, scratch)
-                    multiply(kind, target, "scratch", scratch, columns, sums, n, here, following, block_lines)
-                unit = following
+                    multiply(kind, target, "scratch", scratch, columns, sums, n, here, ahead, block_lines)
+                unit += here // unit_blocks * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
     matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{target}"
@@ -86,9 +85,9 @@ def float_matmul(fmt: Format, target: str) -> Any:
             unit = w + p * n_blocks * unit_bytes
             for k in range(0, n_blocks, _FLOAT_CHUNK):
                 here = min(_FLOAT_CHUNK, n_blocks - k)
-                following = unit + here * unit_bytes
-                multiply(kind, target, "packed", unit, x + k * n * token, sums, n, here, following, block_lines)
-                unit = following
+                ahead = unit + _FLOAT_CHUNK * unit_bytes
+                multiply(kind, target, "packed", unit, x + k * n * token, sums, n, here, ahead, block_lines)
+                unit += here * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
     matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{target}"
