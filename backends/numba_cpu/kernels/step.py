@@ -21,6 +21,7 @@ from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64
 from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES, TOKENS
 
 PANEL_ROWS = 32
+_SHARES = 4  # of a matrix that each thread takes one after the other, so that a slower one takes fewer
 # Offsets into the entry of a matrix (see `multiply`).
 ENTRY_BYTES = 96
 KERNEL, WEIGHTS, X, X_STRIDE, Y, N_COLS, N_PANELS, LDY, BIAS, ROW_COUNT, SCALE = (8 * field for field in range(11))
@@ -136,9 +137,15 @@ def multiply_panels(entry, first, end, n, state, thread):
 
 
 @helper
-def claim_size(n_panels, n_threads):
-    """How many panels a thread takes at once: few enough that the threads end together."""
-    return max(n_panels // (4 * n_threads), 1)
+def claim(state, n_panels, n_threads):
+    """Take the next share of a matrix: its first panel and its end, the same when none are left. Larger ones come first."""
+    share = atomic_add(state + CLAIMED, 1)
+    size, rest = n_panels // (_SHARES * n_threads), n_panels % (_SHARES * n_threads)
+    first = min(share * size + min(share, rest), n_panels)
+    end = first + size
+    if share < rest:
+        end += 1
+    return first, min(end, n_panels)
 
 
 @kernel
@@ -150,12 +157,10 @@ def multiply(record, state, thread, n_threads):
         n = get_i64(state + N_ROWS)
     if n == 0:
         return
-    step = claim_size(n_panels, n_threads)
     while True:
-        first = atomic_add(state + CLAIMED, step)
-        if first >= n_panels:
+        first, end = claim(state, n_panels, n_threads)
+        if first == end:
             return
-        end = min(first + step, n_panels)
         start = 0
         for index in range(n_entries):
             entry = entries + ENTRY_BYTES * index
@@ -174,12 +179,10 @@ def _gated(activation: Any, name: str) -> Any:
             get_i64(record + 48),
         )
         n = get_i64(state + N_TOKENS)
-        step = claim_size(n_panels, n_threads)
         while True:
-            first = atomic_add(state + CLAIMED, step)
-            if first >= n_panels:
+            first, end = claim(state, n_panels, n_threads)
+            if first == end:
                 return
-            end = min(first + step, n_panels)
             multiply_panels(entry, first, end, n, state, thread)
             multiply_panels(entry + ENTRY_BYTES, first, end, n, state, thread)
             gate, up, ldy = get_i64(entry + Y), get_i64(entry + ENTRY_BYTES + Y), get_i64(entry + LDY)
