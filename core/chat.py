@@ -130,8 +130,7 @@ def _checked(messages: object) -> list[dict[str, Any]]:
             if key not in message:
                 raise OptionError(f"messages[{index}] has no {key!r}, {expected}")
             if not isinstance(message[key], str):
-                raise OptionError(
-                    f"messages[{index}][{key!r}] is {type(message[key]).__name__}, expected text; images are not read"
-                )
+                hint = "; parts such as images are not read" if isinstance(message[key], list) else ""
+                raise OptionError(f"messages[{index}][{key!r}] is {type(message[key]).__name__}, expected text{hint}")
         checked.append(dict(message))
     return checked

@@ -77,6 +77,7 @@ def test_what_a_template_refuses_is_told_in_its_words():
         ([{"content": "Hello"}], r"messages\[0\] has no 'role'"),
         ([*HELLO, {"role": "user"}], r"messages\[1\] has no 'content'"),
         ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] is NoneType, expected text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "is list, expected text; parts such as images are not read"),
         ([{"role": 1, "content": "Hello"}], r"messages\[0\]\['role'\] is int, expected text"),
     ],
 )
