@@ -292,10 +292,10 @@ class Engine:
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
 
     def memory_table(self) -> list[Allocation]:
-        """What the models hold, the target's first: weights, KV cache, scratch, each behind the model's name."""
+        """What the models hold, the target's first: weights, KV cache, scratch, each behind the model's name and role."""
         return [
-            Allocation(f"{model.info.name}: {line.purpose}", line.n_bytes)
-            for model in self._loader.models
+            Allocation(f"{model.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
+            for number, model in enumerate(self._loader.models)
             for line in model.memory_table()
         ]
 

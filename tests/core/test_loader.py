@@ -40,7 +40,7 @@ def test_slots_share_one_draft_model():
 def test_the_memory_table_names_models_and_purposes():
     with load(draft_model=tiny_model("llama-dense-q4_0")) as engine:
         purposes = [line.purpose for line in engine.memory_table()]
-        assert {"llama-dense", "llama-dense-q4_0"} == {purpose.partition(":")[0] for purpose in purposes}
+        assert {purpose.partition(":")[0] for purpose in purposes} == {"llama-dense (target)", "llama-dense-q4_0 (draft)"}
         assert all(line.n_bytes > 0 for line in engine.memory_table())
 
 
