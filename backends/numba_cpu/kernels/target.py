@@ -43,7 +43,7 @@ class Target:
         return ((0, 1),) if n_tokens <= self.n_together[place] else ((0,), (1,))
 
 
-_WIDE = {"packed": (8, 4, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
+_WIDE = {"packed": (8, 7, 6, 5, 4, 3, 2, 1), "scratch": (6, 2, 1), "float": (4, 1)}, {"packed": 4, "scratch": 6, "float": 4}
 _NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"packed": 1, "scratch": 1, "float": 2}
 _pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
 # The best first.
