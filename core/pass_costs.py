@@ -98,9 +98,12 @@ class PassCosts:
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:
-    """A curve through `points` at `sizes`, straight behind the last, and never falling."""
+    """A curve through `points` at `sizes`, straight behind the last.
+
+    It never falls: a size that took longer than a larger one was disturbed when it was measured.
+    """
     xs, ys = (np.array(column, float) for column in zip(*sorted(points), strict=True))
-    ys = np.maximum.accumulate(ys)
+    ys = np.minimum.accumulate(ys[::-1])[::-1]
     curve = np.interp(sizes, xs, ys)
     slope = (ys[-1] - ys[-2]) / (xs[-1] - xs[-2]) if len(xs) > 1 else ys[-1] / xs[-1]
     return curve + slope * np.maximum(sizes - xs[-1], 0)

@@ -89,6 +89,10 @@ class Allowance:
         """The drafter gained or, below 0, lost so much."""
         self.seconds = min(self.seconds + seconds, self.most)
 
+    def forgive(self, seconds: float) -> None:
+        """It would have gained so much: what it lost too much is forgiven as far, and it may draft again."""
+        self.seconds = max(self.seconds, min(self.seconds + seconds, 0.0))
+
     def pass_time(self, seconds: float) -> None:
         """So much time went by."""
         self.book(self.share * seconds)
@@ -102,15 +106,17 @@ class Track:
     allowances: list[Allowance]  # of a costly drafter one for all requests
     n_missed: list[int]  # tokens emitted since it was asked
     n_idle: list[int]  # rounds since it was right
+    n_right: list[int]  # tokens that it had right in the last round, used or not
 
     def score(self, drafter: int, proposed: Sequence[int] | None, emitted: Sequence[int]) -> None:
         """Note what a drafter got right of what a round emitted, used or not; None where it was not asked."""
         self.n_missed[drafter] += len(emitted)
         self.n_idle[drafter] += 1
+        self.n_right[drafter] = 0
         if not proposed:
             self.acceptances[drafter].decline()
-        elif self.acceptances[drafter].see(proposed, emitted):
-            self.n_idle[drafter] = 0
+        elif n_right := self.acceptances[drafter].see(proposed, emitted):
+            self.n_idle[drafter], self.n_right[drafter] = 0, n_right
 
 
 @frozen
@@ -182,7 +188,7 @@ class Planner:
             else Allowance(_LOOKUPS_LOSE * plain_s / n, _LOOKUPS_SHARE / n, _MOST_SAVED * plain_s)
             for i in range(n)
         ]
-        return Track([each.child() for each in self._acceptances], allowances, [0] * n, [0] * n)
+        return Track([each.child() for each in self._acceptances], allowances, [0] * n, [0] * n, [0] * n)
 
     # Before a round
 
@@ -292,8 +298,10 @@ class Planner:
         for outcome in outcomes:
             choice = outcome.choice
             own_s = outcome.draft_s + (extra_s * choice.k / n_drafted if choice.k else 0.0)
-            for allowance in outcome.track.allowances:
+            for m, allowance in enumerate(outcome.track.allowances):
                 allowance.pass_time(plain_s / len(outcomes) + own_s)
+                if m != choice.drafter and not self.is_costly[m]:
+                    allowance.forgive(outcome.track.n_right[m] * plain_s / len(outcomes))
             if choice.drafter is not None:
                 self._judge(outcome, choice.drafter, outcome.n_accepted * plain_s / len(outcomes) - own_s)
 

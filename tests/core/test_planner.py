@@ -14,6 +14,7 @@ FAST = [18.2, 18.2, 18.2, 18.2, 18.3, 21.8, 24.2, 26.2, 28.3, 32.5, 34.3, 36.2, 
 SLOW = [28.3, 28.3, 28.3, 29.3, 29.3, 29.4, 30.8, 32.8, 34.8, 35.3, 37.1, 39.0, 40.9, 43.7, 46.4, 49.2, 52.0, 57.1]
 FAST, SLOW = np.array(FAST) / 1e3, np.array(SLOW) / 1e3
 LINEAR = np.arange(18) * 0.9 / 100 + 0.001  # drafting hardly ever pays
+STEEP = np.arange(18) * 0.0015 + 0.010  # drafting pays where it is right
 MODEL = {"per_token_s": 0.0077, "per_missed_s": 0.0003, "is_costly": True}
 N = 4000
 
@@ -60,6 +61,16 @@ def test_a_drafter_that_becomes_right_is_used_soon(drafting, n_rounds):
         behind = [choice for position, choice in world.choices if position >= change]
         after = behind[n_rounds : n_rounds + 50]
         assert min(choice.k for choice in after) >= 2
+
+
+@pytest.mark.parametrize("n_drafters", [1, 3, 8])
+def test_a_lookup_that_was_wrong_at_first_is_used_as_soon_as_it_is_right(n_drafters):
+    change = 8
+    never, at_first = Source(bernoulli(0.0, 200)), Source(np.arange(200) >= change)
+    world = World(STEEP, [at_first, *[never] * (n_drafters - 1)])
+    world.play()
+    behind = [choice.k for position, choice in world.choices if position >= change]
+    assert max(behind[:4]) > 0
 
 
 def test_a_drafter_that_becomes_wrong_is_left_soon():
