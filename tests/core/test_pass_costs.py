@@ -65,7 +65,9 @@ def test_the_first_passes_of_a_size_say_most_about_it():
 
 
 def test_a_size_that_was_disturbed_when_it_was_measured_is_as_cheap_as_the_next():
-    costs = PassCosts([PassTime(1, 0, 0.010), PassTime(3, 0, 0.020), PassTime(4, 0, 0.011), PassTime(8, 0, 0.012)], n_largest=16)
+    costs = PassCosts(
+        [PassTime(1, 0, 0.010), PassTime(3, 0, 0.020), PassTime(4, 0, 0.011), PassTime(8, 0, 0.012)], n_largest=16
+    )
     assert [costs.seconds(n, 0) for n in (1, 3, 4, 8)] == pytest.approx([0.010, 0.011, 0.011, 0.012])
 
 
