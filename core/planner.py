@@ -46,7 +46,7 @@ _PROBE_LENGTH = 2  # tokens: enough to see one right behind another
 _PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every failure
 
 # What may be lost
-_LOOKUPS_LOSE = 0.5  # plain passes, at a request's beginning, by all drafters that cost nothing together
+_LOOKUPS_LOSE = 0.25  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.01  # of the request's time, by the same
 _COSTLY_LOSES = 4.0  # plain passes, at the engine's beginning, by each costly drafter: a try and what it takes to catch up
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
