@@ -17,7 +17,7 @@ def test_pieces_joined_are_the_whole_decoded_for_any_tokens(name, data, skip_spe
     assert "".join(pieces) == tokenizer.decode(ids, skip_special=skip_special, continues=continues)
     shown = [token for token in ids if not (skip_special and tokenizer.is_special(token))]
     raw = b"".join(map(tokenizer.piece, shown)).decode(errors="replace")
-    assert "".join(pieces).removeprefix(" ") == raw.removeprefix(" ")
+    assert "".join(pieces) in (raw, raw.removeprefix(" "))  # the space that encoding puts in front
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "user-defined"])
