@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import REPEATING, run
 
-MODEL = str(Path(__file__).parents[1] / "data" / "models" / "llama-dense-q4_k.gguf")
+MODEL = str(Path(__file__).parents[2] / "data" / "models" / "llama-dense-q4_k.gguf")
 HERE = ["-m", MODEL, "--backend", "reference", "-c", "128"]
 GREEDY = [*HERE, "--temp", "0", "-n", "12"]
 
