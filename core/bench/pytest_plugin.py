@@ -76,7 +76,7 @@ def pytest_terminal_summary(
     found = config.stash[FOUND]
     if not found:
         return
-    from augury.cli.bench_table import comparison_lines
+    from augury.bench.comparison import comparison_lines
 
     terminalreporter.section("augury: drafters against plain decoding, greedy")
     for line in comparison_lines(found):

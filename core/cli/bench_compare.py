@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from augury.bench.changes import Saved, changes
-from augury.cli.report import table
 from augury.errors import OptionError
+from augury.table import table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,11 +6,11 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from augury.bench.comparison import comparison_lines
 from augury.bench.contest import Contest
 from augury.bench.machine import facts_told, run_facts
 from augury.bench.outcome import Outcome
 from augury.cli.bench_compare import change_lines, changes_told, check_saved
-from augury.cli.bench_table import comparison_lines
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import load_engine
 from augury.cli.prompts import read_items

@@ -19,11 +19,12 @@ from augury.bench.versus import MIN_PAIRS, compare
 from augury.cli.bench_compare import change_lines, changes_told, check_saved
 from augury.cli.parser import FlagsAction, are_counts, counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines, table
+from augury.cli.report import print_json, print_lines
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
 from augury.models import resolve
+from augury.table import table
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from augury.bench.passes import ModelRunner
 from augury.bench.roofline import Profiled, measure_roofline
 from augury.bench.round_trip import round_trip_ns
 from augury.cli.bench_passes import loaded_model
-from augury.cli.report import print_json, print_lines, table
+from augury.cli.report import print_json, print_lines
 from augury.errors import UnsupportedError
+from augury.table import table
 
 if TYPE_CHECKING:
     import argparse

@@ -16,11 +16,12 @@ from augury.cli.bench_drafters import DEFAULTS
 from augury.cli.bench_passes import WIDE, pairs_of, server_options, trip_text
 from augury.cli.model_flags import load_engine
 from augury.cli.prompts import read_items
-from augury.cli.report import print_json, print_lines, table
+from augury.cli.report import print_json, print_lines
 from augury.errors import OptionError, UnsupportedError
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.models import resolve
+from augury.table import table
 
 if TYPE_CHECKING:
     import argparse

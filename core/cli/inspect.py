@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.report import print_json, print_lines, table
+from augury.cli.report import print_json, print_lines
+from augury.table import table
 
 if TYPE_CHECKING:
     import argparse

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import flag_of
-from augury.cli.report import print_json, print_lines, table
+from augury.cli.report import print_json, print_lines
 from augury.options import options_of
+from augury.table import table
 
 if TYPE_CHECKING:
     import argparse

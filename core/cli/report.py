@@ -1,4 +1,4 @@
-"""What the command line says about a run: one line, tables, and JSON."""
+"""What the command line says about a run: one line, a table of memory, and JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from augury.options import Spec
+from augury.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,6 @@ __all__ = [
     "show_configuration",
     "spec_type_of",
     "synthetic_text",
-    "table",
 ]
 
 
@@ -160,15 +160,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def table(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = ()) -> list[str]:
-    """Lines of aligned columns; `is_right` says which are set flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    flush = [*is_right, *[False] * (len(widths) - len(is_right))]
-    return [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, flush, strict=True)
-        ).rstrip()
-        for row in rows
-    ]

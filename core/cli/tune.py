@@ -15,11 +15,12 @@ from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.prompts import add_prompt_flags, add_workload_flag, read_items
-from augury.cli.report import print_json, print_lines, say, table
+from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
+from augury.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

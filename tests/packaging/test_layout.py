@@ -68,6 +68,12 @@ def test_core_imports_no_plugin(path):
     assert not [name for name in imports_of(path) if name.startswith(plugins)]
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if not name_of(path).startswith("augury.cli")], ids=name_of)
+def test_nothing_but_the_program_itself_imports_the_command_line(path):
+    if name_of(path) != "augury.__main__":
+        assert not [name for name in imports_of(path) if f"{name}.".startswith("augury.cli.")]
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if "kernels" in path.parts], ids=name_of)
 def test_kernels_import_arrays_and_other_kernels_only(path):
     if path.name in NO_KERNELS:

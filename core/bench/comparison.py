@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.bench.figures import Figures
-from augury.cli.report import table
+from augury.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
