@@ -28,10 +28,11 @@ VERIFY = ("match", "rejection")
 
 @frozen
 class Member:
-    """A drafter of a chain: its name and an instance of its options class."""
+    """A drafter of a chain: its name, an instance of its options class, and what else it is called."""
 
     name: str
     options: Any
+    aliases: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """As `--spec-type` would name it, with the options that differ from their defaults."""
@@ -83,7 +84,7 @@ def choose_drafters(
             raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
         takers[0].setdefault("model", str(draft_model))
     return [
-        (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}")))
+        (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}"), drafter.aliases))
         for name, (drafter, values) in chain.items()
     ]
 
@@ -177,10 +178,7 @@ class Speculation:
             wishes = {"type": "none"}
         if not hasattr(wishes, "items"):
             raise OptionError(f"speculative is {wishes!r}, expected False or a mapping such as {{'n_max': 8}}")
-        names = [member.name for member in self.members]
-        for key in wishes:
-            if key not in (*_KEYS, *names):
-                raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), (*_KEYS, *names))}")
+        wishes = self._by_name(wishes)
         members = [self._changed(member, wishes) for member in self.members]
         wanted = self._wanted(wishes.get("type", self.type))
         limits = {key: wishes[key] for key in ("n_max", "n_min") if key in wishes}
@@ -191,8 +189,25 @@ class Speculation:
             raise OptionError(f"speculative: p_min is given, but {asked} has no such option")
         return attrs.evolve(self, members=chosen, **limits)
 
+    @property
+    def _names(self) -> dict[str, str]:
+        """The drafters' names, by all that they are called."""
+        return {called: member.name for member in self.members for called in (member.name, *member.aliases)}
+
+    def _by_name(self, wishes: Mapping[str, Any]) -> dict[str, Any]:
+        """Wishes, with drafters by their names."""
+        known = {key: key for key in _KEYS} | self._names
+        named: dict[str, Any] = {}
+        for key, value in wishes.items():
+            if key not in known:
+                raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), known)}")
+            if known[key] in named:
+                raise OptionError(f"speculative: {key} is another name of {known[key]}, which is given, too; give one of them")
+            named[known[key]] = value
+        return named
+
     def _wanted(self, kind: Any) -> list[str]:
-        names = [member.name for member in self.members]
+        names = self._names
         if not isinstance(kind, str) or not kind.strip():
             raise OptionError(f"speculative: type is {kind!r}, expected 'none' or some of {self.type!r}")
         specs = [spec for spec in parse_specs(kind) if spec.name != "none"]
@@ -204,7 +219,7 @@ class Speculation:
                 raise OptionError(
                     f"speculative: type takes names alone; give options as {{{spec.name!r}: {dict(spec.values)}}}"
                 )
-        return list(dict.fromkeys(spec.name for spec in specs))
+        return list(dict.fromkeys(names[spec.name] for spec in specs))
 
     def _changed(self, member: Member, wishes: Mapping[str, Any]) -> Member:
         """A member with the options that a request sets."""
@@ -218,7 +233,7 @@ class Speculation:
             values["p_min"] = wishes["p_min"]
         if not values:
             return member
-        return Member(member.name, build(type(member.options), attrs.asdict(member.options) | values, where))
+        return attrs.evolve(member, options=build(type(member.options), attrs.asdict(member.options) | values, where))
 
     def __str__(self) -> str:
         """The chain as `--spec-type` would name it, with the options that differ from their defaults."""

@@ -11,7 +11,8 @@ from augury.errors import OptionError
 from augury.options import NoOptions, option
 from augury.pass_costs import PassCosts, PassTime
 from augury.planner import Planner
-from augury.speculation import Member, Speculation, synthetic_rates
+from augury.registry import Registry
+from augury.speculation import Member, Speculation, choose_drafters, synthetic_rates
 
 PROMPT = [1, 2, 3, 4]
 
@@ -22,7 +23,7 @@ class SureOptions:
     depth: int = option(3, help="how far")
 
 
-LOADED = Speculation((Member("sure", SureOptions()), Member("easy", NoOptions())))
+LOADED = Speculation((Member("sure", SureOptions(), ("certain",)), Member("easy", NoOptions())))
 
 
 def test_a_request_chooses_among_the_drafters_that_were_loaded():
@@ -34,6 +35,14 @@ def test_a_request_chooses_among_the_drafters_that_were_loaded():
     assert LOADED.override(None) is LOADED
 
 
+def test_a_request_may_call_drafters_what_spec_type_may():
+    assert LOADED.override({"type": "certain"}).members == LOADED.members[:1]
+    assert LOADED.override({"type": "easy;certain;sure"}).type == "easy;sure"
+    assert LOADED.override({"certain": {"p_min": 0.25}}).members[0].options == SureOptions(p_min=0.25)
+    ((_, lookup),) = choose_drafters(Registry.discover(), "lookup")
+    assert Speculation((lookup,)).override({"type": "lookup"}).type == "ngram-cache"
+
+
 @pytest.mark.parametrize(
     ("wishes", "expected"),
     [
@@ -42,6 +51,8 @@ def test_a_request_chooses_among_the_drafters_that_were_loaded():
         ({"type": ""}, "type is '', expected 'none' or some of 'sure;easy'"),
         ({"type": ["easy"]}, r"type is \['easy'\], expected"),
         ({"type": "easy", "p_min": 0.5}, "p_min is given, but easy has no such option"),
+        ({"type": "certain:p_min=0.9"}, "type takes names alone"),
+        ({"sure": {}, "certain": {}}, "certain is another name of sure, which is given, too"),
         ({"sure": {"depth": 4}}, "depth can only be set when the engine is loaded"),
         (True, "speculative is True, expected False or a mapping"),
     ],
