@@ -30,6 +30,7 @@ _FINE_SIZES = (
 )  # once, in the order of their worth: a slow machine's time is up before the last
 _DEEP_SIZES = (1, 4, 16)
 _DEPTH = 1024  # where what a context costs is measured
+_LARGEST = 1024  # tokens of a pass that has a figure of its own: the figures' memory grows by the square
 _BUDGET_S = 0.5  # felt at a start, but not much
 _TURNS = 2
 
@@ -53,7 +54,7 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
             is_needed = turn == 0 and n <= 2 and depth == 0  # the least that says what drafting costs
             if is_needed or perf_counter() - start < _BUDGET_S:
                 best[n, depth] = min(_seconds(model, n, depth), best.get((n, depth), np.inf))
-    return PassCosts([PassTime(n, depth, seconds) for (n, depth), seconds in best.items()], n_largest)
+    return PassCosts([PassTime(n, depth, seconds) for (n, depth), seconds in best.items()], min(n_largest, _LARGEST))
 
 
 def _fill(model: Model, depth: int) -> None:
