@@ -78,6 +78,7 @@ class DraftModel(Drafter):
         super().__init__(options, session)
         if options.model is None:
             raise OptionError("draft-model needs a second model; pass -md MODEL or --spec-type draft-model:model=MODEL")
+        self._tree = None if options.tree is None else TreeShape.of(options.tree, session.options.n_ctx)
         reference, load_options = options.model, _load_options(options, session.options)
 
         def make() -> Partner:
@@ -85,7 +86,6 @@ class DraftModel(Drafter):
 
         partner: Partner = session.shared((self.name, reference, load_options, options.backend), make)
         self._runner = partner.runner
-        self._tree = None if options.tree is None else TreeShape.of(options.tree)
         self._sampler: DraftSampler | None = None  # of a request whose drafts are drawn
         self._translation = partner.translation(session.tokenizer)
         if self._tree is not None and self._translation is not None:
@@ -129,7 +129,8 @@ class DraftModel(Drafter):
                 limit = 0
         n_candidates = 1
         if self._tree is not None and self._sampler is None:
-            n_candidates, limit = self._tree.width, min(limit, self._tree.depth)
+            # of a tree of `limit` tokens no place has more
+            n_candidates, limit = min(self._tree.width, limit), min(limit, self._tree.depth)
         # p_min is read anew each time: a request may bring its own
         return Wish(self.session.slot, history, limit, self.options.p_min, n_same, n_candidates, self._sampler)
 

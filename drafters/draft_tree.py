@@ -23,19 +23,29 @@ class TreeShape:
     depth: int
 
     @classmethod
-    def of(cls, text: str) -> TreeShape:
+    def of(cls, text: str, n_ctx: int) -> TreeShape:
         """Read a shape.
 
-        >>> TreeShape.of("2x5")
+        >>> TreeShape.of("2x5", 4096)
         TreeShape(width=2, depth=5)
 
+        Args:
+            text: Of the option.
+            n_ctx: Positions of a slot, which holds a tree's tokens while they are verified.
+
         Raises:
-            OptionError: The text is no shape.
+            OptionError: The text is no shape, or no slot would hold a tree of it.
         """
         width, _, depth = text.partition("x")
         if not (width.isdecimal() and depth.isdecimal() and int(width) and int(depth)):
             raise OptionError(f"draft-model: tree is {text!r}, expected WIDTHxDEPTH, both at least 1, such as 2x5")
-        return cls(int(width), int(depth))
+        shape = cls(int(width), int(depth))
+        if (n := shape.width * shape.depth) > n_ctx:
+            raise OptionError(
+                f"draft-model: tree is {text!r}, up to {n} tokens, expected at most the {n_ctx} that a sequence may use (-c); "
+                "choose a smaller one, such as 2x5"
+            )
+        return shape
 
 
 def branched(written: Written, limit: int, p_min: float) -> Draft:

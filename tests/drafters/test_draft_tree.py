@@ -47,7 +47,19 @@ def test_every_tree_is_a_chain_with_leaves(width, depth, n_more, data):
 @pytest.mark.parametrize("text", ["", "2", "x3", "0x3", "2x0", "2x-1", "axb", "2x3x4"])
 def test_what_is_no_shape_is_an_error(text):
     with pytest.raises(OptionError, match="expected WIDTHxDEPTH"):
-        TreeShape.of(text)
+        TreeShape.of(text, 4096)
+
+
+def test_a_tree_that_no_slot_would_hold_is_refused():
+    assert TreeShape.of("8x12", 96) == TreeShape(8, 12)
+    with pytest.raises(OptionError, match=r"tree is '99999x3', up to 299997 tokens, expected at most the 96 .* \(-c\)"):
+        Engine.load(
+            tiny_model("llama-dense"),
+            backend="reference",
+            n_ctx=96,
+            spec_type="draft-model:tree=99999x3",
+            draft_model=tiny_model("llama-dense-q4_0"),
+        )
 
 
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
