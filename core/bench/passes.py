@@ -9,6 +9,7 @@ import numpy as np
 
 from augury.bench.measure import Runner
 from augury.errors import CapacityError
+from augury.interfaces import Progress
 from augury.types import Batch
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ class ModelRunner(Runner):
         tokens: (n_ctx,) int32, those at each position; what is generated differs.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, progress: Progress | None = None) -> None:
+        """Take over a loaded model; `progress` is told how far its slot is filled."""
         self._model = model
+        self._progress = progress or Progress()
         n_ctx = model.state_spec.n_ctx
         self.tokens = np.random.default_rng(_SEED).integers(0, model.info.n_vocab, n_ctx, dtype=np.int32)
         self._n_filled = 0
@@ -37,8 +40,11 @@ class ModelRunner(Runner):
     def prepare(self, depth: int) -> None:
         """Fill the slot; what earlier measures left there is as good as anything."""
         for start in range(self._n_filled, depth, _CHUNK):
+            self._progress("fill the slot", start, depth)
             self._model.forward(self._batch(start, min(_CHUNK, depth - start), n_rows=0))
-        self._n_filled = max(self._n_filled, depth)
+        if depth > self._n_filled:
+            self._progress("fill the slot", depth, depth)
+            self._n_filled = depth
 
     def seconds(self, measure: Measure) -> float:
         """Run a measure once. Batches are made before the clock starts.

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from augury.bench.measure import Timing
+from augury.interfaces import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,9 @@ _MAX_ROUNDS = 100
 _SECONDS = 1.5  # per measure, unless the fewest rounds take longer
 
 
-def sweep(runner: Runner, measures: Iterable[Measure], seconds: float = _SECONDS) -> list[Timing]:
+def sweep(
+    runner: Runner, measures: Iterable[Measure], seconds: float = _SECONDS, progress: Progress | None = None
+) -> list[Timing]:
     """Time every measure several times.
 
     Measures of one kind and depth take turns, so that a machine that grows slower or faster meanwhile changes all of them
@@ -30,23 +33,29 @@ def sweep(runner: Runner, measures: Iterable[Measure], seconds: float = _SECONDS
         runner: Who runs them.
         measures: In any order.
         seconds: Time for the repetitions of one measure; at least five are made, however long they take.
+        progress: Told how many of those are through.
 
     Returns:
         Timings in the order of `measures`, without repetitions where one was asked for twice.
     """
     order = list(dict.fromkeys(measures))
     found: dict[Measure, list[float]] = {measure: [] for measure in order}
+    tell, n_done, n_least = progress or Progress(), 0, len(order) * (1 + _MIN_ROUNDS)
     for (depth, _), group in groupby(sorted(order, key=_by_depth), key=_by_depth):
         together = list(group)
         runner.prepare(depth)
+        tell("time passes", n_done, n_least)
         for measure in together:
             runner.seconds(measure)
         start = perf_counter()
         for n_rounds in range(1, _MAX_ROUNDS + 1):
+            if n_rounds <= _MIN_ROUNDS:  # more are made of short measures alone
+                tell("time passes", n_done + n_rounds * len(together), n_least)
             for measure in together:
                 found[measure].append(runner.seconds(measure))
             if n_rounds >= _MIN_ROUNDS and perf_counter() - start >= seconds * len(together):
                 break
+        n_done += (1 + _MIN_ROUNDS) * len(together)
     return [Timing(measure, tuple(found[measure])) for measure in order]
 
 

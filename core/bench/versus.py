@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.bench.measure import Timing
+from augury.interfaces import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,7 @@ def compare(
     measures: Iterable[Measure],
     n_pairs: int = MIN_PAIRS,
     probe: Callable[[], float | None] = lambda: None,
+    progress: Progress | None = None,
 ) -> list[Ratio]:
     """Run every measure with both, `n_pairs` times.
 
@@ -68,6 +70,7 @@ def compare(
         measures: In any order.
         n_pairs: Of turns, for each measure.
         probe: Called before each pair, for the nanoseconds of a round trip between cores.
+        progress: Told how many turns of both are through.
 
     Returns:
         Ratios in the order of `measures`, without repetitions where one was asked for twice.
@@ -75,14 +78,19 @@ def compare(
     order = list(dict.fromkeys(measures))
     seconds: dict[Measure, tuple[list[float], list[float]]] = {measure: ([], []) for measure in order}  # ours, theirs
     trips: dict[Measure, list[float]] = {measure: [] for measure in order}
+    tell, n_done, n_turns = progress or Progress(), 0, len(order) * (1 + n_pairs)
     for depth, group in groupby(sorted(order, key=lambda measure: measure.depth), key=lambda measure: measure.depth):
         together = list(group)
         for runner in (ours, theirs):
             runner.prepare(depth)
+            tell("take turns", n_done, n_turns)
             for measure in together:
                 runner.seconds(measure)
+        n_done += len(together)
         for pair in range(n_pairs):
             for measure in together:
+                tell("take turns", n_done, n_turns)
+                n_done += 1
                 sleep(REST_S)
                 if (trip := probe()) is not None:
                     trips[measure].append(trip)

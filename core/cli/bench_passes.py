@@ -113,18 +113,21 @@ def run_passes(args: argparse.Namespace) -> int:
     measures = measures_of(args)
     pairs = pairs_of(args)
     check_saved(args.compare, of_passes=True)
-    with loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model:
-        runner = ModelRunner(model)
+    with (
+        loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model,
+        ProgressDisplay() as progress,
+    ):
+        runner = ModelRunner(model, progress)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
         backend = make_backend(args.registry, args.backend).name
         loaded = {"model": model.info.name, "backend": backend, "target": model.target, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
-            timings = sweep(runner, measures)
+            timings = sweep(runner, measures, progress=progress)
             lines = list(_lines(timings))
         else:
             with _peer(args, runner, model) as server:
-                ratios = compare(runner, server, measures, pairs, round_trip_ns)
+                ratios = compare(runner, server, measures, pairs, round_trip_ns, progress)
             timings = [ratio.ours for ratio in ratios]
             about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
             lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]

@@ -10,6 +10,7 @@ from augury.bench.passes import ModelRunner
 from augury.bench.roofline import Profiled, measure_roofline
 from augury.bench.round_trip import round_trip_ns
 from augury.cli.bench_passes import loaded_model
+from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.errors import UnsupportedError
 from augury.table import table
@@ -32,10 +33,10 @@ def run_roofline(args: argparse.Namespace) -> int:
         UnsupportedError: The backend does not tell what its kernels take.
     """
     sizes, depths = args.curve or _SIZES, args.depth or (0,)
-    with loaded_model(args, max(sizes) + max(depths)) as model:
+    with loaded_model(args, max(sizes) + max(depths)) as model, ProgressDisplay() as progress:
         if not isinstance(model, Profiled):
             raise UnsupportedError(f"backend {args.backend} does not tell what its kernels take; choose another with --backend")
-        runner = ModelRunner(model)
+        runner = ModelRunner(model, progress)
         trips = [round_trip_ns()]
         found = [measure_roofline(model, runner, n, depth) for depth in depths for n in sizes]
         trips.append(round_trip_ns())

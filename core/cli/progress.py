@@ -1,4 +1,4 @@
-"""Shows how far downloads, compiling and loading have come: bars on a terminal, now and then a line elsewhere."""
+"""Shows how far long tasks have come: bars on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ if TYPE_CHECKING:
 __all__ = ["ProgressDisplay"]
 
 _LINE_EVERY_S = 3.0
+_DRAW_EVERY_S = 0.1
 _MANY = 1_000_000  # totals from here on are bytes
 
 
 class ProgressDisplay(Progress):
-    """Draws on standard error, and takes its bars away when it is closed. Short tasks leave no line outside a terminal."""
+    """Draws on standard error, and takes its bars away when it is closed. Short tasks leave no line outside a terminal.
+
+    It draws only when it is told something, never from a thread of its own: what is timed meanwhile is not disturbed.
+    """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
         self._bars: Any = None  # rich is imported when something takes long enough to be shown
         self._tasks: dict[str, Any] = {}
         self._said_at: dict[str, float] = {}
+        self._drawn_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -59,11 +64,14 @@ class ProgressDisplay(Progress):
                 TextColumn("{task.fields[amount]}"),
                 TimeRemainingColumn(),
             )
-            self._bars = Bars(*columns, console=Console(stderr=True), transient=True)
+            self._bars = Bars(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
             self._bars.start()
         if task not in self._tasks:
             self._tasks[task] = self._bars.add_task(task, total=total or None, amount="")
         self._bars.update(self._tasks[task], completed=done, total=total or None, amount=_amount(done, total))
+        if monotonic() - self._drawn_at >= _DRAW_EVERY_S or done == total:
+            self._drawn_at = monotonic()
+            self._bars.refresh()
 
     def _write(self, task: str, done: int, total: int) -> None:
         said_at = self._said_at.setdefault(task, monotonic())

@@ -71,6 +71,15 @@ def test_a_depth_is_filled_once():
     assert np.array_equal(np.concatenate([positions for _, positions, _ in model.passes]), np.arange(20))
 
 
+def test_how_far_a_slot_is_filled_is_told():
+    told = []
+    runner = ModelRunner(ToyModel(n_ctx=1500), lambda *words: told.append(words))
+    for depth in (0, 1100, 900, 1200):
+        runner.prepare(depth)
+    steps = [(0, 1100), (512, 1100), (1024, 1100), (1100, 1100), (1100, 1200), (1200, 1200)]
+    assert told == [("fill the slot", *step) for step in steps]
+
+
 def test_what_does_not_fit_into_a_slot_is_refused():
     with pytest.raises(CapacityError, match="depth 60"):
         ModelRunner(Watched()).seconds(Measure("curve", 5, 60))
@@ -95,6 +104,15 @@ def test_measures_of_one_depth_take_turns():
     one, two = Measure("curve", 1, 0), Measure("curve", 2, 0)
     sweep(runner, [two, one, two], seconds=0)
     assert runner.calls == [0, *[two, one] * 6]
+
+
+def test_rounds_that_are_through_are_told_until_there_are_enough():
+    told = []
+    sweep(Script(), [Measure("curve", 1, 0), Measure("curve", 1, 9)], seconds=1e-3, progress=lambda *words: told.append(words))
+    counts = [done for _, done, _ in told]
+    assert counts == sorted(counts)
+    assert set(counts) == set(range(12))
+    assert {(task, total) for task, _, total in told} == {("time passes", 12)}
 
 
 def test_timings_come_in_the_order_asked_for():

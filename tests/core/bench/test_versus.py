@@ -44,6 +44,12 @@ def test_short_measures_are_repeated_within_a_turn():
     assert [name for name, _ in log[4:]] == ["a", "a", "a", "b"]
 
 
+def test_turns_that_are_through_are_told():
+    told = []
+    compare(Script("a", 1.0, []), Script("b", 1.0, []), [ONE, TWO], n_pairs=2, progress=lambda *words: told.append(words))
+    assert told == [("take turns", done, 6) for done in (0, 0, 2, 3, 4, 5)]
+
+
 def test_a_ratio_says_how_much_faster_we_are():
     (ratio,) = compare(Script("a", 1.0, []), Script("b", 2.0, []), [ONE], n_pairs=7)
     assert ratio.pairs == (2.0,) * 7

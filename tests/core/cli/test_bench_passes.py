@@ -82,6 +82,22 @@ def test_what_makes_no_sense_is_refused(bench, words, expected):
     assert expected in err
 
 
+def test_on_a_terminal_one_sees_how_far_a_slot_is_filled(bench, monkeypatch):
+    words = ("--curve", 1, "-d", 600)
+    assert bench(*words)[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    code, out, err = bench(*words)
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "fill the slot" in err
+    assert "time passes" in err
+
+
+def test_a_depth_that_no_memory_holds_is_refused_before_any_work(bench):
+    code, out, err = bench("--curve", 1, "-d", 10**15)
+    assert (code, out) == (1, "")
+    assert "ask for a smaller context" in err
+
+
 def test_figures_of_another_kind_are_refused_before_any_work(bench, tmp_path):
     old = tmp_path / "old.json"
     old.write_text(bench("--curve", "1", "--json")[1])
