@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
-from augury.cli.report import drafting_lines, run_line, say
+from augury.cli.report import drafting_lines, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
 from augury.errors import AuguryError
@@ -42,8 +42,9 @@ def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
+        show_in_brief(engine)
         if sys.stdin.isatty():
-            say(f"{engine.info.name}; /help lists commands")
+            say("/help lists commands")
         conversation = Conversation(engine, params, has_stats=args.stats)
         for line in _lines():
             if not conversation.hear(line):

@@ -1,4 +1,4 @@
-"""What the command line says about a run: one line, a table of memory, and JSON."""
+"""What the command line says about a run: what is in force, what came of it, and JSON."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = [
     "run_line",
     "say",
     "show_configuration",
+    "show_in_brief",
     "spec_type_of",
     "synthetic_text",
 ]
@@ -152,6 +153,31 @@ def show_configuration(engine: Engine) -> None:
     rows = [[line.purpose, f"{line.n_bytes / 2**20:.1f} MiB"] for line in lines]
     for line in table([*rows, ["total", f"{total / 2**20:.1f} MiB"]], is_right=(False, True)):
         say(f"  {line}")
+
+
+def show_in_brief(engine: Engine) -> None:
+    """Say on a terminal what is in force, for one who did not ask: above all who drafts."""
+    if sys.stderr.isatty():
+        for line in _brief_lines(engine.info.name, engine.config):
+            say(line)
+
+
+def _brief_lines(model: str, config: Mapping[str, Any]) -> list[str]:
+    slots = "1 slot" if config["n_slots"] == 1 else f"{config['n_slots']} slots"
+    threads = "1 thread" if config["threads"] == 1 else f"{config['threads']} threads"
+    cache = "/".join(dict.fromkeys((config["cache_type_k"], config["cache_type_v"])))
+    place = f"{config['backend']} ({config['target']}), {threads}"
+    return [f"{model} on {place}, {slots} of {config['n_ctx']} tokens, KV cache {cache}", f"drafts: {_drafts(config)}"]
+
+
+def _drafts(config: Mapping[str, Any]) -> str:
+    speculative = config["speculative"]
+    if speculative["type"] == "none" or not speculative["n_max"]:
+        return "none, each token takes a pass"
+    length = f"{n_min} to" if (n_min := speculative["n_min"]) else "up to"
+    when = "in every round" if speculative["is_fixed"] else "where they pay"
+    verify = ", verified by rejection" if speculative["verify"] == "rejection" else ""
+    return f"{config['spec_type']}, {length} {speculative['n_max']} tokens, {when}{verify}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

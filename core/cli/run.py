@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, read_prompts
-from augury.cli.report import as_json, drafting_lines, run_line, say
+from augury.cli.report import as_json, drafting_lines, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
 
@@ -41,6 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
+        show_in_brief(engine)
         runnings = [engine.submit(**(params | prompt.arguments())) for prompt in prompts]
         if args.json:
             results = [_print_json(engine, running, has_logprobs=args.logprobs is not None) for running in runnings]

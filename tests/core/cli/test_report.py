@@ -1,0 +1,54 @@
+"""What is in force, in brief, and only where somebody reads it."""
+
+import re
+
+import pytest
+from commands import here, run
+from oracles.models import tiny_model
+
+DRAFTER = f"draft-model:model={tiny_model('llama-dense-q4_0')}"
+
+
+@pytest.fixture
+def told(capsys, monkeypatch):
+    def lines(*words):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        code, _, err = run(capsys, "run", *here(), "-c", 64, "--prompt-tokens", "1,2", "-n", 1, *words)
+        assert code == 0
+        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err)  # the bars', which vanish
+        return [line for line in plain.splitlines() if line.startswith(("llama-dense", "drafts:"))]
+
+    return lines
+
+
+def test_a_terminal_is_told_what_is_in_force(told):
+    model, drafts = told("-np", 2, "-ctk", "q8_0")
+    assert model == "llama-dense on reference (generic), 1 thread, 2 slots of 64 tokens, KV cache q8_0/f16"
+    assert drafts == "drafts: suffix, up to 16 tokens, where they pay"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--spec-type", "none"], "none, each token takes a pass"),
+        (["--draft-max", 0], "none, each token takes a pass"),
+        (["--spec-type", "lookup;suffix", "--draft-max", 8], "ngram-cache;suffix, up to 8 tokens, where they pay"),
+        (
+            ["--spec-type", "ngram-simple:n=3", "--spec-fixed", "--draft-min", 2],
+            "ngram-simple:n=3, 2 to 16 tokens, in every round",
+        ),
+        (
+            ["--spec-type", DRAFTER, "--spec-verify", "rejection"],
+            f"{DRAFTER}, up to 16 tokens, in every round, verified by rejection",
+        ),
+    ],
+)
+def test_who_drafts_is_said_as_it_is_in_effect(told, words, expected):
+    assert told(*words)[1] == f"drafts: {expected}"
+
+
+def test_what_is_not_a_terminal_gets_the_last_line_alone(capsys):
+    _, _, err = run(capsys, "run", *here(), "--prompt-tokens", "1,2", "-n", 1)
+    *others, last = err.splitlines()
+    assert not [line for line in others if line.startswith(("llama-dense", "drafts:"))]
+    assert "generated 1 tokens" in last
