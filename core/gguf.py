@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import stat
 from enum import Enum
@@ -85,6 +86,8 @@ class ModelFile:
         n_bytes: Their size together.
         metadata: Key → value, as the first part states them.
         tensors: Name → tensor, of all parts, in the order of the files.
+        identity: Device, inode, size and times of last change (ns) of each file when it was opened. Files whose identity is
+            the same have the same content. Empty if it was not read from files.
     """
 
     def __init__(
@@ -94,11 +97,13 @@ class ModelFile:
         n_bytes: int,
         metadata: Mapping[str, object],
         tensors: Mapping[str, Tensor],
+        identity: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Hold what `open` has read."""
         self.path = path
         self.paths = paths
         self.n_bytes = n_bytes
+        self.identity = identity
         self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
         self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
 
@@ -131,18 +136,19 @@ class ModelFile:
             if (said := part.get("split.tensors.count", int)) != len(tensors):
                 msg = f"{part.path}: split.tensors.count is {said}, but the {count} parts hold {len(tensors)} tensors"
                 raise ModelFileError(msg)
-        return cls(path, paths, sum(part.n_bytes for part in parts), parts[0].metadata, tensors)
+        identity = tuple(one for part in parts for one in part.identity)
+        return cls(path, paths, sum(part.n_bytes for part in parts), parts[0].metadata, tensors, identity)
 
     @classmethod
     def _open_one(cls, path: Path) -> ModelFile:
         """Open one file, whether it is a whole model or a part."""
-        data = _map(path)
+        data, identity = _map(path)
         header = read_header(path, data)
         tensors: dict[str, Tensor] = {}
         for entry in header.entries:
             view = np.frombuffer(data, np.uint8, entry.n_bytes, entry.start)
             tensors[entry.name] = Tensor(entry.name, entry.shape, entry.type, view)
-        return cls(path, (path,), len(data), header.metadata, tensors)
+        return cls(path, (path,), len(data), header.metadata, tensors, (identity,))
 
     @property
     def architecture(self) -> str:
@@ -215,8 +221,8 @@ class ModelFile:
         return f"ModelFile({str(self.path)!r}, {len(self.metadata)} metadata entries, {len(self.tensors)} tensors)"
 
 
-def _map(path: Path) -> mmap.mmap:
-    """Map a whole file read-only."""
+def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
+    """Map a whole file read-only, and say which it is (`ModelFile.identity`)."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # before opening: a pipe would wait for a writer
@@ -227,7 +233,9 @@ def _map(path: Path) -> mmap.mmap:
             msg = f"{path}: is empty, expected a GGUF file"
             raise ModelFileError(msg)
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            status = os.fstat(file.fileno())
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), identity
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         msg = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ModelFileError(msg) from error
@@ -260,7 +268,7 @@ def _as_kind(value: object, kind: object) -> object:
             return None
         return value if kind is np.ndarray else value.astype(float if kind == list[float] else value.dtype).tolist()
     if kind == list[str]:
-        return value if isinstance(value, list) and all(isinstance(text, str) for text in value) else None
+        return value if isinstance(value, list) and set(map(type, value)) <= {str} else None
     if kind is float and type(value) is int:
         return float(value)
     return value if type(value) is kind else None

@@ -27,6 +27,7 @@ class NumbaCpuOptions:
     """Options of `numba-cpu`."""
 
     affinity: str = option("none", help="cores: each thread stays on a core of its own", choices=("none", "cores"))
+    keep_weights: bool = option(True, help="keep packed weights in the user's cache, where the next start finds them")
 
 
 class NumbaCpu(Backend):
@@ -58,8 +59,9 @@ class NumbaCpu(Backend):
         n_needed, n_there = file.n_bytes + state_bytes(plan, options), n_bytes_of_machine()
         if n_needed > n_there:
             raise CapacityError(f"{wanted} needs {n_needed / 2**30:.1f} GiB, there are {n_there / 2**30:.1f} GiB; {advice}")
+        bound = cores if self.options.affinity == "cores" else ()
         try:
-            return NumbaCpuModel(file, plan, options, threads, progress, cores if self.options.affinity == "cores" else ())
+            return NumbaCpuModel(file, plan, options, threads, progress, bound, keep=self.options.keep_weights)
         except MemoryError as error:
             raise CapacityError(f"no memory for {wanted}; {advice}") from error
 

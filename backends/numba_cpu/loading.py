@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
-from augury.backends.numba_cpu.weights import pack_tensor
+from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
+from augury.backends.numba_cpu.weights import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
 from augury.blocks import Attention, FeedForward, Linear, Norm
 from augury.gguf import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from augury.backends.numba_cpu.memory import Arena
-    from augury.backends.numba_cpu.weights import PackedMatrix
     from augury.blocks import Plan
     from augury.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
@@ -38,22 +41,45 @@ class Weights:
             self._tensors[linear.weight] = file.tensor(linear.weight, (linear.n_out, linear.n_in))
         self.kernels = matmul_kernels({tensor.type.name.lower() for tensor in self._tensors.values()})
 
-    def load(self, more_kernels: Iterable[object], threads: int, progress: Progress) -> None:
-        """Compile all kernels of the model, then pack the matrices."""
-        own = [
-            kernel
-            for kernels in self.kernels.values()
-            for kernel in (kernels.repack, kernels.quantize, kernels.matmul, kernels.embed)
-        ]
-        prepare([*dict.fromkeys([*own, *more_kernels])], progress)
-        total, done = sum(tensor.n_bytes for tensor in self._tensors.values()), 0
+    def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
+        """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them."""
+        layout = Layout.of(self._tensors)
+        is_worth_it = keep and self._file.identity and layout.n_bytes >= WORTH_BYTES
+        file = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
+        memory = None if file is None else file.open(threads, progress)
+        own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
+        compile_all = partial(prepare, [*dict.fromkeys([*own, *more_kernels])], progress)
+        if memory is None:
+            with nullcontext(aligned(layout.n_bytes)) if file is None else file.filled(threads) as memory:
+                self._pack(layout, memory, threads, progress, compile_all)
+        else:
+            compile_all()
         for name, tensor in self._tensors.items():
-            progress("load", done, total)
-            matrix = pack_tensor(tensor, threads)
-            self._matrices[name] = matrix
-            self._arena.count(PURPOSE, matrix.data.nbytes)
-            done += tensor.n_bytes
-        progress("load", total, total)
+            rows, columns = rows_and_columns(tensor)
+            self._matrices[name] = PackedMatrix(tensor.type.name.lower(), rows, columns, memory[layout.spans[name]])
+        self._arena.count(PURPOSE, layout.n_bytes)
+
+    def _pack(
+        self, layout: Layout, memory: np.ndarray, threads: int, progress: Progress, meanwhile: Callable[[], None]
+    ) -> None:
+        """Pack the matrices; kernels that are compiled meanwhile take as long, and one core."""
+        for kernels in self.kernels.values():
+            address(kernels.repack)
+        total, done = sum(tensor.n_bytes for tensor in self._tensors.values()), 0
+        packer = ThreadPoolExecutor(1)
+        try:
+            packed = [
+                (tensor, packer.submit(pack_tensor, tensor, threads, memory[layout.spans[name]]))
+                for name, tensor in self._tensors.items()
+            ]
+            meanwhile()
+            for tensor, matrix in packed:
+                progress("load", done, total)
+                matrix.result()
+                done += tensor.n_bytes
+            progress("load", total, total)
+        finally:
+            packer.shutdown(cancel_futures=True)
 
     def matrix(self, name: str) -> PackedMatrix:
         """A matrix of the plan."""

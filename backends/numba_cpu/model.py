@@ -44,6 +44,8 @@ class NumbaCpuModel(Model):
         n_threads: int,
         progress: Progress,
         cores: Sequence[int] = (),
+        *,
+        keep: bool = False,
     ) -> None:
         self.info = ModelInfo.of(file, plan)
         n_bytes = lowering.bytes_per_position(plan, options)
@@ -51,7 +53,7 @@ class NumbaCpuModel(Model):
         self._n_tokens_known = plan.embedding.n_vocab
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
-        self._weights.load(lowering.kernels(plan, options), n_threads, progress)
+        self._weights.load(lowering.kernels(plan, options), n_threads, progress, keep=keep)
         self._lowered = lowering.lower(plan, self._weights, options, n_threads, self._arena)
         self._weights.close_file()
         self._make_room(_FIRST_ROWS)

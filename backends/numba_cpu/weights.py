@@ -14,6 +14,8 @@ from augury.backends.numba_cpu.kernels.matmul import matmul_kernels, n_blocks
 from augury.errors import ModelFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from augury.gguf import Tensor
     from augury.tensor_type import TensorType
 
@@ -59,13 +61,44 @@ def aligned(n_bytes: int) -> np.ndarray:
     return buffer[start : start + n_bytes]
 
 
-def pack_tensor(tensor: Tensor, threads: int = 1) -> PackedMatrix:
-    """Pack a tensor of a model file, whose axes before the last count as rows; see `pack`."""
+@frozen
+class Layout:
+    """Where packed matrices lie in one stretch of memory."""
+
+    spans: Mapping[str, slice]
+    n_bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """Place matrices behind each other, each at a cache line's start."""
+        spans, end = {}, 0
+        for name, tensor in tensors.items():
+            n_bytes = packed_bytes(tensor.type, rows_and_columns(tensor))
+            spans[name] = slice(end, end + n_bytes)
+            end += n_bytes + -n_bytes % _LINE
+        return cls(spans, end)
+
+
+def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
+    """The shape of a tensor as a matrix: axes before the last count as rows."""
     *rows, n_cols = tensor.shape
-    return pack(tensor.type, (int(np.prod(rows, dtype=np.int64)), n_cols), tensor.data, threads)
+    return int(np.prod(rows, dtype=np.int64)), n_cols
 
 
-def pack(weight_type: TensorType, shape: tuple[int, int], source: np.ndarray, threads: int = 1) -> PackedMatrix:
+def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
+    """How many bytes a matrix of (rows, columns) takes once it is packed."""
+    fmt, (n_rows, n_cols) = FORMATS[weight_type.name.lower()], shape
+    return -(-n_rows // PANEL_ROWS) * (n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes)
+
+
+def pack_tensor(tensor: Tensor, threads: int = 1, to: np.ndarray | None = None) -> PackedMatrix:
+    """Pack a tensor of a model file; see `pack`."""
+    return pack(tensor.type, rows_and_columns(tensor), tensor.data, threads, to)
+
+
+def pack(
+    weight_type: TensorType, shape: tuple[int, int], source: np.ndarray, threads: int = 1, to: np.ndarray | None = None
+) -> PackedMatrix:
     """Pack a matrix.
 
     Args:
@@ -73,12 +106,12 @@ def pack(weight_type: TensorType, shape: tuple[int, int], source: np.ndarray, th
         shape: rows and columns.
         source: (n_bytes,) uint8, contiguous, the rows as in a model file.
         threads: how many threads share the work.
+        to: where to, (packed_bytes,) uint8 that starts at a cache line; memory of its own if None.
 
     Raises:
         ModelFileError: the columns are not whole blocks of the type, or source has not the bytes for the shape.
     """
     kind, (n_rows, n_cols) = weight_type.name.lower(), shape
-    fmt = FORMATS[kind]
     expected = n_rows * (n_cols // weight_type.block_size) * weight_type.block_bytes
     if n_cols % weight_type.block_size or source.size != expected or not source.flags.c_contiguous:
         msg = (
@@ -87,10 +120,10 @@ def pack(weight_type: TensorType, shape: tuple[int, int], source: np.ndarray, th
         )
         raise ModelFileError(msg)
     n_panels = -(-n_rows // PANEL_ROWS)
-    panel_bytes = n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes
-    matrix = PackedMatrix(kind, n_rows, n_cols, aligned(n_panels * panel_bytes))
+    n_bytes = packed_bytes(weight_type, shape)
+    matrix = PackedMatrix(kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
     if n_rows % PANEL_ROWS:
-        matrix.data[(n_panels - 1) * panel_bytes :] = 0
+        matrix.data[n_bytes - n_bytes // n_panels :] = 0
     if n_cols % BLOCK:
         matrix.data[:] = 0
     repack = matmul_kernels([kind])[kind].repack

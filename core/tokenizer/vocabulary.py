@@ -58,7 +58,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
     if kind is None or kind in ("none", "no_vocab"):
         return None
     tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(strings(metadata, "tokens"))]
-    ids = {text: token for token, text in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         first = next(token for token, text in enumerate(tokens) if ids[text] != token)
         again = ids[tokens[first]]
@@ -103,7 +103,7 @@ def strings(metadata: Mapping[str, object], key: str) -> list[str]:
     value = metadata.get(_PREFIX + key)
     if value is None:
         raise ModelFileError(f"{_PREFIX}{key} is missing, expected an array of strings; convert the model again")
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected an array of strings")
     return value
 

@@ -466,6 +466,20 @@ def test_any_part_of_a_split_model_opens_the_whole(parts, asked):
         assert np.array_equal(file.tensor(name, values.shape).data.view(np.float32), values.ravel())
 
 
+def identity(path):
+    with ModelFile.open(path) as file:
+        return file.identity
+
+
+def test_an_identity_changes_with_any_part_and_stays_without_change(parts):
+    before = identity(parts[0])
+    assert identity(parts[1]) == before
+    assert len(before) == len(parts)
+    parts[1].write_bytes(parts[1].read_bytes())
+    assert identity(parts[0])[0] == before[0]
+    assert identity(parts[0])[1] != before[1]
+
+
 def test_a_missing_part_is_named(parts):
     parts[1].unlink()
     with pytest.raises(ModelFileError, match=r"1 of 3 parts are missing beside it: m-00002-of-00003\.gguf"):

@@ -27,7 +27,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["address", "cache_folder", "helper", "kernel", "prepare"]
+__all__ = ["address", "cache_folder", "helper", "kernel", "prepare", "sources_key"]
 
 _log = logging.getLogger(__name__)
 
@@ -93,18 +93,24 @@ def _signature(compiled: Any) -> tuple[Any, ...]:
 
 
 @cache
+def sources_key() -> bytes:
+    """A hash of this folder's sources: another one whenever a generator, a layout or a helper was edited."""
+    key = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return key.digest()
+
+
+@cache
 def cache_folder() -> Path:
     """Where compiled kernels lie: a folder named after all that their code depends on.
 
     numba's own index notices edits of a function's file alone; here what is hashed is every file beside this one, so an edit
     of a generator or a helper counts, too.
     """
-    key = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     features = llvmlite.binding.get_host_cpu_features().flatten()
     versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
-    key.update(repr((*versions, llvmlite.binding.get_host_cpu_name(), features)).encode())
+    key = hashlib.sha256(sources_key() + repr((*versions, llvmlite.binding.get_host_cpu_name(), features)).encode())
     root = Path(platformdirs.user_cache_dir("augury")) / "kernels"
     folder = root / key.hexdigest()[:24]
     try:

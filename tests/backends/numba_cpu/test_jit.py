@@ -106,8 +106,10 @@ def test_the_key_changes_with_any_file_of_the_kernels(tmp_path, monkeypatch):
     for text in ("a = 1", "a = 2"):
         (tmp_path / "generator.py").write_text(text)
         monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+        jit.sources_key.cache_clear()
         jit.cache_folder.cache_clear()
         keys.append(jit.cache_folder().name)
+    jit.sources_key.cache_clear()
     jit.cache_folder.cache_clear()
 
     assert keys[0] != keys[1]

@@ -28,7 +28,8 @@ def resident():
     return {words[0]: 1024 * int(words[1]) for words in lines if words[0] in ("RssAnon:", "RssFile:")}
 def load(path):
     file = ModelFile.open(path)
-    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=256, threads=2), Progress())
+    backend = NumbaCpu(NumbaCpuOptions(keep_weights=False))
+    model = backend.load(file, Llama.plan(file), ModelOptions(n_ctx=256, threads=2), Progress())
     file.close()
     return model
 small = load(sys.argv[1])

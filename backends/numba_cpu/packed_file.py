@@ -1,0 +1,147 @@
+"""Packed weights in files of the user's cache: the next start maps them instead of packing again.
+
+A file holds the matrices of a plan, and behind them a checksum of each. Its name stands for all that its content depends on:
+the model's files in the state they are in, the tensors, and the sources that pack them. It gets the name when it is complete;
+what a crash of the machine made of it is told by the checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import platformdirs
+from xxhash import xxh3_64_intdigest
+
+from augury.backends.numba_cpu.kernels.jit import sources_key
+from augury.backends.numba_cpu.weights import aligned
+from augury.interfaces import Progress
+from augury.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from augury.backends.numba_cpu.weights import Layout
+    from augury.gguf import ModelFile, Tensor
+
+_CHECKSUM = np.dtype(np.uint64)
+WORTH_BYTES = 64 << 20  # what is smaller is packed within a tenth of a second
+_KEPT_FILES = 4  # those used last: each takes as much of the disk as its model
+_SPARED = 2.0  # a file is made only where so many times its size is free
+_LOGGER = "augury.backends.numba_cpu"
+
+
+def packed_folder() -> Path:
+    """Where packed weights lie, beside downloaded models."""
+    return Path(platformdirs.user_cache_dir("augury")) / "packed"
+
+
+class PackedFile:
+    """The file for one plan's packed matrices, whether it is there or not."""
+
+    def __init__(self, file: ModelFile, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        """Find its name; nothing is read."""
+        described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]
+        key = hashlib.sha256(repr((file.identity, described)).encode() + sources_key())
+        self.path = packed_folder() / f"{key.hexdigest()[:32]}.packed"
+        self._layout = layout
+        self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)
+
+    def open(self, threads: int, progress: Progress) -> np.ndarray | None:
+        """Map the matrices, (n_bytes,) uint8, read-only; None where there is no such file, or a damaged one."""
+        try:
+            matrices = self._checked(threads, progress)
+            os.utime(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            get_logger(_LOGGER).warning("packed weights are made anew", path=str(self.path), reason=str(error))
+            return None
+        return matrices
+
+    @contextmanager
+    def filled(self, threads: int) -> Iterator[np.ndarray]:
+        """Lend memory, (n_bytes,) uint8, to be filled in the block: a new file's, kept at the end, or just memory."""
+        try:
+            part = self._reserved()
+        except OSError as error:
+            get_logger(_LOGGER).info("packed weights are not kept", path=str(self.path), reason=str(error))
+            yield aligned(self._layout.n_bytes)
+            return
+        try:
+            with part.open("r+b") as file:
+                memory = _mapped(file, mmap.ACCESS_WRITE)
+            matrices, checksums = self._divided(memory)
+            yield matrices
+            checksums[:] = self._checksums(matrices, threads, Progress())
+            with suppress(OSError):  # another process may prune, too
+                part.replace(self.path)
+                _prune(self.path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _checked(self, threads: int, progress: Progress) -> np.ndarray:
+        with self.path.open("rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            if n_bytes != self._n_bytes:
+                raise OSError(f"it has {n_bytes} bytes, expected {self._n_bytes}")
+            memory = _mapped(file, mmap.ACCESS_READ)
+        matrices, expected = self._divided(memory)
+        if not np.array_equal(self._checksums(matrices, threads, progress), expected):
+            raise OSError("its checksums are wrong")
+        return matrices
+
+    def _reserved(self) -> Path:
+        """Make a file beside `path` whose room on the disk is certain: writing to mapped memory must not find the disk full."""
+        if not hasattr(os, "posix_fallocate"):
+            raise OSError("this system cannot reserve room on the disk")
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if (n_free := shutil.disk_usage(folder).free) < _SPARED * self._n_bytes:
+            raise OSError(f"{n_free} bytes of the disk are free, expected {_SPARED:g} times {self._n_bytes}")
+        number, name = tempfile.mkstemp(suffix=".part", dir=folder)
+        try:
+            os.posix_fallocate(number, 0, self._n_bytes)
+        except OSError:
+            Path(name).unlink()
+            raise
+        finally:
+            os.close(number)
+        return Path(name)
+
+    def _divided(self, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The matrices of a mapped file, and their checksums."""
+        return memory[: self._layout.n_bytes], memory[self._layout.n_bytes :].view(_CHECKSUM)
+
+    def _checksums(self, matrices: np.ndarray, threads: int, progress: Progress) -> list[int]:
+        spans, done = self._layout.spans.values(), 0
+        sums = []
+        with ThreadPoolExecutor(threads) as pool:
+            for span, checksum in zip(spans, pool.map(lambda span: xxh3_64_intdigest(matrices[span].data), spans), strict=True):
+                sums.append(checksum)
+                done += span.stop - span.start
+                progress("load", done, len(matrices))
+        return sums
+
+
+def _mapped(file: BinaryIO, access: int) -> np.ndarray:
+    """Map a file, (n_bytes,) uint8, in huge pages if the system can: filling them takes a fifth of the time."""
+    mapped = mmap.mmap(file.fileno(), 0, access=access)
+    with suppress(AttributeError, OSError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _prune(folder: Path) -> None:
+    """Remove the files that were not used for the longest time."""
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[_KEPT_FILES:]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,210 @@
+"""Packed weights that are kept: found again, made anew when anything changed, and never needed."""
+
+import os
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from oracles.models import tiny_model
+from oracles.passes import run_of
+
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, loading, packed_file
+from augury.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.plugins.architectures.llama import Llama
+from augury.types import ModelOptions
+
+NAME = "llama-dense-q4_0"
+TOKENS = list(range(3, 20))
+
+
+class Told(Progress):
+    """Remembers what was done."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def __call__(self, task, done, total):
+        self.tasks.append((task, done, total))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of packed files, in which models of any size are kept."""
+    monkeypatch.setattr(packed_file, "packed_folder", lambda: tmp_path / "packed")
+    monkeypatch.setattr(loading, "WORTH_BYTES", 1)
+    return tmp_path / "packed"
+
+
+@pytest.fixture
+def packings(monkeypatch):
+    """The names of the tensors that were packed."""
+    names, pack_tensor = [], loading.pack_tensor
+
+    def noting(tensor, *rest):
+        names.append(tensor.name)
+        return pack_tensor(tensor, *rest)
+
+    monkeypatch.setattr(loading, "pack_tensor", noting)
+    return names
+
+
+@pytest.fixture
+def path(tmp_path):
+    return Path(shutil.copy(tiny_model(NAME), tmp_path / "model.gguf"))
+
+
+def logits_of(path, **options):
+    with ModelFile.open(path) as file:
+        model = NumbaCpu(NumbaCpuOptions(**options)).load(file, Llama.plan(file), ModelOptions(n_ctx=64, threads=2), Progress())
+    try:
+        return model.forward(run_of(TOKENS)).rows().copy()
+    finally:
+        model.close()
+
+
+def files_in(folder):
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_a_second_start_packs_nothing_and_computes_the_same_bits(folder, packings, path):
+    plain = logits_of(path, keep_weights=False)
+    n_matrices = len(packings)
+    assert not files_in(folder)
+    first, second = logits_of(path), logits_of(path)
+    assert len(packings) == 2 * n_matrices > 0
+    assert np.array_equal(first, plain)
+    assert np.array_equal(second, plain)
+    assert [file.suffix for file in files_in(folder)] == [".packed"]
+
+
+def test_progress_is_told_of_what_is_found_as_of_what_is_packed(folder, path):
+    for _ in range(2):
+        told = Told()
+        with ModelFile.open(path) as file:
+            NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=64), told).close()
+        loaded = [(done, total) for task, done, total in told.tasks if task == "load"]
+        assert loaded == sorted(loaded)
+        assert loaded[-1][0] == loaded[-1][1] > 0
+
+
+def test_a_model_of_which_a_byte_was_changed_is_packed_anew(folder, path):
+    before, status, content = logits_of(path), path.stat(), bytearray(path.read_bytes())
+    with ModelFile.open(path) as file:
+        place = content.index(file.tensor("blk.0.ffn_down.weight").data.tobytes())
+    content[place + 5] ^= 0x55
+    with path.open("r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # whoever does this cannot set back the time of doing so
+    after = logits_of(path)
+    assert not np.array_equal(after, before)
+    assert np.array_equal(after, logits_of(path, keep_weights=False))
+    assert len(files_in(folder)) == 2
+
+
+def test_an_edit_of_the_kernels_sources_makes_another_file(folder, packings, path, monkeypatch):
+    logits_of(path)
+    n_matrices = len(packings)
+    monkeypatch.setattr(packed_file, "sources_key", lambda: b"edited")
+    logits_of(path)
+    assert len(packings) == 2 * n_matrices
+    assert len(files_in(folder)) == 2
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["a weight", "a checksum"])
+def test_a_damaged_file_is_told_of_and_replaced(folder, packings, path, place, caplog):
+    right = logits_of(path)
+    n_matrices = len(packings)
+    (kept,) = files_in(folder)
+    content = bytearray(kept.read_bytes())
+    content[place] ^= 1
+    kept.write_bytes(content)
+    assert np.array_equal(logits_of(path), right)
+    assert len(packings) == 2 * n_matrices
+    assert "checksums are wrong" in caplog.text
+    assert np.array_equal(logits_of(path), right)
+    assert len(packings) == 2 * n_matrices
+
+
+def test_a_file_that_was_cut_off_is_told_of_and_replaced(folder, path, caplog):
+    right = logits_of(path)
+    (kept,) = files_in(folder)
+    n_bytes = kept.stat().st_size
+    os.truncate(kept, n_bytes - 1)
+    assert np.array_equal(logits_of(path), right)
+    assert f"{n_bytes - 1} bytes, expected {n_bytes}" in caplog.text
+    assert kept.stat().st_size == n_bytes
+
+
+def test_without_room_on_the_disk_weights_are_packed_into_memory(folder, path, monkeypatch):
+    right = logits_of(path, keep_weights=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    assert np.array_equal(logits_of(path), right)
+    assert not files_in(folder)
+
+
+def test_a_disk_that_is_full_after_all_leaves_nothing_behind(folder, path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    right = logits_of(path, keep_weights=False)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert np.array_equal(logits_of(path), right)
+    assert not files_in(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_no_obstacle(folder, path):
+    right = logits_of(path, keep_weights=False)
+    folder.write_text("a file stands in the way")
+    assert np.array_equal(logits_of(path), right)
+
+
+def test_a_load_that_fails_leaves_nothing_behind(folder, path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "prepare", fail)
+    with pytest.raises(KeyboardInterrupt):
+        logits_of(path)
+    assert not files_in(folder)
+
+
+def test_small_models_are_not_kept(folder, path, monkeypatch):
+    monkeypatch.setattr(loading, "WORTH_BYTES", path.stat().st_size + 1)
+    logits_of(path)
+    assert not files_in(folder)
+
+
+def test_the_four_files_used_last_stay(folder, packings, path, tmp_path):
+    models = [shutil.copy(path, tmp_path / f"{number}.gguf") for number in range(5)]
+    for model in [*models[:4], models[0], models[4]]:  # the first is used again before the fifth comes
+        logits_of(model)
+        time.sleep(0.01)  # the times of files are told apart
+    assert len(files_in(folder)) == 4
+    n_matrices = len(packings) // 5
+    logits_of(models[0])
+    assert len(packings) == 5 * n_matrices
+    logits_of(models[1])
+    assert len(packings) == 6 * n_matrices
+
+
+def test_starts_at_the_same_time_do_not_disturb_each_other(folder, path):
+    right = logits_of(path, keep_weights=False)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(logits_of, [path] * 8))
+    assert all(np.array_equal(logits, right) for logits in found)
+    assert len(files_in(folder)) == 1
+
+
+def test_a_model_whose_file_is_replaced_while_it_is_used_goes_on(folder, path):
+    right = logits_of(path)
+    with ModelFile.open(path) as file:
+        model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=64, threads=2), Progress())
+    for kept in files_in(folder):
+        kept.unlink()
+    assert np.array_equal(model.forward(run_of(TOKENS)).rows(), right)
+    model.close()
