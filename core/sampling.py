@@ -57,7 +57,9 @@ class SamplingParams:
     presence_penalty: float = option(0.0, help="subtract from the logits of recent tokens", ge=-1e3, le=1e3)
     frequency_penalty: float = option(0.0, help="subtract for every recent occurrence", ge=-1e3, le=1e3)
     repeat_last_n: int = option(64, help="how many recent tokens the penalties look at; -1: all", ge=-1)
-    seed: int | None = option(None, help="of the random numbers; none: a new one for every request", ge=0, le=2**64 - 1)
+    seed: int | None = option(
+        None, help="seed of the random numbers; a new one for every request unless given", ge=0, le=2**64 - 1
+    )
     logit_bias: Mapping[int, float] = field(default=Factory(dict), converter=_bias)
 
     def __attrs_post_init__(self) -> None:

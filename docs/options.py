@@ -77,7 +77,7 @@ def _plugin(name: str, kind: str, options_class: type) -> Iterator[str]:
 
 def _options(options: Iterable[Option]) -> str:
     return "| option | default | meaning |\n|---|---|---|\n" + "\n".join(
-        f"| `{option.name}` | {option.default} | {option.help} |" for option in options
+        f"| `{option.name}` | {'' if option.default is None else option.default} | {option.help} |" for option in options
     )
 
 

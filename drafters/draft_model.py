@@ -48,12 +48,21 @@ class DraftModelOptions:
 
     model: str | None = option(None, help="the draft model: a name or a path", aliases=("md", "model-draft"))
     ctx: int | None = option(
-        None, help="its context; longer texts go on without drafts", ge=1, aliases=("cd", "ctx-size-draft")
+        None,
+        help="its context, the target's unless given; longer texts go on without drafts",
+        ge=1,
+        aliases=("cd", "ctx-size-draft"),
     )
-    threads: int | None = option(None, help="its threads", ge=1, aliases=("td", "threads-draft"))
-    cache_type_k: str | None = option(None, help="type of the keys in its KV cache", aliases=("ctkd", "cache-type-k-draft"))
-    cache_type_v: str | None = option(None, help="type of the values", aliases=("ctvd", "cache-type-v-draft"))
-    backend: str | None = option(None, help="what computes it", aliases=("backend-draft",))
+    threads: int | None = option(
+        None, help="its threads, as many as the target's unless given", ge=1, aliases=("td", "threads-draft")
+    )
+    cache_type_k: str | None = option(
+        None, help="type of the keys in its KV cache, the target's unless given", aliases=("ctkd", "cache-type-k-draft")
+    )
+    cache_type_v: str | None = option(
+        None, help="type of the values, the target's unless given", aliases=("ctvd", "cache-type-v-draft")
+    )
+    backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
     tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")
     p_min: float = option(
         0.0,

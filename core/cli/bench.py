@@ -13,7 +13,7 @@ from augury.cli.bench_startup import run_startup
 from augury.cli.bench_texts import run_texts
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
-from augury.cli.prompts import add_prompt_flags, add_workload_flag
+from augury.cli.prompts import ITEMS, add_prompt_flags, add_workload_flag
 from augury.cli.sampling_flags import add_sampling_flags
 from augury.errors import OptionError
 
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Compare drafters with plain decoding, in turns, or time passes or starts. Without prompts it takes a "
         "small workload of its own; unless told otherwise it decodes greedily, 128 tokens.",
     )
-    add_prompt_flags(parser)
+    add_prompt_flags(parser, ITEMS)
     add_model_flags(parser, registry, argv, has_slots=False)
     add_sampling_flags(parser)
     group = parser.add_argument_group("drafters compared")
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     group.add_argument(
         "--turns", type=int, default=3, metavar="N", help="runs of each prompt with and without each drafter (default: 3)"
     )
-    group.add_argument("--warm", action="store_true", help="measure drafters also that have seen the prompt before")
+    group.add_argument("--warm", action="store_true", help="measure drafters also when they have seen the prompt before")
     group.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows speeds, drafts and texts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(

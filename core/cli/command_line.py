@@ -23,7 +23,12 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     """The parser of all commands; its help shows the flags of the drafters that `argv` asks for."""
-    parser = Parser(prog="augury", description="Speculative decoding for GGUF models: faster, and identical to the bit.")
+    parser = Parser(
+        prog="augury",
+        description="Speculative decoding for GGUF models: faster, and identical to the bit.",
+        epilog="To begin: augury run -p 'The sea is' downloads a small model and continues a text with it. "
+        "augury COMMAND --help tells of each command.",
+    )
     parser.add_argument("--version", action="version", version=f"augury {metadata.version('augury')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     for command in (run, chat, bench, tune):

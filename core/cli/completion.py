@@ -15,7 +15,7 @@ def add_parser(subparsers: Any, root: argparse.ArgumentParser) -> None:
     """Add the command, which completes for `root`."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a completion script",
+        help="print a script that lets a shell complete commands and flags",
         description='Print a completion script: eval "$(augury completion bash)".',
     )
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))

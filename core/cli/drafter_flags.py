@@ -35,7 +35,8 @@ def add_speculation_flags(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
-        help="who drafts, such as auto, ngram-simple:n=8 or 'suffix;draft-model'; repeated flags append (default: auto)",
+        help="who drafts: auto, none, or drafters (see augury plugins) such as ngram-simple:n=8 or 'suffix;draft-model'; "
+        "repeated flags append (default: auto)",
     )
     parser.add_argument(
         "--spec-self",
@@ -45,7 +46,7 @@ def add_speculation_flags(parser: Any) -> None:
         choices=("0", "1"),
         help="1: the same as --spec-type self-spec, which looks --draft-min tokens up",
     )
-    parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts: a name or a path")
+    parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts, named as with -m")
     parser.add_argument(
         *("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"),
         type=int,
@@ -103,7 +104,7 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
     except AuguryError:
         in_use = []  # said when the command runs, where it is not the help that was asked for
     group = parser.add_argument_group(
-        "options of the drafters in use" if in_use else "options of drafters: name one to see them"
+        "options of the drafters in use" if in_use else "options of drafters (--spec-type NAME --help shows those of NAME)"
     )
     if (draft_model := registry.drafters.get("draft-model")) is not None:
         group.add_argument(
@@ -223,5 +224,5 @@ def _spec_types(argv: Sequence[str]) -> list[str]:
 
 def _help(option: Option) -> str:
     facts = [text for text in (option.range, "|".join(option.choices)) if text]
-    facts.append(f"default: {'as the target' if option.default is None else option.default}")
-    return f"{option.help} ({', '.join(facts)})".replace("%", "%%")
+    facts += [] if option.default is None else [f"default: {option.default}"]
+    return (option.help + (f" ({', '.join(facts)})" if facts else "")).replace("%", "%%")

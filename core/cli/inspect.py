@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         help="show what is in a model file",
         description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
-    parser.add_argument("file", metavar="FILE", help="a .gguf file; of a split model any part")
+    parser.add_argument("file", metavar="FILE", help="path of a .gguf file; of a split model any part")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all tensors")
     parser.set_defaults(run=_run)

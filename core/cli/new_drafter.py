@@ -37,7 +37,9 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
         help="start a drafter of your own",
         description="Write a pip package with a drafter of some twenty lines, its tests, README and CI, into a new folder.",
     )
-    parser.add_argument("name", metavar="NAME", help="for --spec-type, and of the folder: lower-case letters, digits, hyphens")
+    parser.add_argument(
+        "name", metavar="NAME", help="of the drafter, for --spec-type, and of the folder: lower-case letters, digits, hyphens"
+    )
     parser.set_defaults(run=_run, registry=registry)
 
 

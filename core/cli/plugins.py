@@ -20,7 +20,11 @@ __all__ = ["add_parser"]
 
 def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""
-    parser = subparsers.add_parser("plugins", help="list plugins and their options", description="List plugins.")
+    parser = subparsers.add_parser(
+        "plugins",
+        help="list plugins and their options",
+        description="List plugins, by the names that --spec-type, --backend and --memory take, and their options.",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_run, registry=registry)
 
@@ -41,16 +45,19 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _lines(records: list[PluginRecord]) -> list[str]:
-    rows = [["kind", "name", "distribution", "version"]]
-    rows += [[record.kind, record.name, record.distribution, record.version] for record in records]
+    rows = [["kind", "name", "distribution", "version", "other names"]]
+    rows += [
+        [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
+    ]
     heads = table(rows)
     lines = [heads[0]]
     for record, head in zip(records, heads[1:], strict=True):
         lines.append(head)
         for option in options_of(record.plugin.options_class).values():
             choices = f"one of {', '.join(option.choices)}" if option.choices else ""
-            facts = "; ".join(text for text in (f"default: {option.default}", option.range, choices) if text)
-            lines.append(f"    {option.name}: {option.help} ({facts})")
+            default = "" if option.default is None else f"default: {option.default}"
+            facts = "; ".join(text for text in (default, option.range, choices) if text)
+            lines.append(f"    {option.name}: {option.help}" + (f" ({facts})" if facts else ""))
     return lines
 
 

