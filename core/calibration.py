@@ -30,7 +30,7 @@ _FINE_SIZES = (
 )  # once, in the order of their worth: a slow machine's time is up before the last
 _DEEP_SIZES = (1, 4, 16)
 _DEPTH = 1024  # where what a context costs is measured
-_LARGEST = 1024  # tokens of a pass that has a figure of its own: the figures' memory grows by the square
+_LARGEST = 256  # tokens of a pass that has a figure of its own: every round goes through all figures
 _BUDGET_S = 0.5  # felt at a start, but not much
 _TURNS = 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,22 +48,19 @@ class PassCosts:
         """
         sizes = np.arange(n_largest + 1)
         shallow = min(time.depth for time in times)
-        self._flat = _extended([(time.n, time.seconds) for time in times if time.depth == shallow], sizes)
+        flat = _extended([(time.n, time.seconds) for time in times if time.depth == shallow], sizes)
         slopes = [
-            (time.n, max(time.seconds - self._flat[time.n], 0.0) / (time.depth - shallow))
-            for time in times
-            if time.depth > shallow
+            (time.n, max(time.seconds - flat[time.n], 0.0) / (time.depth - shallow)) for time in times if time.depth > shallow
         ]
-        self._per_position = _extended(slopes, sizes) if slopes else np.zeros(len(sizes))
-        self._factors = np.ones(len(sizes))
+        # lists: a round uses them once, behind a pass that has emptied the caches, and NumPy's calls then take far longer
+        self._flat: list[float] = flat.tolist()
+        self._per_position: list[float] = (_extended(slopes, sizes) if slopes else np.zeros(len(sizes))).tolist()
+        self._factors = [1.0] * len(sizes)
+        self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
+        self._logs: list[float] = np.log2(np.maximum(sizes, 1)).tolist()
         self._depth: float | None = None  # that the curve was last asked for at
         self._curve: list[float] = []
         self._hopeful: list[float] = []
-        distance = np.abs(np.log2(np.maximum(sizes, 1)[:, None] / np.maximum(sizes, 1)[None, :]))
-        self._local = np.maximum(1.0 - distance, 0.0)
-        self._nearness = self._local.copy()
-        self._nearness[2:, 2:] = np.maximum(self._nearness[2:, 2:], _ALIKE)  # drafting or not is the greatest difference
-        self._n_seen = np.ones(len(sizes))  # passes that a size's figure rests on
 
     def seconds(self, n: int, depth: float) -> float:
         """What a pass of n tokens takes, each behind `depth` others on average."""
@@ -71,11 +70,11 @@ class PassCosts:
         """`seconds` of passes of 0 to n tokens, or of more; not to be changed."""
         if self._depth != depth:  # asked several times in a round, at one depth
             self._depth = depth
-            figures = self._factors * (self._flat + self._per_position * depth)
-            self._curve = np.maximum.accumulate(figures).tolist()
-            doubts = _DOUBT / (1 + self._n_seen)
-            doubts[:2] = 0.0  # plain decoding is what all is measured by
-            self._hopeful = np.maximum.accumulate(figures * (1 - doubts)).tolist()
+            figures = [self._figure(i, depth) for i in range(len(self._flat))]
+            self._curve = list(accumulate(figures, max))
+            # plain decoding is what all is measured by
+            hopes = [1.0 if i < 2 else 1 - _DOUBT / (1 + n_seen) for i, n_seen in enumerate(self._n_seen)]
+            self._hopeful = list(accumulate(map(mul, figures, hopes), max))
         n_more = range(len(self._curve), n + 1)
         return self._curve + [self._curve[-1] * i / (len(self._flat) - 1) for i in n_more] if n_more else self._curve
 
@@ -90,11 +89,18 @@ class PassCosts:
     def observe(self, n: int, depth: float, seconds: float) -> None:
         """A pass of n tokens took so long."""
         if 0 < n < len(self._flat):
-            ratio = min(max(seconds / self.seconds(n, depth), 1 / _OUTLIER), _OUTLIER)
-            near = self._nearness[n]
-            self._factors *= ratio ** (_LEARN_ALL + np.maximum(_LEARN_NEAR, 1 / (1 + self._n_seen)) * near)
-            self._n_seen += self._local[n]
+            believed = max(self._figure(i, depth) for i in range(n + 1))
+            ratio = min(max(seconds / believed, 1 / _OUTLIER), _OUTLIER)
+            log_n = self._logs[n]
+            for i, (n_seen, log_i) in enumerate(zip(self._n_seen, self._logs, strict=True)):
+                local = max(1.0 - abs(log_i - log_n), 0.0)
+                near = max(local, _ALIKE) if min(i, n) > 1 else local  # drafting or not is the greatest difference
+                self._factors[i] *= ratio ** (_LEARN_ALL + max(_LEARN_NEAR, 1 / (1 + n_seen)) * near)
+                self._n_seen[i] += local
             self._depth = None
+
+    def _figure(self, n: int, depth: float) -> float:
+        return self._factors[n] * (self._flat[n] + self._per_position[n] * depth)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:
