@@ -234,12 +234,13 @@ class Drafting:
             return
         outcomes, depth = [], 0
         for each, verdict in zip(rounds, verdicts, strict=True):
-            depth += len(each.sequence.history)
+            depth += len(each.sequence.history) - verdict.n_emitted
             course = self._courses.get(each.sequence.slot)
             if course is not None and course.track is not None:
                 choice = each.choice if verdict.is_used else Choice(each.choice.drafter, 0, each.choice.is_probe)
                 outcomes.append(Outcome(course.track, choice, verdict.n_accepted, each.draft_s))
-        self._planner.observe_round(outcomes, depth / len(rounds), n_beside + len(rounds) - len(outcomes), pass_s)
+        if outcomes:
+            self._planner.observe_round(outcomes, depth / len(rounds), n_beside + len(rounds) - len(outcomes), pass_s)
 
 
 _MISS = [-1]  # no token of any text
@@ -258,5 +259,4 @@ def _as_chain(proposal: Draft, emitted: Items[int]) -> list[int]:
 
 def _n_known(tokens: np.ndarray, n_vocab: int) -> int:
     """How many of `tokens` stand before the first that the target does not have."""
-    is_wrong = (tokens < 0) | (tokens >= n_vocab)
-    return int(is_wrong.argmax()) if is_wrong.any() else len(tokens)
+    return next((i for i, token in enumerate(tokens.tolist()) if not 0 <= token < n_vocab), len(tokens))
