@@ -47,7 +47,7 @@ _PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every 
 
 # What may be lost
 _LOOKUPS_LOSE = 0.25  # plain passes, at a request's beginning, by all drafters that cost nothing together
-_LOOKUPS_SHARE = 0.01  # of the request's time, by the same
+_LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 4.0  # plain passes, at the engine's beginning, by each costly drafter: a try and what it takes to catch up
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
@@ -210,10 +210,13 @@ class Planner:
             A choice for each wish.
         """
         choices = [_PLAIN for _ in wishes]
+        if not any(wish.offers for wish in wishes):
+            return choices
         expected = [1.0 for _ in wishes]
         seconds = [0.0 for _ in wishes]
         n_most = n_beside + sum(1 + max((offer.limit for offer in wish.offers), default=0) for wish in wishes)
         curve = self.costs.hopeful_curve(n_most, _mean_depth(wishes))
+        self._plain_s = curve[1]
         for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
             for i, wish in enumerate(wishes):
                 n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)
@@ -230,7 +233,10 @@ class Planner:
             cost = self._draft_costs[offer.drafter] if self.is_costly[offer.drafter] else _NOTHING
             n_missed = wish.track.n_missed[offer.drafter]
             expected = others + 1.0
-            for k, alive in enumerate(wish.track.acceptances[offer.drafter].survival(offer.limit), start=1):
+            limit = offer.limit
+            if self.is_costly[offer.drafter] and not cost.n_asks:  # what it takes is not known yet
+                limit = min(limit, max(_PROBE_LENGTH, wish.n_min))
+            for k, alive in enumerate(wish.track.acceptances[offer.drafter].survival(limit), start=1):
                 expected += alive
                 draft_s = cost.seconds(k, n_missed)
                 rate = expected / (curve[1 + k] + others_s + draft_s)
@@ -289,11 +295,12 @@ class Planner:
         """
         n_plain = len(outcomes) + n_beside
         n_drafted = sum(outcome.choice.k for outcome in outcomes)
+        plain_s, extra_s = pass_s, 0.0
+        if n_drafted:
+            curve = self.costs.curve(n_plain + n_drafted, depth)
+            plain_s, extra_s = curve[n_plain], curve[n_plain + n_drafted] - curve[n_plain]
         if not n_beside:  # a prompt's tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
-        self._plain_s = self.costs.seconds(1, depth)
-        plain_s = self.costs.seconds(n_plain, depth)
-        extra_s = self.costs.seconds(n_plain + n_drafted, depth) - plain_s
         self._n_waited = [n + 1 for n in self._n_waited]
         for outcome in outcomes:
             choice = outcome.choice
@@ -309,9 +316,8 @@ class Planner:
         """A draft was worth `gain` seconds: keep account of it, and try its drafter sooner or later again."""
         choice = outcome.choice
         is_right = choice.k > 0 and 2 * outcome.n_accepted >= choice.k
-        # a try that was right is not charged, and the next may follow at once: what cost most was to catch up
-        outcome.track.allowances[drafter].book(max(gain, 0.0) if choice.is_probe and is_right else gain)
-        if is_right:
+        outcome.track.allowances[drafter].book(gain)
+        if is_right:  # the next may follow at once: what cost most was to catch up
             self._intervals[drafter] = 1
         elif choice.is_probe:
             self._intervals[drafter] = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)

@@ -111,7 +111,8 @@ def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_cop
     observe = planner.observe_draft
     planner.observe_draft = lambda drafter, track, k, draft_s: seconds.append(draft_s) or observe(drafter, track, k, draft_s)
     world.play(planner)
-    assert 0 < max(seconds) <= 8 * costs[1]
+    assert max(seconds) <= 8 * costs[1]
+    assert n_copied == 3000 or max(seconds) > 0  # so much is not caught up with for a try
 
 
 def test_what_one_request_taught_the_next_one_knows():
@@ -173,6 +174,18 @@ def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
     for _ in range(20):
         planner.observe_draft(0, track, 4, 0.004)
     assert planner.is_costly == [True]
+
+
+@pytest.mark.parametrize("n_min", [1, 3])
+def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    (track,) = sure(planner)
+    wish = Wish(track, DEPTH, [Offer(0, 16)], n_min)
+    (first,) = planner.choose([wish])
+    assert first.k == max(2, n_min)
+    planner.observe_draft(0, track, first.k, 0.002)
+    (then,) = planner.choose([wish])
+    assert then.k > 3
 
 
 def test_a_first_slow_call_makes_no_drafter_costly():
