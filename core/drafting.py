@@ -224,8 +224,9 @@ class Drafting:
                 if proposed == [] and drafter.is_costly:
                     proposed = _MISS  # it was paid for
                 course.track.score(index, proposed, truth.tolist())
-            with sequence.recorder.timing(drafter.name):
-                drafter.accept(sequence.history, own)
+            start = perf_counter()
+            drafter.accept(sequence.history, own)
+            sequence.recorder.told(drafter.name, perf_counter() - start)
         return verdict
 
     def observe_round(self, rounds: Items[Drafted], verdicts: Items[Verdict], n_beside: int, pass_s: float) -> None:

@@ -55,6 +55,7 @@ class PassCosts:
         # lists: a round uses them once, behind a pass that has emptied the caches, and NumPy's calls then take far longer
         self._flat: list[float] = flat.tolist()
         self._per_position: list[float] = (_extended(slopes, sizes) if slopes else np.zeros(len(sizes))).tolist()
+        self._common = 1.0  # factor of all figures
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
         self._logs: list[float] = np.log2(np.maximum(sizes, 1)).tolist()
@@ -91,16 +92,16 @@ class PassCosts:
         if 0 < n < len(self._flat):
             believed = max(self._figure(i, depth) for i in range(n + 1))
             ratio = min(max(seconds / believed, 1 / _OUTLIER), _OUTLIER)
-            log_n = self._logs[n]
-            for i, (n_seen, log_i) in enumerate(zip(self._n_seen, self._logs, strict=True)):
-                local = max(1.0 - abs(log_i - log_n), 0.0)
-                near = max(local, _ALIKE) if min(i, n) > 1 else local  # drafting or not is the greatest difference
-                self._factors[i] *= ratio ** (_LEARN_ALL + max(_LEARN_NEAR, 1 / (1 + n_seen)) * near)
+            self._common *= ratio**_LEARN_ALL
+            for i in (0, 1) if n == 1 else range(2, len(self._flat)):  # drafting or not is the greatest difference
+                local = max(1.0 - abs(self._logs[i] - self._logs[n]), 0.0)
+                rate = max(_LEARN_NEAR, 1 / (1 + self._n_seen[i])) * max(local, _ALIKE)
+                self._factors[i] *= ratio**rate
                 self._n_seen[i] += local
             self._depth = None
 
     def _figure(self, n: int, depth: float) -> float:
-        return self._factors[n] * (self._flat[n] + self._per_position[n] * depth)
+        return self._common * self._factors[n] * (self._flat[n] + self._per_position[n] * depth)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:

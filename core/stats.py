@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from attrs import Factory, define
 from augury.types import DrafterStats, Summary, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from augury.types import Verdict
 
@@ -71,13 +70,6 @@ class Recorder:
         self._counts[drafter].begin_s += seconds
         return seconds
 
-    @contextmanager
-    def timing(self, drafter: str) -> Iterator[None]:
-        """Time a drafter's `accept`."""
-        start = perf_counter()
-        yield
-        self._counts[drafter].accept_s += perf_counter() - start
-
     def start(self, n_prompt: int, n_reused: int) -> None:
         """The request has a slot, which holds `n_reused` of its `n_prompt` tokens."""
         self.n_prompt, self.n_reused = n_prompt, n_reused
@@ -106,6 +98,10 @@ class Recorder:
     def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
         """A drafter's proposal, `depth` tokens deep, was verified."""
         self._counts[drafter].verified(verdict, depth)
+
+    def told(self, drafter: str, seconds: float) -> None:
+        """A drafter was told what became of the round, and took so long."""
+        self._counts[drafter].accept_s += seconds
 
     def summary(self) -> Summary:
         """All of it."""
