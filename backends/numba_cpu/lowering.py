@@ -84,7 +84,7 @@ def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
 
 def scratch_bytes(plan: Plan) -> int:
     """Scratch memory that a thread needs, in whole cache lines."""
-    needed = max(SCRATCH_BYTES, *(attention_layer.scratch_bytes(block.value_dim) for block in plan.attentions))
+    needed = max(SCRATCH_BYTES, *(attention_layer.scratch_bytes(block.head_dim, block.value_dim) for block in plan.attentions))
     return _up(needed, 64) + 64
 
 

@@ -19,7 +19,7 @@ from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5}
-PAIRS = [*((kind, kind) for kind in CACHE_TYPES), ("q8_0", "q4_0")]
+PAIRS = [*((kind, kind) for kind in CACHE_TYPES), ("q8_0", "q4_0"), ("q4_0", "f16"), ("f16", "q8_0")]
 # Mean squared error of the logits of `gemma3-dense` against those with a float32 cache, as a share of their mean square.
 ERRORS = {"f32": 0, "f16": 2e-10, "bf16": 2e-8, "q8_0": 2e-7, "q4_0": 5e-5}
 N_CTX = 320

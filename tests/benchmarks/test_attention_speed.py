@@ -29,7 +29,7 @@ def test_attention(benchmark, kind, shape, n):
     part = (rng.standard_normal(4096) / 4).astype(np.float16).view(np.uint8)
     size = DEPTH * n_groups * d * BYTES[kind] // 16
     n_layers = -(-N_BYTES // (2 * size))
-    memory, scratch_bytes = aligned(2 * n_layers * size), -(-attention_layer.scratch_bytes(d) // 64) * 64 + 64
+    memory, scratch_bytes = aligned(2 * n_layers * size), -(-attention_layer.scratch_bytes(d, d) // 64) * 64 + 64
     memory[:] = np.resize(part, memory.size)
     scratch, counts = aligned(N_THREADS * scratch_bytes), aligned(attention_layer.counts_bytes(N_THREADS))
     parts = aligned(attention_layer.parts_bytes(d, DEPTH, N_THREADS))

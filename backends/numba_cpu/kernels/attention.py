@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.attention_chunk import chunk_kernel, seen_by, unpack_kernel
 from augury.backends.numba_cpu.kernels.attention_layer import (
     BLOCK_ROWS,
     COUNTS,
@@ -35,10 +36,6 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     OUT,
     OWN_PARTS,
     PARTS,
-    QUERIES,
-    ROW_SCORES,
-    SCALE,
-    SCORES,
     VALUES,
     WINDOW,
     D,
@@ -47,18 +44,19 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     Q,
     T,
 )
-from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS, SCORE_BYTES, lines_of, score, weigh
-from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, store_part
-from augury.backends.numba_cpu.kernels.simd import atomic_add, get_f32, get_i64, mul, put_f32, put_i64
-from augury.backends.numba_cpu.kernels.softmax import clear, merge, soften
+from augury.backends.numba_cpu.kernels.machine import store_part
+from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64, mul, put_i64
+from augury.backends.numba_cpu.kernels.softmax import clear, merge
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import CLAIMED, N_SEGMENTS, N_TOKENS, SEGMENT_BYTES, SEGMENTS
 from augury.backends.numba_cpu.kernels.team import POSITIONS as TOKEN_POSITIONS
 
 f32 = np.float32
 _ITEMS = 4  # per thread, so that they end together
+_DIRECT_TILES = {"q8_0": 4, "q4_0": 2}  # each unpacks what it loads; for more of them it is faster done once, into memory
 
 
 @helper
@@ -83,146 +81,15 @@ def rows_of_tile(left):
     return min(left, 6)
 
 
-@helper
-def share_of_lines(lines, tile, n_tiles):
-    """How many of the cache lines to be fetched with each step a tile asks for."""
-    each = (lines + n_tiles - 1) // n_tiles
-    return each if tile * each < lines else 0
-
-
-@helper
-def seen_by(positions, parents, share, window, row0, row1):
-    """The first position that any of the rows may see, and the last."""
-    first, last = row0 // share, (row1 - 1) // share
-    if parents == 0:
-        return max(get_i64(positions + 8 * first) - window + 1, 0), get_i64(positions + 8 * last)
-    highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
-    lowest = max(highest - window + 1, 0)
-    for token in range(first, last + 1):
-        highest = max(highest, get_i64(positions + 8 * token))
-    return lowest, highest
-
-
-@helper
-def gather(scores, out, mark, token, position, parents, start, base, first):
-    """A row's scores by cell, from `base` on → `out`, by position, from `start` on: what a node of a tree sees.
-
-    What lies before the mark lies where its position says, the rest in the cells of the node and those above it.
-    """
-    for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
-        simd.store_f32(out + 4 * p, simd.load_f32(scores + 4 * p))
-    p = position - start
-    while token >= 0 and p >= 0:
-        if p < CHUNK:
-            put_f32(out + 4 * p, get_f32(scores + 4 * (mark + token - base)))
-        token = get_i64(parents + 8 * token)
-        p -= 1
-
-
-@helper
-def scatter(weights, scores, mark, token, position, parents, start, base, first, end):
-    """The way back of `gather`, up to cell `base + end`: what the node does not see weighs nothing."""
-    for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
-        simd.store_f32(scores + 4 * p, simd.load_f32(weights + 4 * p))
-    for cell in range(mark - base, end, 16):
-        simd.store_f32(scores + 4 * cell, simd.zero_f32())
-    p = position - start
-    while token >= 0 and p >= 0:
-        if p < CHUNK:
-            put_f32(scores + 4 * (mark + token - base), get_f32(weights + 4 * p))
-        token = get_i64(parents + 8 * token)
-        p -= 1
-
-
 @cache
 def attend_kernel(type_k: str, type_v: str) -> Any:
     """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads. Operand: the layer."""
-    bytes_k, bytes_v, all_lines_k, all_lines_v = BYTES[type_k], BYTES[type_v], lines_of(type_k), lines_of(type_v)
-
-    @helper
-    def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
-        if n_rows == 1:
-            score(type_k, 1, keys, queries, d, scale, out, ahead, lines)
-        elif n_rows == 2:
-            score(type_k, 2, keys, queries, d, scale, out, ahead, lines)
-        elif n_rows == 3:
-            score(type_k, 3, keys, queries, d, scale, out, ahead, lines)
-        elif n_rows == 4:
-            score(type_k, 4, keys, queries, d, scale, out, ahead, lines)
-        else:
-            score(type_k, 6, keys, queries, d, scale, out, ahead, lines)
-
-    @helper
-    def weigh_tile(n_rows, weights, count, values, width, out, stride, ahead, lines):
-        if n_rows == 1:
-            weigh(type_v, 1, weights, count, values, width, out, stride, ahead, lines)
-        elif n_rows == 2:
-            weigh(type_v, 2, weights, count, values, width, out, stride, ahead, lines)
-        elif n_rows == 3:
-            weigh(type_v, 3, weights, count, values, width, out, stride, ahead, lines)
-        elif n_rows == 4:
-            weigh(type_v, 4, weights, count, values, width, out, stride, ahead, lines)
-        else:
-            weigh(type_v, 6, weights, count, values, width, out, stride, ahead, lines)
-
-    @helper
-    def attend_chunk(
-        layer, positions, parents, scratch, q, keys, values, share, row, n_rows, chunk, parts, distance, tile, n_tiles
-    ):
-        """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
-
-        `n_tiles` tiles divide fetching what lies `distance` positions behind; this one is `tile`. A chunk is one of positions.
-        Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
-        """
-        d, window = get_i64(layer + D), get_i64(layer + WINDOW)
-        padded = (get_i64(layer + DV) + 15) // 16 * 16
-        start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
-        lowest, highest = seen_by(positions, parents, share, window, row, row + n_rows)
-        first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
-        if first >= end:
-            for r in range(n_rows):
-                put_f32(parts + r * bytes_of_part + 4, f32(-1))
-            return
-        base, cell0, cell1, mark = start, first, end, get_i64(positions)
-        is_tree = parents != 0 and start + CHUNK > mark
-        if is_tree:
-            if mark <= start:
-                base = mark // POSITIONS * POSITIONS
-            cell0, cell1 = min(start + first, mark) - base, mark + (row + n_rows - 1) // share + 1 - base
-        for r in range(n_rows):
-            here = (row + r) // share * get_i64(layer + LDQ) + (row + r) % share * d
-            put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
-        scores = scratch + SCORES
-        scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
-        lines_k = lines_v = 0
-        if tile < n_tiles:
-            lines_k = share_of_lines(all_lines_k, tile, n_tiles)
-            lines_v = share_of_lines(all_lines_v, tile, n_tiles)
-        for p in range(cell0 // POSITIONS * POSITIONS, cell1, POSITIONS):
-            here = keys + bytes_k * d * ((base + p) // LANES)
-            ahead = here + bytes_k * d * (distance // LANES) + tile * lines_k * LINE * d
-            score_tile(n_rows, here, scratch + QUERIES, d, scale, scores + 4 * p, ahead, lines_k)
-        for r in range(n_rows):
-            token = (row + r) // share
-            position = get_i64(positions + 8 * token)
-            low, high = max(position - start - window + 1, 0), min(position - start + 1, CHUNK)
-            by_cell = scores + r * SCORE_BYTES
-            by_position = by_cell
-            if is_tree:
-                by_position = scratch + ROW_SCORES
-                gather(by_cell, by_position, mark, token, position, parents, start, base, first)
-            top, total = soften(by_position, first, end, low, high)
-            if low >= high:  # nothing to see here: no weights, and a total that says so
-                total = f32(-1)
-                for p in range(first // 16 * 16, (end + 15) // 16 * 16):
-                    put_f32(by_position + 4 * p, f32(0))
-            if is_tree:
-                scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
-            put_f32(parts + r * bytes_of_part, top)
-            put_f32(parts + r * bytes_of_part + 4, total)
-        here = values + bytes_v * (padded // LANES) * (base + cell0)
-        ahead = here + bytes_v * (padded // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
-        weigh_tile(n_rows, scores + 4 * cell0, cell1 - cell0, here, padded, parts + HEAD, bytes_of_part, ahead, lines_v)
+    bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
+    has_codes = type_k not in FLOATS or type_v not in FLOATS
+    n_direct = _DIRECT_TILES["q4_0" if "q4_0" in (type_k, type_v) else "q8_0"] * MAX_ROWS
+    attend_chunk = chunk_kernel(type_k, type_v, is_unpacked=False)
+    attend_unpacked = chunk_kernel(type_k, type_v, is_unpacked=True) if has_codes else attend_chunk
+    unpack_chunk = unpack_kernel(type_k, type_v)
 
     @helper
     def attend_part(layer, state, scratch, place, group, row0, row1, chunk0, chunk1, parts):
@@ -244,11 +111,16 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         if parts == 0:
             for row in range(row1 - row0):
                 clear(kept + row * bytes_of_part, bytes_of_part)
+        is_unpacked = has_codes and row1 - row0 > n_direct and parents == 0  # a tree's cells may be more than a chunk
+        low, high = seen_by(positions, parents, share, get_i64(layer + WINDOW), row0, row1)
         for chunk in range(chunk0, chunk1):
             row, tile, n_tiles = row0, 0, 0
             if chunk + 1 < chunk1:
                 n_tiles = (row1 - row0 + MAX_ROWS - 1) // MAX_ROWS
-            if chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
+            if is_unpacked:
+                begin = CHUNK * chunk
+                unpack_chunk(layer, scratch, keys, values, begin, max(low - begin, 0), min(high + 1 - begin, CHUNK))
+            elif chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
                 tile, n_tiles = -1, n_tiles - 1
             while row < row1:
                 n_rows = rows_of_tile(row1 - row)
@@ -258,8 +130,11 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 distance, part, n_shares = CHUNK, tile, n_tiles
                 if tile < 0:
                     distance, part, n_shares = POSITIONS, 0, 1
-                where = (row, n_rows, chunk, to)
-                attend_chunk(layer, positions, parents, scratch, q, keys, values, share, *where, distance, part, n_shares)
+                rows = (keys, values, share, row, n_rows, chunk, to, distance, part, n_shares)
+                if is_unpacked:
+                    attend_unpacked(layer, positions, parents, scratch, q, *rows)
+                else:
+                    attend_chunk(layer, positions, parents, scratch, q, *rows)
                 if parts == 0:
                     for r in range(n_rows):
                         merge(kept + (row + r - row0) * bytes_of_part, to + r * bytes_of_part, bytes_of_part)

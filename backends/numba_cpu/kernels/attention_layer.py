@@ -16,14 +16,17 @@ HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row 
 )
 (KEYS, VALUES, T, SCALE, WINDOW, OUT, PARTS, COUNTS) = (8 * field for field in range(17, 25))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
+# Behind these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64
 ROW_SCORES = SCORES + MAX_ROWS * SCORE_BYTES
 OWN_PARTS = ROW_SCORES + 4 * CHUNK
+N_OWN_PARTS = MAX_ROWS + BLOCK_ROWS
 
 
-def scratch_bytes(value_dim: int) -> int:
+def scratch_bytes(key_dim: int, value_dim: int) -> int:
     """Bytes of scratch that `attend` needs per thread."""
-    return OWN_PARTS + (MAX_ROWS + BLOCK_ROWS) * _part_bytes(value_dim)
+    part = _part_bytes(value_dim)
+    return OWN_PARTS + N_OWN_PARTS * part + CHUNK * (4 * key_dim + part - HEAD)
 
 
 def parts_bytes(value_dim: int, n_ctx: int, n_threads: int) -> int:

@@ -1,0 +1,220 @@
+"""Attention of a few rows to a chunk of positions: what `attention.py` is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.attention_layer import (
+    DV,
+    HEAD,
+    LDQ,
+    LINE,
+    N_OWN_PARTS,
+    OWN_PARTS,
+    QUERIES,
+    ROW_SCORES,
+    SCALE,
+    SCORES,
+    WINDOW,
+    D,
+)
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, weigh
+from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
+from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES
+from augury.backends.numba_cpu.kernels.jit import helper
+from augury.backends.numba_cpu.kernels.machine import get_f64
+from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, put_f32, put_i64
+from augury.backends.numba_cpu.kernels.softmax import soften
+
+f32 = np.float32
+_FLOAT = 4
+
+
+@helper
+def share_of_lines(lines, tile, n_tiles):
+    """How many of the cache lines to be fetched with each step a tile asks for."""
+    each = (lines + n_tiles - 1) // n_tiles
+    return each if tile * each < lines else 0
+
+
+@helper
+def seen_by(positions, parents, share, window, row0, row1):
+    """The first position that any of the rows may see, and the last."""
+    first, last = row0 // share, (row1 - 1) // share
+    if parents == 0:
+        return max(get_i64(positions + 8 * first) - window + 1, 0), get_i64(positions + 8 * last)
+    highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
+    lowest = max(highest - window + 1, 0)
+    for token in range(first, last + 1):
+        highest = max(highest, get_i64(positions + 8 * token))
+    return lowest, highest
+
+
+@helper
+def gather(scores, out, mark, token, position, parents, start, base, first):
+    """A row's scores by cell, from `base` on → `out`, by position, from `start` on: what a node of a tree sees.
+
+    What lies before the mark lies where its position says, the rest in the cells of the node and those above it.
+    """
+    for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
+        simd.store_f32(out + 4 * p, simd.load_f32(scores + 4 * p))
+    p = position - start
+    while token >= 0 and p >= 0:
+        if p < CHUNK:
+            put_f32(out + 4 * p, get_f32(scores + 4 * (mark + token - base)))
+        token = get_i64(parents + 8 * token)
+        p -= 1
+
+
+@helper
+def scatter(weights, scores, mark, token, position, parents, start, base, first, end):
+    """The way back of `gather`, up to cell `base + end`: what the node does not see weighs nothing."""
+    for p in range(first // 16 * 16, min(mark - start, CHUNK), 16):
+        simd.store_f32(scores + 4 * p, simd.load_f32(weights + 4 * p))
+    for cell in range(mark - base, end, 16):
+        simd.store_f32(scores + 4 * cell, simd.zero_f32())
+    p = position - start
+    while token >= 0 and p >= 0:
+        if p < CHUNK:
+            put_f32(scores + 4 * (mark + token - base), get_f32(weights + 4 * p))
+        token = get_i64(parents + 8 * token)
+        p -= 1
+
+
+@helper
+def unpacked_of(layer, scratch):
+    """Where a chunk's numbers lie that were codes: keys, then values."""
+    return scratch + OWN_PARTS + N_OWN_PARTS * (HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16))
+
+
+def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
+    """Make what attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers."""
+    bytes_k, bytes_v, all_lines_k, all_lines_v = BYTES[type_k], BYTES[type_v], lines_of(type_k), lines_of(type_v)
+    has_keys, has_values = is_unpacked and type_k not in FLOATS, is_unpacked and type_v not in FLOATS
+    read_k, read_v = "f32" if has_keys else type_k, "f32" if has_values else type_v
+
+    @helper
+    def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
+        if n_rows == 1:
+            score(read_k, 1, keys, queries, d, scale, out, ahead, lines)
+        elif n_rows == 2:
+            score(read_k, 2, keys, queries, d, scale, out, ahead, lines)
+        elif n_rows == 3:
+            score(read_k, 3, keys, queries, d, scale, out, ahead, lines)
+        elif n_rows == 4:
+            score(read_k, 4, keys, queries, d, scale, out, ahead, lines)
+        else:
+            score(read_k, 6, keys, queries, d, scale, out, ahead, lines)
+
+    @helper
+    def weigh_tile(n_rows, weights, count, values, width, out, stride, ahead, lines):
+        if n_rows == 1:
+            weigh(read_v, 1, weights, count, values, width, out, stride, ahead, lines)
+        elif n_rows == 2:
+            weigh(read_v, 2, weights, count, values, width, out, stride, ahead, lines)
+        elif n_rows == 3:
+            weigh(read_v, 3, weights, count, values, width, out, stride, ahead, lines)
+        elif n_rows == 4:
+            weigh(read_v, 4, weights, count, values, width, out, stride, ahead, lines)
+        else:
+            weigh(read_v, 6, weights, count, values, width, out, stride, ahead, lines)
+
+    @helper
+    def attend_chunk(
+        layer, positions, parents, scratch, q, keys, values, share, row, n_rows, chunk, parts, distance, tile, n_tiles
+    ):
+        """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
+
+        `n_tiles` tiles divide fetching what lies `distance` positions behind; this one is `tile`. A chunk is one of positions.
+        Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
+        """
+        d, window = get_i64(layer + D), get_i64(layer + WINDOW)
+        padded = (get_i64(layer + DV) + 15) // 16 * 16
+        start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
+        lowest, highest = seen_by(positions, parents, share, window, row, row + n_rows)
+        first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
+        if first >= end:
+            for r in range(n_rows):
+                put_f32(parts + r * bytes_of_part + 4, f32(-1))
+            return
+        base, cell0, cell1, mark = start, first, end, get_i64(positions)
+        is_tree = parents != 0 and start + CHUNK > mark
+        if is_tree:
+            if mark <= start:
+                base = mark // POSITIONS * POSITIONS
+            cell0, cell1 = min(start + first, mark) - base, mark + (row + n_rows - 1) // share + 1 - base
+        for r in range(n_rows):
+            here = (row + r) // share * get_i64(layer + LDQ) + (row + r) % share * d
+            put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
+        scores, unpacked = scratch + SCORES, unpacked_of(layer, scratch)
+        scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
+        lines_k = lines_v = 0
+        if tile < n_tiles:
+            lines_k = share_of_lines(all_lines_k, tile, n_tiles)
+            lines_v = share_of_lines(all_lines_v, tile, n_tiles)
+        for p in range(cell0 // POSITIONS * POSITIONS, cell1, POSITIONS):
+            here = keys + bytes_k * d * ((base + p) // LANES)
+            ahead = here + bytes_k * d * (distance // LANES) + tile * lines_k * LINE * d
+            if has_keys:
+                here = unpacked + _FLOAT * d * p
+            score_tile(n_rows, here, scratch + QUERIES, d, scale, scores + 4 * p, ahead, lines_k)
+        for r in range(n_rows):
+            token = (row + r) // share
+            position = get_i64(positions + 8 * token)
+            low, high = max(position - start - window + 1, 0), min(position - start + 1, CHUNK)
+            by_cell = scores + r * SCORE_BYTES
+            by_position = by_cell
+            if is_tree:
+                by_position = scratch + ROW_SCORES
+                gather(by_cell, by_position, mark, token, position, parents, start, base, first)
+            top, total = soften(by_position, first, end, low, high)
+            if low >= high:  # nothing to see here: no weights, and a total that says so
+                total = f32(-1)
+                for p in range(first // 16 * 16, (end + 15) // 16 * 16):
+                    put_f32(by_position + 4 * p, f32(0))
+            if is_tree:
+                scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
+            put_f32(parts + r * bytes_of_part, top)
+            put_f32(parts + r * bytes_of_part + 4, total)
+        here = values + bytes_v * (padded // LANES) * (base + cell0)
+        ahead = here + bytes_v * (padded // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
+        if has_values:
+            here = unpacked + _FLOAT * (CHUNK * d + padded * cell0)
+        weigh_tile(n_rows, scores + 4 * cell0, cell1 - cell0, here, padded, parts + HEAD, bytes_of_part, ahead, lines_v)
+
+    return attend_chunk
+
+
+def unpack_kernel(type_k: str, type_v: str) -> Any:
+    """Make what turns the codes of a chunk's positions `first` to `end` into numbers, keys before values."""
+    bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
+
+    @helper
+    def nothing(layer, scratch, states, start, first, end):
+        pass
+
+    @helper
+    def keys_of(layer, scratch, keys, start, first, end):
+        d = get_i64(layer + D)
+        first = first // POSITIONS * POSITIONS
+        n_blocks = (end - first + POSITIONS - 1) // POSITIONS * (POSITIONS // LANES) * (d // BLOCK)
+        here = keys + bytes_k * d * ((start + first) // LANES)
+        unpack_keys(type_k, here, n_blocks, unpacked_of(layer, scratch) + _FLOAT * d * first)
+
+    @helper
+    def values_of(layer, scratch, values, start, first, end):
+        d, padded = get_i64(layer + D), (get_i64(layer + DV) + 15) // 16 * 16
+        here = values + bytes_v * (padded // LANES) * (start + first)
+        unpack_values(type_v, here, end - first, padded, unpacked_of(layer, scratch) + _FLOAT * (CHUNK * d + padded * first))
+
+    unpack_all_keys, unpack_all_values = nothing if type_k in FLOATS else keys_of, nothing if type_v in FLOATS else values_of
+
+    @helper
+    def unpack_chunk(layer, scratch, keys, values, start, first, end):
+        unpack_all_keys(layer, scratch, keys, start, first, end)
+        unpack_all_values(layer, scratch, values, start, first, end)
+
+    return unpack_chunk
