@@ -100,7 +100,8 @@ class Sampler:
             raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = attrs.evolve(params, seed=seed)
-        self._bias = bias
+        self._biased = np.array(sorted(bias), np.int32)
+        self._biases = np.array([bias[token] for token in sorted(bias)])
         self._n_vocab = n_vocab
         self._stream = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms = np.empty(0)
@@ -110,7 +111,7 @@ class Sampler:
     @property
     def is_plain_argmax(self) -> bool:
         """Whether every token is simply its row's argmax, so that a whole pass can be chosen in one call."""
-        return self.params.temperature == 0 and not self._bias and not self.params.has_penalties
+        return self.params.temperature == 0 and not len(self._biased) and not self.params.has_penalties
 
     def choose(self, logits: Logits, row: int, history: np.ndarray, index: int) -> int:
         """The token that follows `history`.
@@ -164,24 +165,25 @@ class Sampler:
     def _candidates(self, logits: Logits, row: int, history: np.ndarray, n_top: int) -> tuple[np.ndarray, np.ndarray]:
         """The best `n_top` tokens and their logits in float64 after bias and penalties, best first, equals by rising id."""
         recent, counts = self._recent(history)
-        touched = np.union1d(np.fromiter(self._bias, np.int64, len(self._bias)), recent).astype(np.int32)
+        touched = np.unique(np.concatenate([self._biased, recent])) if len(recent) else self._biased
         # whatever is untouched and among the best after the change was among the best n_top + m before it
         ids, values = logits.top_k(row, min(n_top + len(touched), self._n_vocab))
         values = values.astype(np.float64)
-        if len(touched):
-            changed = logits.gather(row, touched).astype(np.float64)
-            for token, bias in self._bias.items():
-                changed[np.searchsorted(touched, token)] += bias
+        if not len(touched):
+            return ids, values
+        changed = logits.gather(row, touched).astype(np.float64)
+        changed[np.searchsorted(touched, self._biased)] += self._biases
+        if len(recent):
             at = np.searchsorted(touched, recent)
             repeat = self.params.repeat_penalty
             changed[at] = np.where(changed[at] <= 0, changed[at] * repeat, changed[at] / repeat)
             changed[at] -= counts * self.params.frequency_penalty + self.params.presence_penalty
-            is_untouched = ~np.isin(ids, touched)
-            ids = np.concatenate([ids[is_untouched], touched])
-            values = np.concatenate([values[is_untouched], changed])
-            order = np.lexsort((ids, -values))
-            ids, values = ids[order], values[order]
-        return ids[:n_top], values[:n_top]
+        nearest = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
+        is_untouched = touched[nearest] != ids
+        ids = np.concatenate([ids[is_untouched], touched])
+        values = np.concatenate([values[is_untouched], changed])
+        order = np.lexsort((ids, -values))[:n_top]
+        return ids[order], values[order]
 
     def _recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.params.has_penalties:
