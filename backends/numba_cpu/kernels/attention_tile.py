@@ -49,10 +49,10 @@ def _scaled(b: ir.IRBuilder, index: ir.Value, n_bytes: int) -> ir.Value:
 
 
 def _prefetch(b: ir.IRBuilder, stream: ir.Value, lines: ir.Value) -> None:
-    """Ask for the next cache lines of the stream whose address lies in a stack slot."""
+    """Ask for the next cache lines of the stream whose address lies in a stack slot: the second cache can await more."""
     with cgutils.for_range(b, lines):
         address = b.load(stream)
-        emit_prefetch(b, address, 3)
+        emit_prefetch(b, address, 2)
         b.store(at(b, address, _VECTOR), stream)
 
 

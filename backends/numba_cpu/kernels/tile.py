@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.kernels.unpack import Block
 
 _TOKEN = ACTIVATION_BYTES["q8_16"]
+# Tiles of so few tokens wait for memory. The second cache can await more lines than the nearest, whose lines come sooner.
+_PREFETCH_L2_TOKENS = 4
 
 
 class _Sums:
@@ -150,11 +152,12 @@ def _emit_float_block(b: ir.IRBuilder, fmt: Format, weights: ir.Value, x: ir.Val
                     sums.fma(b, t, g, values[g], repeated)
 
 
-def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value) -> None:
+def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value, n_tokens: int) -> None:
     """Prefetch the next cache lines of the stream that `slot` follows."""
+    locality = 2 if n_tokens <= _PREFETCH_L2_TOKENS else 3
     with cgutils.for_range(b, lines):
         address = b.load(slot)
-        emit_prefetch(b, address, 3)
+        emit_prefetch(b, address, locality)
         b.store(at(b, address, VECTOR), slot)
 
 
@@ -165,7 +168,7 @@ def _emit_tile(
     w, x, y, n_blocks, step, stream, lines = args
     dot, sums = target.dot(fmt.bits), _Sums(b, n_tokens, groups, y)
     with cgutils.for_range(b, n_blocks) as loop:
-        _emit_prefetches(b, stream, lines)
+        _emit_prefetches(b, stream, lines, n_tokens)
         here = b.add(x, b.mul(loop.index, step))
         if fmt.float_bytes:
             _emit_float_block(b, fmt, _unit(b, fmt, w, loop.index), here, sums)
