@@ -16,18 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["measure_passes"]
 
 _SIZES = (1, 2, 4, 8, 16)  # timed several times over, before anything else
-_FINE_SIZES = (
-    32,
-    64,
-    3,
-    6,
-    12,
-    24,
-    5,
-    9,
-    17,
-    48,
-)  # once, in the order of their worth: a slow machine's time is up before the last
+# once, in the order of their worth: a slow machine's time is up before the last
+_FINE_SIZES = (32, 64, 3, 6, 12, 24, 5, 9, 17, 48)
 _DEEP_SIZES = (1, 4, 16)
 _DEPTH = 1024  # where what a context costs is measured
 _LARGEST = 256  # tokens of a pass that has a figure of its own: every round goes through all figures

@@ -35,7 +35,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
         command.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     pull.add_parser(subparsers, registry)
-    inspect.add_parser(subparsers)
+    inspect.add_parser(subparsers, registry)
     new_drafter.add_parser(subparsers, registry)
     completion.add_parser(subparsers, parser)
     registry.add_commands(subparsers)

@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
+from augury.models import resolve
 from augury.table import table
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from augury.gguf import ModelFile
+    from augury.registry import Registry
 
 __all__ = ["add_parser"]
 
@@ -23,23 +26,27 @@ _N_LETTERS = 100  # of a long text
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any, registry: Registry) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "inspect",
         help="show what is in a model file",
         description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
-    parser.add_argument("file", metavar="FILE", help="path of a .gguf file; of a split model any part")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a path, of a split model of any part, or a name as `augury pull` takes it"
+    )
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all tensors")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, registry=registry)
 
 
 def _run(args: argparse.Namespace) -> int:
     from augury.gguf import ModelFile
 
-    with ModelFile.open(args.file) as file:
+    with ProgressDisplay() as progress:
+        path = resolve(args.model, args.registry, progress)
+    with ModelFile.open(path) as file:
         if args.json:
             print_json(_told(file))
         else:

@@ -9,6 +9,7 @@ import pytest
 
 from augury.cli import inspect
 from augury.errors import ModelFileError
+from augury.registry import Registry
 
 TEMPLATE = "{% for m in messages %}\n{{ m.content }}\x1b[31m{% endfor %}"
 
@@ -35,7 +36,7 @@ def model(tmp_path):
 
 def run(*words):
     parser = argparse.ArgumentParser()
-    inspect.add_parser(parser.add_subparsers())
+    inspect.add_parser(parser.add_subparsers(), Registry.discover())
     args = parser.parse_args(["inspect", *map(str, words)])
     return args.run(args)
 
@@ -84,6 +85,19 @@ def test_json_is_one_object_without_what_json_does_not_know(model, capsys):
     assert told["chat_template"] == TEMPLATE
 
 
-def test_a_file_that_is_no_model_is_an_error(tmp_path):
-    with pytest.raises(ModelFileError, match="cannot be read"):
-        run(tmp_path / "absent.gguf")
+def test_a_model_is_named_as_other_commands_name_it(model, monkeypatch, capsys):
+    monkeypatch.setattr(inspect, "resolve", lambda name, registry, progress: {"tiny": model}[name])
+    assert run("tiny") == 0
+    assert str(model) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "message"), [("absent.gguf", "there is no such file"), ("smolm2", "did you mean 'smollm2'")])
+def test_what_is_no_model_is_an_error(name, message):
+    with pytest.raises(ModelFileError, match=message):
+        run(name)
+
+
+def test_a_file_that_holds_no_model_is_an_error(tmp_path):
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(ModelFileError, match="GGUF"):
+        run(tmp_path / "text.gguf")
