@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.interfaces import Drafter
-    from augury.planner import Planner, Track
+    from augury.planner import Planner
     from augury.sequence import Sequence
+    from augury.track import Track
 
 __all__ = ["Drafted", "Drafting"]
 

@@ -16,16 +16,18 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from attrs import define, frozen
+from attrs import frozen
 
 from augury.acceptance import LOOKUP, MODEL, Acceptance
+from augury.draft_cost import DraftCost
+from augury.track import Allowance, Track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.pass_costs import PassCosts
 
-__all__ = ["Choice", "DraftCost", "Offer", "Outcome", "Planner", "Track", "Wish"]
+__all__ = ["Choice", "Offer", "Outcome", "Planner", "Wish"]
 
 # How often a drafter is asked, by what an ask takes
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
@@ -33,8 +35,6 @@ _FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while 
 _PATIENCE = 16  # rounds without a right token after which it is asked less
 _RARELY = 8  # rounds: so seldom, at most
 _WARM_UP = 16  # asks: the first are slow
-_LEARN = 0.2  # weight of a new measurement of a drafter's time
-_MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
 
 # What drafting must promise
 _GAIN = 1.02  # tokens of the slot, in place of 1: costs are not known more exactly, and plain passes want to be seen, too
@@ -51,72 +51,6 @@ _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 4.0  # plain passes, at the engine's beginning, by each costly drafter: a try and what it takes to catch up
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
-
-
-@define
-class DraftCost:
-    """Seconds that one drafter takes for a slot."""
-
-    per_ask: float = 0.0  # on average
-    per_token: float = 0.0  # that it drafts
-    per_missed: float = 0.0  # that was emitted while it was not asked
-    n_asks: int = 0
-
-    def seconds(self, k: int, n_missed: int) -> float:
-        """Of a draft of k tokens."""
-        return self.per_token * k + self.per_missed * n_missed
-
-    def observe(self, k: int, n_missed: int, seconds: float) -> None:
-        """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
-        self.n_asks += 1
-        self.per_ask += (seconds - self.per_ask) * max(_LEARN, 1 / self.n_asks)
-        if n_missed > _MUCH_MISSED * max(k, 1):
-            self.per_missed += _LEARN * (max(seconds - self.per_token * k, 0.0) / n_missed - self.per_missed)
-            return
-        measured = max(seconds - self.per_missed * n_missed, 0.0) / max(k, 1)
-        self.per_token += (measured - self.per_token) * (_LEARN if self.per_token else 1.0)
-
-
-@define
-class Allowance:
-    """Seconds that a drafter may lose. It grows with what the drafter gains and, by a small share, with time."""
-
-    seconds: float
-    share: float
-    most: float
-
-    def book(self, seconds: float) -> None:
-        """The drafter gained or, below 0, lost so much."""
-        self.seconds = min(self.seconds + seconds, self.most)
-
-    def forgive(self, seconds: float) -> None:
-        """It would have gained so much: what it lost too much is forgiven as far, and it may draft again."""
-        self.seconds = max(self.seconds, min(self.seconds + seconds, 0.0))
-
-    def pass_time(self, seconds: float) -> None:
-        """So much time went by."""
-        self.book(self.share * seconds)
-
-
-@define(eq=False)
-class Track:
-    """What the planner keeps of one request, by drafter."""
-
-    acceptances: list[Acceptance]
-    allowances: list[Allowance]  # of a costly drafter one for all requests
-    n_missed: list[int]  # tokens emitted since it was asked
-    n_idle: list[int]  # rounds since it was right
-    n_right: list[int]  # tokens that it had right in the last round, used or not
-
-    def score(self, drafter: int, proposed: Sequence[int] | None, emitted: Sequence[int]) -> None:
-        """Note what a drafter got right of what a round emitted, used or not; None where it was not asked."""
-        self.n_missed[drafter] += len(emitted)
-        self.n_idle[drafter] += 1
-        self.n_right[drafter] = 0
-        if not proposed:
-            self.acceptances[drafter].decline()
-        elif n_right := self.acceptances[drafter].see(proposed, emitted):
-            self.n_idle[drafter], self.n_right[drafter] = 0, n_right
 
 
 @frozen
@@ -265,15 +199,8 @@ class Planner:
     # After it
 
     def observe_prompt(self, drafter: int, n_tokens: int, seconds: float) -> None:
-        """A drafter took so long for a prompt: that is what it takes to catch up.
-
-        It says little where it held the prompt from before, in which case it is far quicker than it was.
-        """
-        cost, per_token = self._draft_costs[drafter], seconds / n_tokens
-        if cost.per_missed == 0.0:
-            cost.per_missed = per_token
-        elif per_token > cost.per_missed / 2:
-            cost.per_missed += _LEARN * (per_token - cost.per_missed)
+        """A drafter took so long for a prompt."""
+        self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
 
     def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
