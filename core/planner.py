@@ -42,13 +42,13 @@ _MARGIN = 1.03  # times the whole pass's tokens per second, of a costly drafter:
 _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect, for a costly drafter to be tried
 
 # When a costly drafter is tried
-_PROBE_LENGTH = 2  # tokens: enough to see one right behind another
-_PROBE_FIRST, _PROBE_LAST = 16, 160  # rounds between tries, doubled with every failure
+_PROBE_LENGTH = 1  # token: a wrong one says as much as two do
+_PROBE_FIRST, _PROBE_LAST = 4, 160  # rounds between tries, doubled with every failure
 
 # What may be lost
 _LOOKUPS_LOSE = 0.25  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
-_COSTLY_LOSES = 4.0  # plain passes, at the engine's beginning, by each costly drafter: a try and what it takes to catch up
+_COSTLY_LOSES = 2.0  # plain passes, at the engine's beginning, by each costly drafter: some tries and what it takes to catch up
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
 
