@@ -48,7 +48,7 @@ _PROBE_FIRST, _PROBE_LAST = 4, 160  # rounds between tries, doubled with every f
 # What may be lost
 _LOOKUPS_LOSE = 0.25  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
-_COSTLY_LOSES = 2.0  # plain passes, at the engine's beginning, by each costly drafter: some tries and what it takes to catch up
+_COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: two tries
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
 

@@ -13,14 +13,16 @@ from augury.bench.outcome import Outcome
 from augury.cli.bench_compare import change_lines, changes_told, check_saved
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import load_engine
+from augury.cli.progress import ProgressDisplay
 from augury.cli.prompts import read_items
 from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import request_params
 from augury.errors import OptionError
+from augury.interfaces import Progress
 from augury.options import options_of, parse_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from augury.bench.figures import Figures
     from augury.bench.workload import Item
@@ -39,11 +41,14 @@ def run_drafters(args: argparse.Namespace) -> int:
     params = {**DEFAULTS, **request_params(args)}
     outcomes: list[Outcome] = []
     facts: dict[str, Any] = {}
-    for spec_type, draft_model in _competitors(args):
-        load = _loader(args, spec_type, draft_model)
-        found, config = _compete(args, items, partial(Contest, load, params))
-        outcomes += found
-        facts = run_facts(config, items, params["max_tokens"])
+    competitors = _competitors(args)
+    with ProgressDisplay() as display:
+        shown = _shown(display, len(competitors) * len(items) * args.turns * (1 + args.warm))
+        for spec_type, draft_model in competitors:
+            load = _loader(args, spec_type, draft_model, display)
+            found, config = _compete(args, items, partial(Contest, load, params), shown)
+            outcomes += found
+            facts = run_facts(config, items, params["max_tokens"])
     told = facts_told(facts) | {"n_prompts": len(items), "turns": args.turns, "runs": [each.told() for each in outcomes]}
     if args.html is not None:
         from augury.bench.page import page
@@ -87,18 +92,29 @@ def _competitors(args: argparse.Namespace) -> list[tuple[list[str], str | None]]
     return found
 
 
-def _loader(args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None) -> Callable[[], Engine]:
-    """Loads one drafter's engine again and again, and shows its configuration once."""
-    shown = [args, argparse.Namespace(**{**vars(args), "verbose": False, "quiet": True})]
+def _loader(
+    args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, display: Progress
+) -> Callable[[], Engine]:
+    """Loads one drafter's engine again and again, and shows its configuration and how far it has come once."""
+    quiet = argparse.Namespace(**{**vars(args), "verbose": False, "quiet": True})
+    ways = [(args, display), (quiet, Progress())]  # the second says nothing; later loads are short
 
     def load() -> Engine:
-        return load_engine(shown.pop(0) if len(shown) > 1 else shown[0], tuple(spec_type), draft_model)
+        how, progress = ways.pop(0) if len(ways) > 1 else ways[0]
+        return load_engine(how, tuple(spec_type), draft_model, progress)
 
     return load
 
 
+def _shown(display: Progress, n_pairs: int) -> Iterator[None]:
+    """Shows with every step that one more pair begins."""
+    for n_done in range(n_pairs):
+        display("pairs", n_done, n_pairs)
+        yield
+
+
 def _compete(
-    args: argparse.Namespace, items: Sequence[Item], contest_of: Callable[[Item], Contest]
+    args: argparse.Namespace, items: Sequence[Item], contest_of: Callable[[Item], Contest], shown: Iterator[None]
 ) -> tuple[list[Outcome], Mapping[str, Any]]:
     """One drafter on all prompts, cold and, if asked for, warm; and its engines' configuration."""
     outcomes = []
@@ -108,7 +124,9 @@ def _compete(
         for item in items:
             contest = contest_of(item)
             try:
-                pairs += [contest.pair(turn, is_warm=state == "warm") for turn in range(args.turns)]
+                for turn in range(args.turns):
+                    next(shown)
+                    pairs.append(contest.pair(turn, is_warm=state == "warm"))
             finally:
                 contest.close()
             config = contest.config

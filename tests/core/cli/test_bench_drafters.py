@@ -70,6 +70,13 @@ def test_prompts_of_several_files_are_told_apart(bench, workload):
     assert len(told["runs"][0]["categories"]["copying"]["pairs"]) == 4
 
 
+def test_it_shows_how_many_pairs_have_run(bench, workload, monkeypatch):
+    monkeypatch.setattr("augury.cli.progress._LINE_EVERY_S", 0.0)
+    _, _, err = bench("--workload", workload, *NGRAM, "--warm")
+    lines = [line for line in err.splitlines() if line.startswith("pairs: ")]
+    assert lines == [f"pairs: {n} of 8" for n in range(8)]
+
+
 def test_auto_takes_a_draft_model_too(bench):
     told = json.loads(bench("--prompt-tokens", REPEATING, "--spec-type", "auto", "-md", tiny_model("llama-dense"), "--json")[1])
     (run,) = told["runs"]
