@@ -100,8 +100,9 @@ class Sampler:
             raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = attrs.evolve(params, seed=seed)
-        self._biased = np.array(sorted(bias), np.int32)
-        self._biases = np.array([bias[token] for token in sorted(bias)])
+        biased = sorted(bias)
+        self._biased = np.array(biased, np.int32)
+        self._biases = np.array([bias[token] for token in biased])
         self._n_vocab = n_vocab
         self._stream = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms = np.empty(0)
@@ -178,8 +179,8 @@ class Sampler:
             repeat = self.params.repeat_penalty
             changed[at] = np.where(changed[at] <= 0, changed[at] * repeat, changed[at] / repeat)
             changed[at] -= counts * self.params.frequency_penalty + self.params.presence_penalty
-        nearest = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
-        is_untouched = touched[nearest] != ids
+        at = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
+        is_untouched = touched[at] != ids
         ids = np.concatenate([ids[is_untouched], touched])
         values = np.concatenate([values[is_untouched], changed])
         order = np.lexsort((ids, -values))[:n_top]

@@ -45,12 +45,12 @@ class Weights:
         """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them."""
         layout = Layout.of(self._tensors)
         is_worth_it = keep and self._file.identity and layout.n_bytes >= WORTH_BYTES
-        file = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
-        memory = None if file is None else file.open(threads, progress)
+        kept = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
+        memory = None if kept is None else kept.open(threads, progress)
         own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
         compile_all = partial(prepare, [*dict.fromkeys([*own, *more_kernels])], progress)
         if memory is None:
-            with nullcontext(aligned(layout.n_bytes)) if file is None else file.filled(threads) as memory:
+            with nullcontext(aligned(layout.n_bytes)) if kept is None else kept.filled(threads) as memory:
                 self._pack(layout, memory, threads, progress, compile_all)
         else:
             compile_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from augury.bench.comparison import comparison_lines
@@ -43,10 +44,10 @@ def run_drafters(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = {}
     competitors = _competitors(args)
     with ProgressDisplay() as display:
-        shown = _shown(display, len(competitors) * len(items) * args.turns * (1 + args.warm))
+        beginnings = _told(display, len(competitors) * len(items) * args.turns * (1 + args.warm))
         for spec_type, draft_model in competitors:
             load = _loader(args, spec_type, draft_model, display)
-            found, config = _compete(args, items, partial(Contest, load, params), shown)
+            found, config = _compete(args, items, partial(Contest, load, params), beginnings)
             outcomes += found
             facts = run_facts(config, items, params["max_tokens"])
     told = facts_told(facts) | {"n_prompts": len(items), "turns": args.turns, "runs": [each.told() for each in outcomes]}
@@ -97,26 +98,26 @@ def _loader(
 ) -> Callable[[], Engine]:
     """Loads one drafter's engine again and again, and shows its configuration and how far it has come once."""
     quiet = argparse.Namespace(**{**vars(args), "verbose": False, "quiet": True})
-    ways = [(args, display), (quiet, Progress())]  # the second says nothing; later loads are short
+    ways = chain([(args, display)], repeat((quiet, Progress())))  # later loads are short, and say nothing
 
     def load() -> Engine:
-        how, progress = ways.pop(0) if len(ways) > 1 else ways[0]
-        return load_engine(how, tuple(spec_type), draft_model, progress)
+        flags, progress = next(ways)
+        return load_engine(flags, tuple(spec_type), draft_model, progress)
 
     return load
 
 
-def _shown(display: Progress, n_pairs: int) -> Iterator[None]:
-    """Shows with every step that one more pair begins."""
+def _told(display: Progress, n_pairs: int) -> Iterator[None]:
+    """Each step is the beginning of a pair, of which `display` is told."""
     for n_done in range(n_pairs):
         display("pairs", n_done, n_pairs)
         yield
 
 
 def _compete(
-    args: argparse.Namespace, items: Sequence[Item], contest_of: Callable[[Item], Contest], shown: Iterator[None]
+    args: argparse.Namespace, items: Sequence[Item], contest_of: Callable[[Item], Contest], beginnings: Iterator[None]
 ) -> tuple[list[Outcome], Mapping[str, Any]]:
-    """One drafter on all prompts, cold and, if asked for, warm; and its engines' configuration."""
+    """One drafter on all prompts, cold and, if asked for, warm; and its engines' configuration. Each pair takes a beginning."""
     outcomes = []
     config: Mapping[str, Any] = {}
     for state in ("cold", "warm") if args.warm else ("cold",):
@@ -125,7 +126,7 @@ def _compete(
             contest = contest_of(item)
             try:
                 for turn in range(args.turns):
-                    next(shown)
+                    next(beginnings)
                     pairs.append(contest.pair(turn, is_warm=state == "warm"))
             finally:
                 contest.close()
