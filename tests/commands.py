@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
+
 from oracles.models import tiny_model
 
 from augury.cli import main
@@ -17,8 +20,21 @@ def here(name: str = "llama-dense", backend: str = "reference") -> list[str]:
 def run(capsys, *words) -> tuple[int, str, str]:
     """The exit code, standard output and standard error of a command."""
     try:
-        code = main([*map(str, words)])
+        with _own_logging():
+            code = main([*map(str, words)])
     except SystemExit as ended:  # argparse's own errors
         code = ended.code
     told = capsys.readouterr()
     return code, told.out, told.err
+
+
+@contextmanager
+def _own_logging():
+    """A command configures logging as for a process of its own; the tests behind it shall not notice."""
+    logger = logging.getLogger("augury")
+    before = logger.handlers[:], logger.level, logger.propagate
+    try:
+        yield
+    finally:
+        logger.handlers[:], level, logger.propagate = before
+        logger.setLevel(level)
