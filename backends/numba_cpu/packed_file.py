@@ -71,14 +71,12 @@ class PackedFile:
     def filled(self, threads: int) -> Iterator[np.ndarray]:
         """Lend memory, (n_bytes,) uint8, to be filled in the block: a new file's, kept at the end, or just memory."""
         try:
-            part = self._reserved()
+            part, memory = self._reserved()
         except OSError as error:
             get_logger(_LOGGER).info("packed weights are not kept", path=str(self.path), reason=str(error))
             yield aligned(self._layout.n_bytes)
             return
         try:
-            with part.open("r+b") as file:
-                memory = _mapped(file, mmap.ACCESS_WRITE)
             matrices, checksums = self._divided(memory)
             yield matrices
             checksums[:] = self._checksums(matrices, threads, Progress())
@@ -99,8 +97,8 @@ class PackedFile:
             raise OSError("its checksums are wrong")
         return matrices
 
-    def _reserved(self) -> Path:
-        """Make a file beside `path` whose room on the disk is certain: writing to mapped memory must not find the disk full."""
+    def _reserved(self) -> tuple[Path, np.ndarray]:
+        """Make a file beside `path` and map it. Its room on the disk is certain: writing to it must not find the disk full."""
         if not hasattr(os, "posix_fallocate"):
             raise OSError("this system cannot reserve room on the disk")
         folder = self.path.parent
@@ -109,13 +107,12 @@ class PackedFile:
             raise OSError(f"{n_free} bytes of the disk are free, expected {_SPARED:g} times {self._n_bytes}")
         number, name = tempfile.mkstemp(suffix=".part", dir=folder)
         try:
-            os.posix_fallocate(number, 0, self._n_bytes)
+            with os.fdopen(number, "r+b") as file:
+                os.posix_fallocate(number, 0, self._n_bytes)
+                return Path(name), _mapped(file, mmap.ACCESS_WRITE)
         except OSError:
             Path(name).unlink()
             raise
-        finally:
-            os.close(number)
-        return Path(name)
 
     def _divided(self, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The matrices of a mapped file, and their checksums."""

@@ -147,12 +147,17 @@ def test_without_room_on_the_disk_weights_are_packed_into_memory(folder, path, m
     assert not files_in(folder)
 
 
-def test_a_disk_that_is_full_after_all_leaves_nothing_behind(folder, path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [(os, "posix_fallocate", "No space left on device"), (packed_file, "_mapped", "No such device")],
+    ids=["full after all", "cannot map files to write"],
+)
+def test_a_disk_that_fails_leaves_nothing_behind(folder, path, monkeypatch, module, name, message):
+    def fail(*_):
+        raise OSError(message)
 
     right = logits_of(path, keep_weights=False)
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(module, name, fail)
     assert np.array_equal(logits_of(path), right)
     assert not files_in(folder)
 
