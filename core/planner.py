@@ -46,7 +46,7 @@ _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
 _PROBE_FIRST, _PROBE_LAST = 4, 160  # rounds between tries, doubled with every failure
 
 # What may be lost
-_LOOKUPS_LOSE = 0.25  # plain passes, at a request's beginning, by all drafters that cost nothing together
+_LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: two tries
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
@@ -88,6 +88,24 @@ class Outcome:
     choice: Choice
     n_accepted: int
     draft_s: float  # the slot's share of the drafters' time
+
+
+@frozen(eq=False)
+class Others:
+    """What a slot finds in the pass: it takes [n] seconds with n tokens of the slot, `known`, or as little as `hoped`."""
+
+    known: Sequence[float]
+    hoped: Sequence[float]
+    expected: float  # tokens of the other slots
+    draft_s: float  # of their drafters
+
+    def rate(self, expected: float, n: int, draft_s: float) -> float:
+        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
+        return (self.expected + expected) / (self.hoped[n] + self.draft_s + draft_s)
+
+    def extra_s(self, k: int) -> float:
+        """Seconds that k drafted tokens add to the pass."""
+        return self.known[1 + k] - self.known[1]
 
 
 _PLAIN = Choice()
@@ -149,37 +167,40 @@ class Planner:
         expected = [1.0 for _ in wishes]
         seconds = [0.0 for _ in wishes]
         n_most = n_beside + sum(1 + max((offer.limit for offer in wish.offers), default=0) for wish in wishes)
-        curve = self.costs.hopeful_curve(n_most, _mean_depth(wishes))
-        self._plain_s = curve[1]
+        depth = _mean_depth(wishes)
+        known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
+        self._plain_s = known[1]
         for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
             for i, wish in enumerate(wishes):
                 n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)
-                others = (sum(expected) - expected[i], sum(seconds) - seconds[i])
-                choices[i], expected[i], seconds[i] = self._best(wish, curve[n_others:], *others)
+                others = Others(known[n_others:], hoped[n_others:], sum(expected) - expected[i], sum(seconds) - seconds[i])
+                choices[i], expected[i], seconds[i] = self._best(wish, others)
         return choices
 
-    def _best(self, wish: Wish, curve: Sequence[float], others: float, others_s: float) -> tuple[Choice, float, float]:
+    def _best(self, wish: Wish, others: Others) -> tuple[Choice, float, float]:
         """A slot's best choice, given those of the others: it, the tokens expected of it, and its seconds of drafting."""
-        best, best_rate = (_PLAIN, 1.0, 0.0), (others + _GAIN) / (curve[1] + others_s)
+        best, best_rate = (_PLAIN, 1.0, 0.0), others.rate(_GAIN, 1, 0.0)
         for offer in wish.offers:
-            if wish.track.allowances[offer.drafter].seconds < 0:
+            is_costly, allowance = self.is_costly[offer.drafter], wish.track.allowances[offer.drafter]
+            if allowance.seconds < 0:
                 continue
-            cost = self._draft_costs[offer.drafter] if self.is_costly[offer.drafter] else _NOTHING
+            cost = self._draft_costs[offer.drafter] if is_costly else _NOTHING
             n_missed = wish.track.n_missed[offer.drafter]
-            expected = others + 1.0
-            limit = offer.limit
-            if self.is_costly[offer.drafter] and not cost.n_asks:  # what it takes is not known yet
+            expected, limit = 1.0, offer.limit
+            if is_costly and not cost.n_asks:  # what it takes is not known yet
                 limit = min(limit, max(_PROBE_LENGTH, wish.n_min))
             for k, alive in enumerate(wish.track.acceptances[offer.drafter].survival(limit), start=1):
+                if not is_costly and not allowance.covers(others.extra_s(k), is_least=k <= wish.n_min):
+                    break
                 expected += alive
                 draft_s = cost.seconds(k, n_missed)
-                rate = expected / (curve[1 + k] + others_s + draft_s)
-                worth = rate / _MARGIN if self.is_costly[offer.drafter] else rate
+                rate = others.rate(expected, 1 + k, draft_s)
+                worth = rate / _MARGIN if is_costly else rate
                 if worth > best_rate and k >= wish.n_min:
-                    best, best_rate = (Choice(offer.drafter, k), expected - others, draft_s), worth
-        return self._probe(wish, best[0], curve, others, others_s, best_rate), *best[1:]
+                    best, best_rate = (Choice(offer.drafter, k), expected, draft_s), worth
+        return self._probe(wish, best[0], others, best_rate), *best[1:]
 
-    def _probe(self, wish: Wish, choice: Choice, curve: Sequence[float], others: float, others_s: float, rate: float) -> Choice:
+    def _probe(self, wish: Wish, choice: Choice, others: Others, rate: float) -> Choice:
         """Try a costly drafter that was not asked for long, where it could be better and the time for it was saved up."""
         for offer in wish.offers:
             m = offer.drafter
@@ -187,12 +208,9 @@ class Planner:
                 continue
             cost, n_missed = self._draft_costs[m], wish.track.n_missed[m]
             k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
-            if k > offer.limit:
+            if k > offer.limit or not wish.track.allowances[m].covers(cost.seconds(k, n_missed) + others.extra_s(k)):
                 continue
-            if cost.seconds(k, n_missed) + curve[1 + k] - curve[1] > wish.track.allowances[m].seconds:
-                continue
-            perfect = ((others + 1.0 + j) / (curve[1 + j] + others_s + cost.seconds(j, 1)) for j in range(1, offer.limit + 1))
-            if max(perfect) > _HOPE * rate:
+            if max(others.rate(1.0 + j, 1 + j, cost.seconds(j, 1)) for j in range(1, offer.limit + 1)) > _HOPE * rate:
                 return Choice(m, k, is_probe=True)
         return choice
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import define, field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +21,22 @@ class Allowance:
     seconds: float
     share: float
     most: float
+    first: float = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.first = self.seconds
+
+    def covers(self, seconds: float, *, is_least: bool = False) -> bool:
+        """Whether a draft may be made that loses so much at worst. The least is always tried once, whatever it takes."""
+        return seconds <= self.seconds or (is_least and self.seconds >= self.first)
 
     def book(self, seconds: float) -> None:
         """The drafter gained or, below 0, lost so much."""
         self.seconds = min(self.seconds + seconds, self.most)
 
     def forgive(self, seconds: float) -> None:
-        """It would have gained so much: what it lost too much is forgiven as far, and it may draft again."""
-        self.seconds = max(self.seconds, min(self.seconds + seconds, 0.0))
+        """It would have gained so much: what it lost is forgiven as far, and it may draft again as at first."""
+        self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
 
     def pass_time(self, seconds: float) -> None:
         """So much time went by."""
