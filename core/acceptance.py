@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["LOOKUP", "MODEL", "Acceptance", "Kind"]
 
@@ -31,7 +31,7 @@ class Kind:
 LOOKUP = Kind((0, 1, 2, 3, 5, 9, 17, 33), (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96), 4.0, 0.93)
 """Text is copied in stretches, so the run says more than the place in a draft."""
 
-MODEL = Kind((0,), (0.7,), 14.0, 0.99)
+MODEL = Kind((0,), (0.7,), 14.0, 0.98)
 """A model is asked now and then only, and then seen at few runs: counted apart, the others would never be corrected. One wrong
 token says little of it: two that are right nine and six times of ten both begin with one often enough."""
 
@@ -97,6 +97,12 @@ class Acceptance:
             self._try(is_right=True)
             self.run += 1
         return n_seen
+
+    def look_back(self, is_right: Iterable[bool]) -> None:
+        """Take in tokens in a row that were each guessed from the true text before it: of these all were seen."""
+        for each in is_right:
+            self._try(is_right=each)
+            self.run = self.run + 1 if each else 0
 
     def decline(self) -> None:
         """The drafter proposed nothing, or was not asked: what it finds next is another stretch."""

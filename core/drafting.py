@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define
 
-from augury.planner import Choice, Offer, Outcome, Wish
+from augury.choice import Choice, Offer, Outcome, Wish
+from augury.planner import N_HINDSIGHT
 from augury.types import Ask, Draft, Verdict
 from augury.verify import match_tree
 
@@ -161,6 +162,8 @@ class Drafting:
         choices = planner.choose([self._wish(planner, each) for each in rounds], n_beside)
         asks.clear()
         for each, choice in zip(rounds, choices, strict=True):
+            if choice.in_hindsight is not None:
+                self._look_back(planner, each, choice.in_hindsight)
             if choice.drafter is not None and choice.drafter in each.proposals:
                 each.use(choice.drafter, choice.k)
             elif choice.drafter is not None:
@@ -171,6 +174,17 @@ class Drafting:
             for each, _ in some:
                 if (k := len(each.proposals[index])) >= max(each.sequence.request.speculation.n_min, 1):
                     each.use(index, k, is_probe=each.choice.is_probe)
+
+    def _look_back(self, planner: Planner, drafted: Drafted, index: int) -> None:
+        """Have a drafter say what it would have drafted for the last tokens."""
+        sequence, course = drafted.sequence, self._courses[drafted.sequence.slot]
+        assert course.track is not None
+        drafter, start = self._chains[sequence.slot][index], perf_counter()
+        tokens = None if sequence.request.speculation.synthetic else drafter.hindsight(sequence.history, N_HINDSIGHT)
+        seconds = perf_counter() - start
+        sequence.recorder.looked_back(drafter.name, seconds)
+        is_right = None if tokens is None else (tokens == sequence.history[-N_HINDSIGHT:]).tolist()
+        planner.observe_hindsight(index, course.track, is_right, seconds)
 
     def _wish(self, planner: Planner, drafted: Drafted) -> Wish:
         course = self._courses[drafted.sequence.slot]

@@ -241,6 +241,17 @@ class Drafter(Plugin, ABC):
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
 
+    def hindsight(self, history: np.ndarray, n: int) -> np.ndarray | None:  # noqa: ARG002 - for whoever can say
+        """What it would have drafted in place of each of the last n tokens of `history`, from what stands before that token.
+
+        Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It is to
+        take little time however much was missed: what lies further back may be left out, of this answer and of later drafts.
+
+        Returns:
+            (n,) int32 tokens; None where it cannot say, as by default. Such a drafter is tried by short drafts.
+        """
+        return None
+
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for whoever wants it
         """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request.
 

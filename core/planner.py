@@ -16,18 +16,23 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+import attrs
 
 from augury.acceptance import LOOKUP, MODEL, Acceptance
+from augury.choice import Choice, Others
 from augury.draft_cost import DraftCost
 from augury.track import Allowance, Track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.choice import Outcome, Wish
     from augury.pass_costs import PassCosts
 
-__all__ = ["Choice", "Offer", "Outcome", "Planner", "Wish"]
+__all__ = ["N_HINDSIGHT", "Planner"]
+
+N_HINDSIGHT = 16
+"""Tokens of the text that a costly drafter is asked in hindsight about."""
 
 # How often a drafter is asked, by what an ask takes
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
@@ -44,6 +49,7 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 # When a costly drafter is tried
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
 _PROBE_FIRST, _PROBE_LAST = 4, 160  # rounds between tries, doubled with every failure
+_FAR_BEHIND = 24  # tokens missed, beyond which it is asked in hindsight instead: to catch up takes longer
 
 # What may be lost
 _LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
@@ -51,61 +57,6 @@ _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: two tries
 _COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
-
-
-@frozen
-class Offer:
-    """A drafter that could draft for a slot, and at most how far."""
-
-    drafter: int
-    limit: int
-
-
-@frozen(eq=False)
-class Wish:
-    """One slot's choices in a round."""
-
-    track: Track
-    depth: int  # length of its context
-    offers: Sequence[Offer]
-    n_min: int = 1  # shorter drafts are not wanted
-
-
-@frozen
-class Choice:
-    """The drafter to use, or None, and how many tokens of it to verify."""
-
-    drafter: int | None = None
-    k: int = 0
-    is_probe: bool = False  # not because it promises more, but to see whether it does
-
-
-@frozen(eq=False)
-class Outcome:
-    """What came of a slot's choice."""
-
-    track: Track
-    choice: Choice
-    n_accepted: int
-    draft_s: float  # the slot's share of the drafters' time
-
-
-@frozen(eq=False)
-class Others:
-    """What a slot finds in the pass: it takes [n] seconds with n tokens of the slot, `known`, or as little as `hoped`."""
-
-    known: Sequence[float]
-    hoped: Sequence[float]
-    expected: float  # tokens of the other slots
-    draft_s: float  # of their drafters
-
-    def rate(self, expected: float, n: int, draft_s: float) -> float:
-        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
-        return (self.expected + expected) / (self.hoped[n] + self.draft_s + draft_s)
-
-    def extra_s(self, k: int) -> float:
-        """Seconds that k drafted tokens add to the pass."""
-        return self.known[1 + k] - self.known[1]
 
 
 _PLAIN = Choice()
@@ -125,6 +76,7 @@ class Planner:
         self.is_costly = list(is_costly)
         self._draft_costs = [DraftCost() for _ in is_costly]
         self._acceptances = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
+        self._has_hindsight = list(is_costly)  # as far as is known
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
         self._plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
@@ -132,13 +84,13 @@ class Planner:
 
     def track(self) -> Track:
         """For a new request."""
-        n = len(self.is_costly)
-        plain_s = self._plain_s
+        n, plain_s = len(self.is_costly), self._plain_s
+        n_lookups = n - sum(self.is_costly)
         allowances = [
-            self._own_allowances[i]
-            if self.is_costly[i]
-            else Allowance(_LOOKUPS_LOSE * plain_s / n, _LOOKUPS_SHARE / n, _MOST_SAVED * plain_s)
-            for i in range(n)
+            own
+            if is_costly
+            else Allowance(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
+            for own, is_costly in zip(self._own_allowances, self.is_costly, strict=True)
         ]
         return Track([each.child() for each in self._acceptances], allowances, [0] * n, [0] * n, [0] * n)
 
@@ -186,6 +138,8 @@ class Planner:
                 continue
             cost = self._draft_costs[offer.drafter] if is_costly else _NOTHING
             n_missed = wish.track.n_missed[offer.drafter]
+            if is_costly and self._is_far_behind(offer.drafter, wish.track):
+                continue
             expected, limit = 1.0, offer.limit
             if is_costly and not cost.n_asks:  # what it takes is not known yet
                 limit = min(limit, max(_PROBE_LENGTH, wish.n_min))
@@ -206,19 +160,39 @@ class Planner:
             m = offer.drafter
             if not self.is_costly[m] or m == choice.drafter or self._n_waited[m] < self._intervals[m]:
                 continue
-            cost, n_missed = self._draft_costs[m], wish.track.n_missed[m]
-            k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
-            if k > offer.limit or not wish.track.allowances[m].covers(cost.seconds(k, n_missed) + others.extra_s(k)):
+            cost, n_missed, allowance = self._draft_costs[m], wish.track.n_missed[m], wish.track.allowances[m]
+            perfect = (others.rate(1.0 + j, 1 + j, cost.seconds(j, 1)) for j in range(1, offer.limit + 1))
+            if max(perfect, default=0.0) <= _HOPE * rate:
                 continue
-            if max(others.rate(1.0 + j, 1 + j, cost.seconds(j, 1)) for j in range(1, offer.limit + 1)) > _HOPE * rate:
+            if self._is_far_behind(m, wish.track):
+                if allowance.covers(cost.seconds(1, N_HINDSIGHT)):
+                    return attrs.evolve(choice, in_hindsight=m)
+                continue
+            k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
+            if k <= offer.limit and allowance.covers(cost.seconds(k, n_missed) + others.extra_s(k)):
                 return Choice(m, k, is_probe=True)
         return choice
+
+    def _is_far_behind(self, drafter: int, track: Track) -> bool:
+        """Whether it has to be asked in hindsight before it drafts again."""
+        return self._has_hindsight[drafter] and track.n_missed[drafter] > _FAR_BEHIND
 
     # After it
 
     def observe_prompt(self, drafter: int, n_tokens: int, seconds: float) -> None:
         """A drafter took so long for a prompt."""
         self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
+
+    def observe_hindsight(self, drafter: int, track: Track, is_right: Sequence[bool] | None, seconds: float) -> None:
+        """A drafter said where it would have been right about the last tokens, or could not say (None), and took so long."""
+        self._n_waited[drafter] = 0
+        if is_right is None:
+            self._has_hindsight[drafter] = False
+            return
+        track.acceptances[drafter].look_back(is_right)
+        track.allowances[drafter].book(-seconds)
+        track.n_missed[drafter] = 0
+        self._schedule(drafter, is_right=2 * sum(is_right) >= len(is_right))
 
     def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
@@ -262,10 +236,13 @@ class Planner:
         choice = outcome.choice
         is_right = choice.k > 0 and 2 * outcome.n_accepted >= choice.k
         outcome.track.allowances[drafter].book(gain)
-        if is_right:  # the next may follow at once: what cost most was to catch up
-            self._intervals[drafter] = 1
-        elif choice.is_probe:
-            self._intervals[drafter] = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)
+        if is_right or choice.is_probe:
+            self._schedule(drafter, is_right=is_right)
+
+    def _schedule(self, drafter: int, *, is_right: bool) -> None:
+        """When to try a drafter again: at once if it was right, for catching up takes longest; else later than last time."""
+        later = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)
+        self._intervals[drafter] = 1 if is_right else later
 
 
 _NOTHING = DraftCost()  # what was asked already is paid for

@@ -88,6 +88,10 @@ class Recorder:
         counts.drafts += n_proposed > 0
         counts.draft_s += seconds
 
+    def looked_back(self, drafter: str, seconds: float) -> None:
+        """A drafter said for so long what it would have drafted."""
+        self._counts[drafter].draft_s += seconds
+
     def round(self, n_offered: int, n_emitted: int) -> None:
         """A round is over, in which `n_offered` drafted tokens were verified."""
         self.n_rounds += 1

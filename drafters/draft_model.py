@@ -115,6 +115,10 @@ class DraftModel(Drafter):
         """Write ahead for one slot."""
         return self._draft(self._runner.draft([self._wish(history, limit)])[0], limit)
 
+    def hindsight(self, history: np.ndarray, n: int) -> np.ndarray | None:
+        """What it would have drafted for the last tokens; what it missed before them it leaves out."""
+        return None if self._translation is not None else self._runner.look_back(self.session.slot, history, n)
+
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Write ahead for several slots; those that share a draft model share its passes."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, frozen
 
+from augury.drafters.draft_line import Line
 from augury.log import get_logger
 from augury.types import Batch
 
@@ -19,32 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["DraftRunner", "Wish", "Written"]
 
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
-
-
-@define(eq=False)
-class Line:
-    """What one slot of the draft model holds.
-
-    Attributes:
-        tokens: (n_ctx,) int32; the states of the first `n_held` are in the KV cache.
-        n_held: See there. What lies behind was rejected or never computed, and is overwritten.
-        n_agreed: So many of them are known to be the request's own, and stay so until its text is said to have changed.
-        is_parked: The request's text has left what the draft model can follow.
-    """
-
-    tokens: np.ndarray
-    n_held: int = 0
-    n_agreed: int = 0
-    is_parked: bool = False
-
-    def agree(self, text: np.ndarray, n_same: int | None = None) -> int:
-        """How many tokens of `text` (t,) int32 are held; `n_same` of its tokens are as in the call before, None: all."""
-        if n_same is not None:
-            self.n_agreed = min(self.n_agreed, n_same)
-        n = min(self.n_held, len(text))
-        is_same = self.tokens[self.n_agreed : n] == text[self.n_agreed : n]
-        self.n_agreed = n if is_same.all() else self.n_agreed + int(is_same.argmin())
-        return self.n_agreed
 
 
 @frozen(eq=False)
@@ -114,7 +89,7 @@ class DraftRunner:
             The passes over it, which others may go between. A prompt that is left within them is caught up when it is drafted.
         """
         line = self._lines[slot]
-        line.n_agreed, line.is_parked = 0, False
+        line.begin()
         prompt = history[:-1]
         start = line.agree(prompt)
         can_follow = start < len(prompt) and self._can_follow(line, history, start)
@@ -124,7 +99,7 @@ class DraftRunner:
         for first in range(start, len(prompt), _CHUNK):
             if first > start:
                 yield
-            self._forward([Feed(slot, first, prompt[first : first + _CHUNK])], wants_logits=False)
+            self._forward([Feed(slot, first, prompt[first : first + _CHUNK])], n_rows=0)
 
     def draft(self, wishes: Sequence[Wish]) -> list[Written]:
         """Write ahead for several slots at once, a token of each with every pass.
@@ -132,6 +107,7 @@ class DraftRunner:
         Returns:
             What was written for each wish, in order; nothing where the draft model cannot follow the text.
         """
+        wishes = [evolve(wish, history=self._lines[wish.slot].text(wish.history)) for wish in wishes]
         written = [Written() for _ in wishes]
         limits = [0] * len(wishes)
         writing, feeds = [], []
@@ -154,6 +130,26 @@ class DraftRunner:
                     feeds.append(Feed(wish.slot, len(wish.history) + len(tokens) - 1, np.array(tokens[-1:], np.int32)))
             writing = still_writing
         return written
+
+    def look_back(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
+        """The best token in place of each of the last n of `history` (h,) int32, behind what stands before it.
+
+        Where more than that was missed, the rest is left out from now on: to catch up with it takes longer than it gives.
+        Behind the first 80 tokens of answers of Qwen2.5-Coder-1.5B the 0.5B model predicts 89 % of the tokens; where of those
+        80 only the last 16, 32 or 64 are kept beside the prompt, 85, 86 and 88 %.
+
+        Returns:
+            (n,) int32; None where the draft model cannot follow the text.
+        """
+        line = self._lines[slot]
+        text = line.text(history)
+        if line.agree(text) < len(text) - 1 - n:
+            line.leave_out(len(history), n + 1)
+            text = line.text(history)
+        start = min(line.n_agreed, len(text) - 1 - n)
+        if start < 0 or not self._can_follow(line, text, start):
+            return None
+        return self._forward([Feed(slot, start, text[start:-1])], n_rows=n).argmax()
 
     def _write(self, wish: Wish, written: Written, logits: Logits, row: int, best: int) -> bool:
         """Write one token more, unless the draft model is too unsure of its best one, or the target has none like it."""
@@ -195,14 +191,14 @@ class DraftRunner:
             self._warned.add(message)
             get_logger("augury.drafters.draft_model").warning(message)
 
-    def _forward(self, feeds: Sequence[Feed], *, wants_logits: bool = True) -> Logits:
-        """One pass; of each slot's last token the logits, if they are wanted."""
+    def _forward(self, feeds: Sequence[Feed], *, n_rows: int = 1) -> Logits:
+        """One pass; the logits of each slot's last `n_rows` tokens."""
         sizes = [len(feed.tokens) for feed in feeds]
         batch = Batch(
             tokens=np.concatenate([feed.tokens for feed in feeds]),
             slots=np.repeat(np.array([feed.slot for feed in feeds], np.int32), sizes),
             positions=np.concatenate([np.arange(feed.start, feed.start + len(feed.tokens), dtype=np.int32) for feed in feeds]),
-            rows=(np.cumsum(sizes) - 1).astype(np.int32) if wants_logits else np.empty(0, np.int32),
+            rows=np.concatenate([np.arange(end - n_rows, end, dtype=np.int32) for end in np.cumsum(sizes)]),
         )
         for feed in feeds:
             self._lines[feed.slot].n_held = feed.start  # an interrupted pass leaves nothing behind it that can be trusted

@@ -10,7 +10,7 @@ from augury.options import build, options_of
 from augury.testing import drafter_contract as contract
 from augury.testing.contract import Check, ContractError, hypothesis_settings
 from augury.testing.drafter_scripts import LONG, REPEATING, requests
-from augury.testing.driven_slot import Request, Round, Way
+from augury.testing.script import Request, Round, Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.testing.driven_slot import Request, Round, Way
+from augury.testing.script import Request, Round, Way
 from augury.testing.tiny_model import PERIOD
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["LONG", "PROMPTS", "REPEATING", "requests"]
 
 _PHRASE = tuple(range(3 * PERIOD, 4 * PERIOD))  # one of the tiny models' circles
-_WAYS = (Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED, Way.SCORED, Way.VERIFIED, Way.OTHERS)
+_WAYS = (Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED, Way.SCORED, Way.VERIFIED, Way.OTHERS, Way.HINDSIGHT)
 
 REPEATING = Request(
     prompt=_PHRASE * 16,
-    rounds=tuple(Round(_WAYS[i % 8], (64, 5, 1, 16, 9)[i % 5], i % 4 * 3, int(i % 7 == 6)) for i in range(24)),
+    rounds=tuple(Round(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5], i % 4 * 3, int(i % 7 == 6)) for i in range(24)),
 )
 """One long enough for any n-gram, with everything that may become of a draft."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from augury.interfaces import Drafter
     from augury.registry import Registry
-    from augury.testing.driven_slot import Request
+    from augury.testing.script import Request
 
 __all__ = ["Subject", "Tally", "World"]
 

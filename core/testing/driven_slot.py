@@ -6,14 +6,13 @@ import gc
 import sys
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import frozen
 
 from augury.testing import drafter_contract as contract
 from augury.testing.contract import ContractError
+from augury.testing.script import Round, Way
 from augury.types import Ask, Draft, Verdict
 
 if TYPE_CHECKING:
@@ -22,40 +21,13 @@ if TYPE_CHECKING:
     from augury.interfaces import Drafter
     from augury.testing.contract import Contract
     from augury.testing.driven_target import DrivenTarget
+    from augury.testing.script import Request
 
-__all__ = ["DrivenSlot", "Request", "Round", "Way"]
+__all__ = ["DrivenSlot"]
 
 _POISON = -7  # no model has such a token: it shows in whatever is read too late
 _THROUGH = object()  # behind the last step of `begin`
 _TOLERANCE = 1e-3  # of the sum of float32 probabilities
-
-
-class Way(Enum):
-    """What the engine does with a drafter in a round."""
-
-    VERIFIED = "its draft is verified"
-    CUT = "the first half of its draft is verified"
-    SCORED = "its draft is not used"
-    SILENT = "it is not asked"
-    OTHERS = "it is not asked, and another drafter's tokens are accepted"
-
-
-@frozen
-class Round:
-    """One round of a script: how the drafter is asked, how much of its draft is right, and which token is the target's own."""
-
-    way: Way
-    limit: int
-    n_right: int
-    surprise: int  # 0: the token that came a period before; else a number to make another one from
-
-
-@frozen(eq=False)
-class Request:
-    """A prompt and the rounds behind it."""
-
-    prompt: tuple[int, ...]
-    rounds: tuple[Round, ...]
 
 
 class DrivenSlot:
@@ -134,7 +106,16 @@ class DrivenSlot:
     def ask(self, each: Round) -> Ask | None:
         """What the drafter is asked in a round, or None where it is not."""
         limit = min(each.limit, self._n_ctx - self._n - 1)
-        return None if each.way in (Way.SILENT, Way.OTHERS) or limit < 1 else Ask(self.drafter, self.history, limit)
+        if each.way is Way.HINDSIGHT:
+            self._look_back(min(each.limit, self._n - 1))
+        is_asked = each.way in (Way.VERIFIED, Way.CUT, Way.SCORED) and limit > 0
+        return Ask(self.drafter, self.history, limit) if is_asked else None
+
+    def _look_back(self, n: int) -> None:
+        """Ask what would have been drafted for the last n tokens."""
+        tokens = self._call(f"hindsight of {n}", self.drafter.hindsight, self.history, n)
+        if tokens is not None and not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.shape == (n,)):
+            raise self.broken(contract.HINDSIGHT, f"{tokens!r} for {n} tokens")
 
     def propose(self, each: Round) -> Draft:
         """Ask for the draft of a round."""

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.acceptance import LOOKUP, Acceptance
+from augury.acceptance import LOOKUP, MODEL, Acceptance
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
@@ -50,6 +50,16 @@ def test_chances_are_learnt_by_run_from_censored_drafts(chance):
         acceptance.see([1, 1, 1], emitted)
     assert acceptance.chance(0) == pytest.approx(chance, abs=0.06)
     assert acceptance.chance(1) == pytest.approx(chance, abs=0.1)
+
+
+def test_tokens_guessed_one_by_one_are_all_seen_also_behind_a_wrong_one():
+    one, other = Acceptance(MODEL), Acceptance(MODEL)
+    one.look_back([True, False, True, True])
+    for is_right in (1, 0, 1, 1):
+        other.see([1], [is_right])
+        other.run = 0
+    assert one.chance(0) == other.chance(0)
+    assert one.run == 2
 
 
 def test_a_new_request_starts_from_what_others_taught():

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import ScriptedDrafter, toy_engine
 
+from augury.choice import Choice
 from augury.interfaces import Drafter
 from augury.pass_costs import PassCosts, PassTime
-from augury.planner import Choice, Planner
+from augury.planner import N_HINDSIGHT, Planner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -149,6 +150,56 @@ def test_what_was_only_scored_or_cut_is_told_as_such():
     assert (used[0].n_proposed, used[0].n_offered, used[0].n_accepted, used[0].is_used, used[0].is_cut) == (4, 2, 1, True, True)
     assert (scored[0].n_proposed, scored[0].n_offered, scored[0].is_used, scored[0].is_cut) == (4, 0, False, False)
     assert scored[0].n_emitted == used[0].n_emitted == 2
+
+
+class Seeing(ScriptedDrafter):
+    """Costly, and would have been right about all tokens but the last."""
+
+    name = "seeing"
+    is_costly = True
+    is_blind = False
+
+    def hindsight(self, history, n):
+        self.events.append(("hindsight", n))
+        return None if self.is_blind else np.append(history[-n:-1], history[-1] + 1).astype(np.int32)
+
+
+class LookingBack(Planner):
+    """Asks drafter 1 in hindsight, and lets drafter 0 draft two tokens, as soon as there is enough text."""
+
+    def __init__(self):
+        super().__init__(constant(2).costs, [False, True])
+        self.seen = []
+
+    def choose(self, wishes, n_beside=0):
+        return [Choice(0, 2, in_hindsight=1) if wish.depth == 20 else Choice() for wish in wishes]
+
+    def observe_hindsight(self, drafter, track, is_right, seconds):
+        self.seen.append((drafter, is_right, seconds))
+        super().observe_hindsight(drafter, track, is_right, seconds)
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_a_drafter_may_be_asked_in_hindsight_beside_another_s_draft(is_blind):
+    planner, blind = LookingBack(), type("Blind", (Seeing,), {"is_blind": is_blind})
+    with toy_engine(drafter=[named("used", [(2, 0)]), blind], planner=planner) as engine:
+        result = engine.generate([1] * 19, max_tokens=6, **GREEDY)
+    ((drafter, is_right, seconds),) = planner.seen
+    assert drafter == 1
+    assert is_right == (None if is_blind else [True] * (N_HINDSIGHT - 1) + [False])
+    own = result.stats.drafters["seeing"]
+    assert own.calls == 0
+    assert own.draft_s == seconds
+    assert result.stats.draft_lengths[0] == 2
+    assert list(result.tokens) == ToyModel().plain([1] * 19, 6)
+
+
+def test_where_chance_accepts_drafts_hindsight_says_nothing():
+    planner = LookingBack()
+    with toy_engine(drafter=[named("used", [(2, 0)]), Seeing], planner=planner, synthetic=(0.5,)) as engine:
+        engine.generate([1] * 19, max_tokens=6, **GREEDY)
+        assert all(event[0] != "hindsight" for event in engine._drafters[1].events)
+    assert [is_right for _, is_right, _ in planner.seen] == [None]
 
 
 def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():

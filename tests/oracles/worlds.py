@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from augury.choice import Offer, Outcome, Wish
 from augury.pass_costs import PassCosts, PassTime
-from augury.planner import Offer, Outcome, Planner, Wish
+from augury.planner import N_HINDSIGHT, Planner
 
 DEPTH = 100
 
@@ -20,6 +21,7 @@ class Source:
     per_missed_s: float = 0.0
     is_costly: bool = False
     per_ask_s: float = 0.0  # of one that is not
+    has_hindsight: bool = True  # of one that is
 
     def proposal(self, position, limit):
         """Its tokens: those of the text are their positions, wrong ones -1; nothing behind a wrong one matters."""
@@ -92,6 +94,8 @@ class World:
                     offers.append(Offer(index, limit))
             (choice,) = planner.choose([Wish(track, DEPTH, offers)])
             draft_s = 0.0
+            if choice.in_hindsight is not None:
+                seconds += self._look_back(planner, track, choice.in_hindsight, position)
             if choice.drafter is not None and choice.drafter not in proposals:
                 source = self.sources[choice.drafter]
                 proposals[choice.drafter] = source.proposal(position, choice.k)
@@ -107,6 +111,14 @@ class World:
             seconds += pass_s + draft_s
             position += n_right + 1
         return seconds
+
+    def _look_back(self, planner, track, index, position):
+        source, is_right, took_s = self.sources[index], None, 0.0
+        if source.has_hindsight:
+            is_right = source.right[position - N_HINDSIGHT : position].tolist()
+            took_s = source.per_token_s + N_HINDSIGHT * source.per_missed_s
+        planner.observe_hindsight(index, track, is_right, took_s)
+        return took_s
 
 
 def _n_right(proposal):

@@ -276,6 +276,11 @@ class Losing(Honest):
         return [ask.drafter.draft(ask.history, ask.limit) for ask in asks[1:]]
 
 
+class Brief(Honest):
+    def hindsight(self, history, n):
+        return np.ones(1, np.int32)
+
+
 class Deep(Honest):
     """Feeds the target what it holds already."""
 
@@ -344,6 +349,7 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         (ANY_SCRIPT, Improbable, "do not sum to 1"),
         (ANY_SCRIPT, Undefined, "negative or not finite"),
         (ANY_SCRIPT, Late, "token -7"),
+        (ANY_SCRIPT, Brief, "`hindsight` returns (n,) int32 tokens, or None. Seen: array([1], dtype=int32) for"),
         (ANY_SCRIPT, Whole, "a pass without n_layers"),
         (ANY_SCRIPT, Deep, "position 0 of slot 0, which holds 1 tokens"),
         ("declines gracefully on short and odd texts", Short, "IndexError"),
