@@ -5,9 +5,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from attrs import Factory, define
-
 from augury.choice import Choice, Offer, Outcome, Wish
+from augury.drafted import Course, Drafted
 from augury.planner import N_HINDSIGHT
 from augury.types import Ask, Draft, Verdict
 from augury.verify import match_tree
@@ -21,36 +20,8 @@ if TYPE_CHECKING:
     from augury.interfaces import Drafter
     from augury.planner import Planner
     from augury.sequence import Sequence
-    from augury.track import Track
 
-__all__ = ["Drafted", "Drafting"]
-
-
-@define(eq=False)
-class Course:
-    """What is kept of a running request."""
-
-    members: list[int]  # the drafters of its slot that serve it, by index and priority
-    track: Track | None  # None without a planner
-    prefill: Iterator[None]  # what its drafters have left to do with its prompt
-
-
-@define(eq=False)
-class Drafted:
-    """What a sequence takes into a round: the draft to verify, and everything that was proposed, used or not."""
-
-    sequence: Sequence
-    limit: int  # at most so many tokens can be verified
-    draft: Draft = Factory(Draft)
-    choice: Choice = Factory(Choice)
-    proposals: dict[int, Draft] = Factory(dict)  # by drafter, of those that were asked
-    draft_s: float = 0.0  # of drafters that are asked only if they are used
-
-    def use(self, drafter: int, k: int, *, is_probe: bool = False) -> None:
-        """Verify the first k tokens of what a drafter proposed."""
-        proposal = self.proposals[drafter]
-        self.draft = proposal if k == len(proposal) else proposal.cut(k)
-        self.choice = Choice(drafter, k, is_probe)
+__all__ = ["Drafting"]
 
 
 class Drafting:

@@ -12,7 +12,7 @@ from augury.types import Batch
 if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
-    from augury.drafting import Drafted
+    from augury.drafted import Drafted
     from augury.sequence import Sequence
     from augury.types import Step
 
