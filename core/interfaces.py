@@ -248,7 +248,8 @@ class Drafter(Plugin, ABC):
         take little time however much was missed: what lies further back may be left out, of this answer and of later drafts.
 
         Returns:
-            (n,) int32 tokens; None where it cannot say, as by default. Such a drafter is tried by short drafts.
+            (n,) int32 tokens, -1 where it would have drafted nothing. None, as by default: it can never say, and is tried by
+            short drafts instead.
         """
         return None
 

@@ -125,7 +125,13 @@ class Planner:
         for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
             for i, wish in enumerate(wishes):
                 n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)
-                others = Others(known[n_others:], hoped[n_others:], sum(expected) - expected[i], sum(seconds) - seconds[i])
+                others = Others(
+                    known[n_others:],
+                    hoped[n_others:],
+                    expected=sum(expected) - expected[i],
+                    draft_s=sum(seconds) - seconds[i],
+                    look_back=any(choice.in_hindsight is not None for j, choice in enumerate(choices) if j != i),
+                )
                 choices[i], expected[i], seconds[i] = self._best(wish, others)
         return choices
 
@@ -134,12 +140,10 @@ class Planner:
         best, best_rate = (_PLAIN, 1.0, 0.0), others.rate(_GAIN, 1, 0.0)
         for offer in wish.offers:
             is_costly, allowance = self.is_costly[offer.drafter], wish.track.allowances[offer.drafter]
-            if allowance.seconds < 0:
+            if allowance.seconds < 0 or self._is_far_behind(offer.drafter, wish.track):
                 continue
             cost = self._draft_costs[offer.drafter] if is_costly else _NOTHING
             n_missed = wish.track.n_missed[offer.drafter]
-            if is_costly and self._is_far_behind(offer.drafter, wish.track):
-                continue
             expected, limit = 1.0, offer.limit
             if is_costly and not cost.n_asks:  # what it takes is not known yet
                 limit = min(limit, max(_PROBE_LENGTH, wish.n_min))
@@ -165,7 +169,7 @@ class Planner:
             if max(perfect, default=0.0) <= _HOPE * rate:
                 continue
             if self._is_far_behind(m, wish.track):
-                if allowance.covers(cost.seconds(1, N_HINDSIGHT)):
+                if not others.look_back and allowance.covers(cost.seconds(1, N_HINDSIGHT)):
                     return attrs.evolve(choice, in_hindsight=m)
                 continue
             k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)

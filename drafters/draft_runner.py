@@ -131,7 +131,7 @@ class DraftRunner:
             writing = still_writing
         return written
 
-    def look_back(self, slot: int, history: np.ndarray, n: int) -> np.ndarray | None:
+    def look_back(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
         """The best token in place of each of the last n of `history` (h,) int32, behind what stands before it.
 
         Where more than that was missed, the rest is left out from now on: to catch up with it takes longer than it gives.
@@ -139,7 +139,7 @@ class DraftRunner:
         80 only the last 16, 32 or 64 are kept beside the prompt, 85, 86 and 88 %.
 
         Returns:
-            (n,) int32; None where the draft model cannot follow the text.
+            (n,) int32; -1 where the draft model cannot follow the text.
         """
         line = self._lines[slot]
         text = line.text(history)
@@ -148,7 +148,7 @@ class DraftRunner:
             text = line.text(history)
         start = min(line.n_agreed, len(text) - 1 - n)
         if start < 0 or not self._can_follow(line, text, start):
-            return None
+            return np.full(n, -1, np.int32)
         return self._forward([Feed(slot, start, text[start:-1])], n_rows=n).argmax()
 
     def _write(self, wish: Wish, written: Written, logits: Logits, row: int, best: int) -> bool:

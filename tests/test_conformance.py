@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 
-from augury.testing.backend import BACKEND_CHECKS, backend_subject
-from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
-from augury.testing.drafter_engine_checks import chained
-from augury.testing.drafter_engines import WAYS
-from augury.testing.memory_manager import MEMORY_CHECKS, memory_subject
+from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.testing.drafter.engine_checks import chained
+from augury.testing.drafter.engines import WAYS
+from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
+from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject
 from augury.testing.toys import TINY_DRAFT, registry_with_toys
 
 REGISTRY = registry_with_toys()

@@ -3,10 +3,9 @@
 `check_drafter`, `check_memory_manager` and `check_backend` raise a `ContractError` that says which contract was broken.
 `pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
 
-The files: `drafter`, `memory_manager` and `backend` are the three suites, `*_checks` their parts, `*_contract` the promises
-that they hold plugins to. `driven_*` play the engine for one plugin, by a script; `drafter_engines` runs whole ones.
-`tiny_model` writes model files, `toy_model` stands in for a model, `toys` offers both to engines. `conformance` makes checks
-pytest's items.
+A package for each kind of plugin: `suite` holds its function, `checks` the parts of it, `contract` the promises that plugins
+are held to. `driven_*` play the engine for one plugin, by a script; `drafter.engines` runs whole ones. `tiny_model` writes
+model files, `toy_model` stands in for a model, `toys` offers both to engines. `conformance` makes checks pytest's items.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from augury.testing.backend import check_backend
+    from augury.testing.backend.suite import check_backend
     from augury.testing.contract import ContractError
-    from augury.testing.drafter import check_drafter
-    from augury.testing.memory_manager import check_memory_manager
+    from augury.testing.drafter.suite import check_drafter
+    from augury.testing.memory.suite import check_memory_manager
     from augury.testing.toy_model import ToyModel
 
 __all__ = ["ContractError", "ToyModel", "check_backend", "check_drafter", "check_memory_manager"]
@@ -26,9 +25,9 @@ __all__ = ["ContractError", "ToyModel", "check_backend", "check_drafter", "check
 _HOMES = {
     "ContractError": "contract",
     "ToyModel": "toy_model",
-    "check_backend": "backend",
-    "check_drafter": "drafter",
-    "check_memory_manager": "memory_manager",
+    "check_backend": "backend.suite",
+    "check_drafter": "drafter.suite",
+    "check_memory_manager": "memory.suite",
 }
 
 

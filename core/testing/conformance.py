@@ -10,7 +10,7 @@ from attrs import frozen
 from augury.errors import AuguryError
 from augury.options import parse_specs
 from augury.testing.contract import ContractError
-from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
+from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from augury.testing.contract import Check
-    from augury.testing.drafter_world import Subject
+    from augury.testing.drafter.world import Subject
 
 __all__ = ["CheckItem", "Conformance"]
 

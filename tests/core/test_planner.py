@@ -143,6 +143,18 @@ def test_a_model_that_missed_much_is_asked_in_hindsight_beside_the_draft_of_anot
     assert (choice.drafter, choice.k) == (0, 3)
 
 
+def test_in_a_round_one_slot_is_looked_back_on():
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    tracks = [planner.track() for _ in range(4)]
+    planner._own_allowances[0].book(8.0)
+    for track in tracks:
+        track.score(0, None, [0] * 30)
+    for _ in range(8):
+        planner.observe_round([Outcome(track, Choice(), 0, 0.0) for track in tracks], DEPTH, 0, FAST[4])
+    choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in tracks])
+    assert sum(choice.in_hindsight is not None for choice in choices) == 1
+
+
 def test_a_model_that_has_no_hindsight_is_tried_by_drafts():
     change = 200
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 400, seed=2)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from augury import hookspecs
 from augury.interfaces import API_VERSION
 from augury.registry import ALLOW_LIST, Registry
-from augury.testing.drafter import drafter_subject
+from augury.testing.drafter.suite import drafter_subject
 from augury.types import Summary
 
 PAGE = (Path(__file__).parents[2] / "docs/plugins.md").read_text()

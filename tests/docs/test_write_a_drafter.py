@@ -9,7 +9,7 @@ import pytest
 from augury import Drafter
 from augury.errors import OptionError
 from augury.testing import ContractError
-from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
+from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 
 GUIDE = (Path(__file__).parents[2] / "docs/write-a-drafter.md").read_text()
 

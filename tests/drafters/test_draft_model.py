@@ -266,13 +266,13 @@ def test_what_was_long_missed_is_left_out_until_the_next_request():
     assert drafter.draft(as_history(history), 2).tokens.tolist() == written(history, 2, n_ctx=128)
 
 
-def test_of_a_text_that_it_cannot_follow_it_says_nothing_in_hindsight():
+def test_of_a_text_that_it_cannot_follow_it_would_have_drafted_nothing():
     (drafter,) = drafters_of(CheckedModel(n_ctx=20), n_vocab=N_VOCAB + 5)
     prefill(drafter, [1, 2, 3], 0)
-    assert drafter.hindsight(as_history([1, 2, 3]), 3) is None, "nothing stands before the first of three"
-    assert drafter.hindsight(as_history([1, 2, N_VOCAB + 1, 4]), 3) is None
+    assert drafter.hindsight(as_history([1, 2, 3]), 3).tolist() == [-1] * 3, "nothing stands before the first of three"
+    assert drafter.hindsight(as_history([1, 2, N_VOCAB + 1, 4]), 3).tolist() == [-1] * 3
     prefill(drafter, [1, 2, 3], 0)
-    assert drafter.hindsight(as_history(list(range(10)) * 5), 30) is None
+    assert drafter.hindsight(as_history(list(range(10)) * 5), 30).tolist() == [-1] * 30
 
 
 def test_a_request_feeds_only_what_its_slot_does_not_hold_from_the_one_before():

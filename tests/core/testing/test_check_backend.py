@@ -11,7 +11,7 @@ from augury.errors import PluginError, UnsupportedError
 from augury.interfaces import Backend, Model
 from augury.logits import ArrayLogits
 from augury.testing import ContractError, check_backend
-from augury.testing.backend import BACKEND_CHECKS, backend_subject
+from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 
 
 class Altered(Model):

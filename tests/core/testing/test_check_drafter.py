@@ -12,7 +12,7 @@ from augury.errors import OptionError, PluginError
 from augury.interfaces import Drafter
 from augury.options import option
 from augury.testing import ContractError, check_drafter
-from augury.testing.drafter import DRAFTER_CHECKS, drafter_subject
+from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toys import registry_with_toys
 from augury.types import Ask, Batch, Draft
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.errors import UnsupportedError
 from augury.options import build
-from augury.testing.backend_checks import BACKEND_CHECKS, BackendSubject
+from augury.testing.backend.checks import BACKEND_CHECKS, BackendSubject
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.toys import registry_with_toys
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from augury.errors import AuguryError, OptionError
 from augury.options import options_of
-from augury.testing import drafter_contract as contract
 from augury.testing.contract import Check
-from augury.testing.drafter_engines import WAYS, answers, compare, engine_with, output, plain
-from augury.testing.drafter_scripts import PROMPTS
-from augury.testing.drafter_world import Subject, Tally
+from augury.testing.drafter import contract
+from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output, plain
+from augury.testing.drafter.scripts import PROMPTS
+from augury.testing.drafter.world import Subject, Tally
 from augury.testing.toys import ToyDrafter
 
 __all__ = ["ENGINE_CHECKS", "chained"]

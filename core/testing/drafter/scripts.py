@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.testing.script import Request, Round, Way
+from augury.testing.drafter.script import Request, Round, Way
 from augury.testing.tiny_model import PERIOD
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.interfaces import Target
-from augury.testing import drafter_contract as contract
+from augury.testing.drafter import contract
 from augury.types import Batch
 
 if TYPE_CHECKING:

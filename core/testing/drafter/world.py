@@ -12,9 +12,9 @@ from augury.loader import Loader, make_backend
 from augury.options import build
 from augury.sampling import SamplingParams
 from augury.session import EngineSession
-from augury.testing import drafter_contract as contract
-from augury.testing.driven_slot import DrivenSlot
-from augury.testing.driven_target import DrivenTarget
+from augury.testing.drafter import contract
+from augury.testing.drafter.driven_slot import DrivenSlot
+from augury.testing.drafter.driven_target import DrivenTarget
 from augury.testing.tiny_model import PERIOD
 from augury.testing.toys import TINY_TARGET
 from augury.types import ModelOptions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from augury.interfaces import Drafter
     from augury.registry import Registry
-    from augury.testing.script import Request
+    from augury.testing.drafter.script import Request
 
 __all__ = ["Subject", "Tally", "World"]
 

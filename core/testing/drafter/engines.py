@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from augury.engine import Engine
 from augury.errors import AuguryError
-from augury.testing import drafter_contract as contract
-from augury.testing.drafter_scripts import PROMPTS
+from augury.testing.drafter import contract
+from augury.testing.drafter.scripts import PROMPTS
 from augury.testing.toys import TINY_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from augury.registry import Registry
-    from augury.testing.drafter_world import Subject, Tally
+    from augury.testing.drafter.world import Subject, Tally
     from augury.types import Result
 
 __all__ = ["N_TOKENS", "WAYS", "Output", "answers", "compare", "counted", "engine_with", "output", "plain"]

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from augury.options import build
 from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
-from augury.testing.driven_memory import DrivenMemory, Guess
+from augury.testing.memory.driven_memory import DrivenMemory, Guess
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedEr
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
-from augury.testing import backend_contract as contract
+from augury.testing.backend import contract
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import Batch, ModelOptions

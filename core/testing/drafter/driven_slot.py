@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.testing import drafter_contract as contract
 from augury.testing.contract import ContractError
-from augury.testing.script import Round, Way
+from augury.testing.drafter import contract
+from augury.testing.drafter.script import Round, Way
 from augury.types import Ask, Draft, Verdict
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from augury.interfaces import Drafter
     from augury.testing.contract import Contract
-    from augury.testing.driven_target import DrivenTarget
-    from augury.testing.script import Request
+    from augury.testing.drafter.driven_target import DrivenTarget
+    from augury.testing.drafter.script import Request
 
 __all__ = ["DrivenSlot"]
 

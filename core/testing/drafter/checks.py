@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError, OptionError
 from augury.options import build, options_of
-from augury.testing import drafter_contract as contract
 from augury.testing.contract import Check, ContractError, hypothesis_settings
-from augury.testing.drafter_scripts import LONG, REPEATING, requests
-from augury.testing.script import Request, Round, Way
+from augury.testing.drafter import contract
+from augury.testing.drafter.script import Request, Round, Way
+from augury.testing.drafter.scripts import LONG, REPEATING, requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from augury.options import Option
-    from augury.testing.drafter_world import Subject
+    from augury.testing.drafter.world import Subject
     from augury.types import Draft
 
 __all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from augury.errors import AuguryError, CapacityError
-from augury.testing import memory_contract as contract
+from augury.testing.memory import contract
 from augury.testing.toy_model import ToyModel
 from augury.types import Batch
 
