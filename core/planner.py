@@ -48,7 +48,7 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 
 # When a costly drafter is tried
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
-_PROBE_FIRST, _PROBE_LAST = 4, 160  # rounds between tries, doubled with every failure
+_PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every failure
 _FAR_BEHIND = 24  # tokens missed, beyond which it is asked in hindsight instead: to catch up takes longer
 
 # What may be lost

@@ -21,6 +21,7 @@ import numpy as np
 import platformdirs
 from xxhash import xxh3_64_intdigest
 
+from augury.backends.numba_cpu import weights
 from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.weights import aligned
 from augury.interfaces import Progress
@@ -50,7 +51,8 @@ class PackedFile:
     def __init__(self, file: ModelFile, tensors: Mapping[str, Tensor], layout: Layout) -> None:
         """Find its name; nothing is read."""
         described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]
-        key = hashlib.sha256(repr((file.identity, described)).encode() + sources_key())
+        sources = sources_key() + Path(weights.__file__).read_bytes()
+        key = hashlib.sha256(repr((file.identity, described)).encode() + sources)
         self.path = packed_folder() / f"{key.hexdigest()[:32]}.packed"
         self._layout = layout
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)

@@ -106,10 +106,16 @@ def test_a_model_of_which_a_byte_was_changed_is_packed_anew(folder, path):
     assert len(files_in(folder)) == 2
 
 
-def test_an_edit_of_the_kernels_sources_makes_another_file(folder, packings, path, monkeypatch):
+@pytest.mark.parametrize("where", ["the kernels", "what calls them"])
+def test_an_edit_of_the_sources_that_pack_makes_another_file(folder, packings, path, tmp_path, monkeypatch, where):
     logits_of(path)
     n_matrices = len(packings)
-    monkeypatch.setattr(packed_file, "sources_key", lambda: b"edited")
+    if where == "the kernels":
+        monkeypatch.setattr(packed_file, "sources_key", lambda: b"edited")
+    else:
+        edited = tmp_path / "weights.py"
+        edited.write_bytes(Path(packed_file.weights.__file__).read_bytes() + b"# edited")
+        monkeypatch.setattr(packed_file.weights, "__file__", str(edited))
     logits_of(path)
     assert len(packings) == 2 * n_matrices
     assert len(files_in(folder)) == 2
