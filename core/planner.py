@@ -49,6 +49,7 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 # When a costly drafter is tried
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
 _PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every failure
+_MOSTLY = 0.75  # of the tokens asked about in hindsight, for a try to follow at once
 _FAR_BEHIND = 24  # tokens missed, beyond which it is asked in hindsight instead: to catch up takes longer
 
 # What may be lost
@@ -196,7 +197,7 @@ class Planner:
         track.acceptances[drafter].look_back(is_right)
         track.allowances[drafter].book(-seconds)
         track.n_missed[drafter] = 0
-        self._schedule(drafter, is_right=2 * sum(is_right) >= len(is_right))
+        self._schedule(drafter, is_right=sum(is_right) >= _MOSTLY * len(is_right))
 
     def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
