@@ -55,8 +55,8 @@ _FAR_BEHIND = 24  # tokens missed, beyond which it is asked in hindsight instead
 # What may be lost
 _LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
-_COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: two tries
-_COSTLY_SHARE = 0.025  # of all time, by the same: its later tries are paid from it
+_COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
+_COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
 
 

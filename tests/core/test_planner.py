@@ -42,7 +42,7 @@ def test_of_a_short_answer_never_right_lookups_take_under_two_percent(n, n_draft
 
 @pytest.mark.parametrize("costs", [FAST, SLOW, LINEAR])
 def test_a_draft_model_that_is_never_right_costs_under_four_percent(costs):
-    for n in (96, N):
+    for n in (48, 64, 96, N):
         world = World(costs, [Source(bernoulli(0.0, n), **MODEL)])
         assert world.play() <= 1.04 * world.plain()
 
