@@ -147,14 +147,15 @@ class Drafting:
                     each.use(index, k, is_probe=each.choice.is_probe)
 
     def _look_back(self, planner: Planner, drafted: Drafted, index: int) -> None:
-        """Have a drafter say what it would have drafted for the last tokens."""
+        """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
         sequence, course = drafted.sequence, self._courses[drafted.sequence.slot]
         assert course.track is not None
         drafter, start = self._chains[sequence.slot][index], perf_counter()
         tokens = None if sequence.request.speculation.synthetic else drafter.hindsight(sequence.history, N_HINDSIGHT)
         seconds = perf_counter() - start
         sequence.recorder.looked_back(drafter.name, seconds)
-        is_right = None if tokens is None else (tokens == sequence.history[-N_HINDSIGHT:]).tolist()
+        pairs = () if tokens is None else zip(tokens.tolist(), sequence.pieces[-N_HINDSIGHT:], strict=True)
+        is_right = None if tokens is None else [token == piece.token for token, piece in pairs if piece.drafter is None]
         planner.observe_hindsight(index, course.track, is_right, seconds)
 
     def _wish(self, planner: Planner, drafted: Drafted) -> Wish:

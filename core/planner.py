@@ -189,7 +189,7 @@ class Planner:
         self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
 
     def observe_hindsight(self, drafter: int, track: Track, is_right: Sequence[bool] | None, seconds: float) -> None:
-        """A drafter said where it would have been right about the last tokens, or could not say (None), and took so long."""
+        """A drafter said where it would have been right about tokens that nobody drafted, or could not say (None)."""
         self._n_waited[drafter] = 0
         if is_right is None:
             self._has_hindsight[drafter] = False
@@ -197,7 +197,7 @@ class Planner:
         track.acceptances[drafter].look_back(is_right)
         track.allowances[drafter].book(-seconds)
         track.n_missed[drafter] = 0
-        self._schedule(drafter, is_right=sum(is_right) >= _MOSTLY * len(is_right))
+        self._schedule(drafter, is_right=sum(is_right) >= max(_MOSTLY * len(is_right), 1))
 
     def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""

@@ -165,14 +165,16 @@ class Seeing(ScriptedDrafter):
 
 
 class LookingBack(Planner):
-    """Asks drafter 1 in hindsight, and lets drafter 0 draft two tokens, as soon as there is enough text."""
+    """Lets drafter 0 draft two tokens sometimes, and asks drafter 1 in hindsight once, when there is enough text."""
 
     def __init__(self):
         super().__init__(constant(2).costs, [False, True])
+        self.n_rounds = 0
         self.seen = []
 
     def choose(self, wishes, n_beside=0):
-        return [Choice(0, 2, in_hindsight=1) if wish.depth == 20 else Choice() for wish in wishes]
+        self.n_rounds += 1
+        return [Choice(0, 2 if self.n_rounds % 3 == 0 else 0, in_hindsight=1 if self.n_rounds == 21 else None)]
 
     def observe_hindsight(self, drafter, track, is_right, seconds):
         self.seen.append((drafter, is_right, seconds))
@@ -183,21 +185,24 @@ class LookingBack(Planner):
 def test_a_drafter_may_be_asked_in_hindsight_beside_another_s_draft(is_blind):
     planner, blind = LookingBack(), type("Blind", (Seeing,), {"is_blind": is_blind})
     with toy_engine(drafter=[named("used", [(2, 0)]), blind], planner=planner) as engine:
-        result = engine.generate([1] * 19, max_tokens=6, **GREEDY)
+        result = engine.generate([1, 2], max_tokens=50, **GREEDY)
     ((drafter, is_right, seconds),) = planner.seen
     assert drafter == 1
-    assert is_right == (None if is_blind else [True] * (N_HINDSIGHT - 1) + [False])
+    # 33 tokens stand before: the prompt's, one of each of 20 rounds, and two that the other drafted in each of six of them
+    n_own = sum(piece.drafter is None for piece in result.pieces[33 - N_HINDSIGHT : 33])
+    assert 0 < n_own < N_HINDSIGHT
+    assert is_right == (None if is_blind else [True] * (n_own - 1) + [False])
     own = result.stats.drafters["seeing"]
     assert own.calls == 0
     assert own.draft_s == seconds
-    assert result.stats.draft_lengths[0] == 2
-    assert list(result.tokens) == ToyModel().plain([1] * 19, 6)
+    assert result.stats.draft_lengths[20] == 2, "the other's draft was used all the same"
+    assert list(result.tokens) == ToyModel().plain([1, 2], 50)
 
 
 def test_where_chance_accepts_drafts_hindsight_says_nothing():
     planner = LookingBack()
     with toy_engine(drafter=[named("used", [(2, 0)]), Seeing], planner=planner, synthetic=(0.5,)) as engine:
-        engine.generate([1] * 19, max_tokens=6, **GREEDY)
+        engine.generate([1, 2], max_tokens=50, **GREEDY)
         assert all(event[0] != "hindsight" for event in engine._drafters[1].events)
     assert [is_right for _, is_right, _ in planner.seen] == [None]
 

@@ -155,6 +155,15 @@ def test_in_a_round_one_slot_is_looked_back_on():
     assert sum(choice.in_hindsight is not None for choice in choices) == 1
 
 
+def test_a_hindsight_on_what_others_drafted_says_nothing():
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    track = planner.track()
+    before = track.acceptances[0].survival(4)
+    planner.observe_hindsight(0, track, [], 0.001)
+    assert track.acceptances[0].survival(4) == before
+    assert planner._intervals[0] > 8, "it was not right, so it waits longer"
+
+
 def test_a_model_that_has_no_hindsight_is_tried_by_drafts():
     change = 200
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 400, seed=2)])
