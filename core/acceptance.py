@@ -33,7 +33,7 @@ LOOKUP = Kind((0, 1, 2, 3, 5, 9, 17, 33), (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.9
 
 MODEL = Kind((0,), (0.65,), 14.0, 0.98)
 """A model is asked now and then only, and then seen at few runs: counted apart, the others would never be corrected. One wrong
-token says little of it: two that are right nine and six times of ten both begin with one often enough."""
+token says little of it: a model that is right nine times of ten may well begin with one."""
 
 
 class _Trials:

@@ -1,4 +1,4 @@
-"""What the planner is asked in a round, and what it answers."""
+"""What the planner is asked in a round, what it weighs, and what it answers and is told of it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Others:
     hoped: Sequence[float]
     expected: float  # tokens of the other slots
     draft_s: float  # of their drafters
-    look_back: bool  # whether a drafter of theirs is asked in hindsight: one in a round is enough to wait for
+    is_looking_back: bool  # whether a drafter of theirs is asked in hindsight: one in a round is enough to wait for
 
     def rate(self, expected: float, n: int, draft_s: float) -> float:
         """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""

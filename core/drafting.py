@@ -154,8 +154,10 @@ class Drafting:
         tokens = None if sequence.request.speculation.synthetic else drafter.hindsight(sequence.history, N_HINDSIGHT)
         seconds = perf_counter() - start
         sequence.recorder.looked_back(drafter.name, seconds)
-        pairs = () if tokens is None else zip(tokens.tolist(), sequence.pieces[-N_HINDSIGHT:], strict=True)
-        is_right = None if tokens is None else [token == piece.token for token, piece in pairs if piece.drafter is None]
+        is_right = None
+        if tokens is not None:
+            pairs = zip(tokens.tolist(), sequence.pieces[-N_HINDSIGHT:], strict=True)
+            is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
         planner.observe_hindsight(index, course.track, is_right, seconds)
 
     def _wish(self, planner: Planner, drafted: Drafted) -> Wish:

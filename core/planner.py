@@ -59,7 +59,6 @@ _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly d
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
 
-
 _PLAIN = Choice()
 
 
@@ -131,7 +130,7 @@ class Planner:
                     hoped[n_others:],
                     expected=sum(expected) - expected[i],
                     draft_s=sum(seconds) - seconds[i],
-                    look_back=any(choice.in_hindsight is not None for j, choice in enumerate(choices) if j != i),
+                    is_looking_back=any(choice.in_hindsight is not None for j, choice in enumerate(choices) if j != i),
                 )
                 choices[i], expected[i], seconds[i] = self._best(wish, others)
         return choices
@@ -170,7 +169,7 @@ class Planner:
             if max(perfect, default=0.0) <= _HOPE * rate:
                 continue
             if self._is_far_behind(m, wish.track):
-                if not others.look_back and allowance.covers(cost.seconds(1, N_HINDSIGHT)):
+                if not others.is_looking_back and allowance.covers(cost.seconds(1, N_HINDSIGHT)):
                     return attrs.evolve(choice, in_hindsight=m)
                 continue
             k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
@@ -189,7 +188,14 @@ class Planner:
         self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
 
     def observe_hindsight(self, drafter: int, track: Track, is_right: Sequence[bool] | None, seconds: float) -> None:
-        """A drafter said where it would have been right about tokens that nobody drafted, or could not say (None)."""
+        """A drafter was asked in hindsight.
+
+        Args:
+            drafter: Which.
+            track: Of the request.
+            is_right: Of the last tokens that nobody drafted, whether it would have been right; None where it never can say.
+            seconds: What it took.
+        """
         self._n_waited[drafter] = 0
         if is_right is None:
             self._has_hindsight[drafter] = False

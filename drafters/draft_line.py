@@ -12,7 +12,7 @@ __all__ = ["Line"]
 class Line:
     """What one slot of the draft model holds.
 
-    Some of the text may be left out, where it was long not followed: the states behind it stand where it would have stood.
+    What was long not followed of the text may be left out: what stands behind it moves up into its positions.
 
     Attributes:
         tokens: (n_ctx,) int32; the states of the first `n_held` are in the KV cache.
