@@ -62,14 +62,18 @@ class Logits(ABC):
 
     @abstractmethod
     def argmax(self) -> np.ndarray:
-        """The most probable token of each row, (r,) int32; of equals the lowest id."""
+        """The most probable token of each row, (r,) int32; of equals the lowest id.
+
+        -1 where the row holds a NaN or its largest logit is infinite: from such a row nothing is chosen.
+        """
 
     @abstractmethod
     def top_k(self, row: int, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k most probable tokens of a row.
 
         Returns:
-            ids (k,) int32 and logits (k,) float32, best first, equals by rising id; fewer where the vocabulary is smaller.
+            ids (k,) int32 and logits (k,) float32, best first, equals by rising id; fewer where the vocabulary is smaller, none
+            where the row holds a NaN.
         """
 
     @abstractmethod

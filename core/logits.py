@@ -17,8 +17,13 @@ class ArrayLogits(Logits):
         self._array.flags.writeable = False
 
     def argmax(self) -> np.ndarray:
-        """The most probable token of each row, (r,) int32; of equals the lowest id."""
-        best: np.ndarray = self._array.argmax(axis=1).astype(np.int32)
+        """The most probable token of each row, (r,) int32; of equals the lowest id, -1 where the row is not finite.
+
+        >>> ArrayLogits(np.float32([[1, 3, 3], [1, 9, np.nan], [1, 9, np.inf], [1, 9, -np.inf]])).argmax().tolist()
+        [1, -1, -1, 1]
+        """
+        best: np.ndarray = self._array.argmax(axis=1).astype(np.int32)  # to argmax NaN is more than anything
+        best[~np.isfinite(self._array[np.arange(len(best)), best])] = -1
         return best
 
     def top_k(self, row: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +35,7 @@ class ArrayLogits(Logits):
         """
         logits = self._array[row]
         k = min(k, len(logits))
-        if k < 1:
+        if k < 1 or np.isnan(logits).any():
             return np.empty(0, np.int32), np.empty(0, np.float32)
         worst = np.partition(logits, len(logits) - k)[len(logits) - k]
         above = np.flatnonzero(logits > worst)

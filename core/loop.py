@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Items
     from typing import Any
 
+    from augury.drafted import Drafted
     from augury.drafting import Drafting
     from augury.interfaces import Logits, MemoryManager, Model
     from augury.sequence import Sequence
@@ -87,9 +88,10 @@ class Loop:
         before = perf_counter()
         logits = self._model.forward(batch_of(parts))
         forward_s = perf_counter() - before
-        verdicts = self._settle(parts, logits)
-        drafted = [part.drafted for part in parts if part.drafted is not None]
-        n_beside = sum(len(part.tokens) for part in parts if part.drafted is None)
+        settled = self._settle(parts, logits)
+        verdicts = [verdict for _, verdict in settled]
+        drafted = [each for each, _ in settled if each is not None]
+        n_beside = sum(len(part.tokens) for part in parts if part.drafted not in drafted)
         self._drafting.observe_round(drafted, verdicts[: len(drafted)], n_beside, forward_s)
         ended += self._retire()
         if self._on_round is not None:
@@ -202,12 +204,15 @@ class Loop:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
 
-    def _settle(self, parts: Items[Part], logits: Logits) -> list[Verdict]:
-        """Verify, keep what was accepted, emit it and tell the drafters; a verdict for each part that emitted something."""
+    def _settle(self, parts: Items[Part], logits: Logits) -> list[tuple[Drafted | None, Verdict]]:
+        """Verify, keep what was accepted, emit it and tell the drafters; a verdict for each part that emitted something.
+
+        Whatever fails here is one sequence's trouble, which ends alone; what its slot holds is as before the pass.
+        """
         argmax: list[int] = (
             logits.argmax().tolist() if any(part.n_rows and part.sequence.sampler.is_plain_argmax for part in parts) else []
         )
-        verdicts = []
+        settled: list[tuple[Drafted | None, Verdict]] = []
         row = 0
         for part in parts:
             sequence = part.sequence
@@ -215,22 +220,28 @@ class Loop:
                 self._keep(part, part.tokens)
                 continue
             draft = part.drafted.draft if part.drafted is not None else Draft()
-            accepted = sequence.verify(draft, logits, row, argmax)
             name = None if part.drafted is None else self._drafting.name(part.drafted)
-            n_emitted = sequence.emit(accepted, logits, row, name)
-            row += part.n_rows
+            first_row, row = row, row + part.n_rows
+            try:
+                accepted = sequence.verify(draft, logits, first_row, argmax)
+                n_emitted = sequence.emit(accepted, logits, first_row, name)
+            except Exception as error:  # noqa: BLE001 - whatever its sampler, text or logits did, the others go on
+                sequence.fail(error)
+                continue
+            if not n_emitted:
+                continue
             if part.drafted is None:
                 self._keep(part, part.tokens)
                 if sequence.finish_reason is None:
                     self._drafting.begin(sequence)
                 sequence.recorder.first_token()
-                verdicts.append(Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False))
+                settled.append((None, Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)))
                 continue
             path = accepted.path[: n_emitted - 1]
             kept = [0, *(node + 1 for node in path)]
             self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
-            verdicts.append(self._drafting.settle(part.drafted, path, n_emitted))
-        return verdicts
+            settled.append((part.drafted, self._drafting.settle(part.drafted, path, n_emitted)))
+        return settled
 
     def _keep(self, part: Part, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """Keep some tokens of a part, those at `path` in it; None: at its beginning."""

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
-from augury.errors import ModelFileError, OptionError
+from augury.errors import OptionError
 from augury.options import Option, option, options_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def sampling_options() -> dict[str, Option]:
     return options_of(SamplingParams)
 
 
+_NO_TOKEN = np.full(1, -1, np.int32)
+
+
 class Sampler:
     """Draws the tokens of one request."""
 
@@ -115,16 +118,13 @@ class Sampler:
         return self.params.temperature == 0 and not len(self._biased) and not self.params.has_penalties
 
     def choose(self, logits: Logits, row: int, history: np.ndarray, index: int) -> int:
-        """The token that follows `history`.
+        """The token that follows `history`, or -1 where the row is not finite.
 
         Args:
             logits: Of a pass.
             row: Which of its rows.
             history: (h,) int32, prompt and output before this token.
             index: How many tokens the request emitted before this one.
-
-        Raises:
-            ModelFileError: The model computes no numbers.
         """
         ids, probabilities = self.distribution(logits, row, history)
         if len(ids) == 1:
@@ -142,16 +142,14 @@ class Sampler:
             history: (h,) int32, prompt and output before this token.
 
         Returns:
-            ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0.
-
-        Raises:
-            ModelFileError: The model computes no numbers.
+            ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0. Where
+            the row is not finite, -1 is certain.
         """
         params = self.params
         n_top = 1 if params.temperature == 0 else (params.top_k or self._n_vocab)
         ids, values = self._candidates(logits, row, history, n_top)
         if not len(ids) or not np.isfinite(values[0]):
-            raise ModelFileError("the model's logits are not finite numbers; its weights are damaged, fetch the file again")
+            return _NO_TOKEN, np.ones(1)
         if params.temperature == 0:
             return ids, np.ones(1)
         keep = _truncate(_softmax(values), params)
@@ -170,7 +168,7 @@ class Sampler:
         # whatever is untouched and among the best after the change was among the best n_top + m before it
         ids, values = logits.top_k(row, min(n_top + len(touched), self._n_vocab))
         values = values.astype(np.float64)
-        if not len(touched):
+        if not len(touched) or not len(ids) or not np.isfinite(values[0]):
             return ids, values
         changed = logits.gather(row, touched).astype(np.float64)
         changed[np.searchsorted(touched, self._biased)] += self._biases

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.errors import ModelFileError
 from augury.sampling import Sampler
 from augury.stats import Recorder
 from augury.text import TextStream
@@ -45,6 +46,7 @@ class Sequence:
         self.n_kept = 0  # tokens whose states the slot holds
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
+        self.error: Exception | None = None
         members = request.speculation.members
         self.recorder = Recorder([member.name for member in members], request.speculation.effective())
         self._end_tokens = tokenizer.eog if tokenizer is not None else frozenset()
@@ -76,6 +78,8 @@ class Sequence:
 
     def verify(self, draft: Draft, logits: Logits, first_row: int, argmax: Tokens[int]) -> Accepted:
         """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.
+
+        That token is -1 where its row holds no finite numbers; rows that are not reached do not matter.
 
         Args:
             draft: k proposed tokens, with k less than `n_left`.
@@ -147,11 +151,19 @@ class Sequence:
             drafter: The name of the drafter that proposed all but the last token, or None.
 
         Returns:
-            How many were emitted; the last of them counts as the target's own.
+            How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
         """
         emitted = []
         rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
         for token, row in zip(accepted.tokens, rows, strict=True):
+            if token < 0:
+                self.fail(
+                    ModelFileError(
+                        f"the model's logits behind {self._n} tokens are not finite numbers; "
+                        "its weights are probably damaged, fetch the file again"
+                    )
+                )
+                break
             self._buffer[self._n] = token
             self._n += 1
             text = self._text.push(token)
@@ -182,6 +194,16 @@ class Sequence:
             return logprob, ()
         ids, values = logits.top_k(row, self.request.logprobs)
         return logprob, tuple((int(each), float(value) - normalizer) for each, value in zip(ids, values, strict=True))
+
+    def fail(self, error: Exception) -> None:
+        """End this request alone with an error, which its caller is told instead of a result."""
+        self.error = error
+        self.finish_reason = "error"
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Tell the caller that it is over: its own error or that of the round, or else the result."""
+        error = self.error or error
+        self.running.finish(None if error is not None else self.result(), error)
 
     def result(self) -> Result:
         """What the request came to."""

@@ -93,7 +93,7 @@ class Worker:
 
     def _finish(self, ended: list[Sequence], error: Exception | None = None) -> None:
         for sequence in ended:
-            sequence.running.finish(None if error is not None else sequence.result(), error)
+            sequence.finish(error)
 
     def _evaluate(self) -> None:
         """Go a step on with the evaluation that is first in line; the next one follows after the next round."""

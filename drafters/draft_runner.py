@@ -152,7 +152,9 @@ class DraftRunner:
         return self._forward([Feed(slot, start, text[start:-1])], n_rows=n).argmax()
 
     def _write(self, wish: Wish, written: Written, logits: Logits, row: int, best: int) -> bool:
-        """Write one token more, unless the draft model is too unsure of its best one, or the target has none like it."""
+        """Write one token more, unless the draft model is too unsure of its best one, has none, or the target none like it."""
+        if best < 0:
+            return False
         if wish.p_min > 0 and _probabilities(logits, row, np.array([best], np.int32))[0] < wish.p_min:
             return False
         if wish.sampler is not None:

@@ -38,9 +38,9 @@ class DraftSampler:
         self._stream = np.random.Generator(np.random.Philox(key=self._sampler.params.seed).jumped(2))
 
     def draw(self, logits: Logits, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
-        """The token behind `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target lacks them all."""
+        """The token behind `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""
         ids, probabilities = self._sampler.distribution(logits, row, text)
-        is_known = ids < self._n_vocab
+        is_known = (ids >= 0) & (ids < self._n_vocab)
         if not is_known.any():
             return None
         weights = np.zeros(self._n_vocab, np.float32)

@@ -44,6 +44,8 @@ def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list
         logits = target.forward(batch)
         going_on = []
         for row, (i, token) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
+            if token < 0:  # the layers computed no finite numbers
+                continue
             p_min = asks[i].drafter.options.p_min
             if p_min > 0 and _probability(logits, row, token) < p_min:
                 continue

@@ -17,7 +17,7 @@ class KernelLogits(ArrayLogits):
     """Rows of logits whose best tokens and sums kernels find, with the results of `ArrayLogits`."""
 
     def argmax(self) -> np.ndarray:
-        """The most probable token of each row, (r,) int32; of equals the lowest id."""
+        """The most probable token of each row, (r,) int32; of equals the lowest id, -1 where the row is not finite."""
         n_rows, n = self._array.shape
         best = np.empty(n_rows, np.int32)
         kernels.argmax(self._array.ctypes.data, self._array.strides[0] // _FLOAT, n_rows, n, best.ctypes.data)
@@ -32,9 +32,7 @@ class KernelLogits(ArrayLogits):
         ids, values, counts = np.empty(k, np.int32), np.empty(k, np.float32), np.empty(2, np.int64)
         kernels.best(logits.ctypes.data, len(logits), k, ids.ctypes.data, values.ctypes.data, counts.ctypes.data)
         n_found, n_odd = counts.tolist()
-        if n_odd:  # as sorting does, what is not a number takes the first places, but it is never returned
-            n_found = int((values[:n_found] >= values[k - n_odd - 1]).sum()) if n_odd < k else 0
-        return ids[:n_found], values[:n_found]
+        return (ids[:0], values[:0]) if n_odd else (ids[:n_found], values[:n_found])
 
     def log_normalizer(self, row: int) -> float:
         """log(sum(exp(logits))) of a row, accumulated in float64 in one order."""

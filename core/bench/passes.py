@@ -67,7 +67,7 @@ class ModelRunner(Runner):
         token = batches[0].tokens[0]
         for batch in batches:
             batch.tokens[0] = token
-            token = self._model.forward(batch).argmax()[0]
+            token = max(self._model.forward(batch).argmax()[0], 0)
         return perf_counter() - start
 
     def _batch(self, start: int, n: int, *, n_rows: int) -> Batch:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.errors import ModelFileError, OptionError
+from augury.errors import OptionError
 from augury.logits import ArrayLogits
 from augury.sampling import Sampler, SamplingParams
 
@@ -153,7 +153,7 @@ def test_a_bias_outside_the_vocabulary_is_refused():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_logits_that_are_no_numbers_are_the_models_fault(temperature):
-    sampler = Sampler(SamplingParams(temperature=temperature, repeat_penalty=1.1), n_vocab=V)
-    with pytest.raises(ModelFileError, match="not finite"):
-        sampler.choose(of(np.full((1, V), np.nan)), 0, np.array([1, 2], np.int32), 0)
+@pytest.mark.parametrize("odd", [[np.nan], [np.inf], [-np.inf] * V])
+def test_nothing_is_chosen_from_a_row_that_is_not_finite(temperature, odd):
+    sampler = Sampler(SamplingParams(temperature=temperature, repeat_penalty=1.1, logit_bias={3: -np.inf}), n_vocab=V)
+    assert sampler.choose(of([[*odd, *[1.0] * (V - len(odd))]]), 0, np.array([1, 2], np.int32), 0) == -1

@@ -95,7 +95,7 @@ def wanted(row, index, n, limit):
 
 @kernel
 def argmax(logits, width, n_rows, n, out):
-    """Find the best token of each row; of equals the lowest id, and a logit that is no number before all others.
+    """Find the best token of each row; of equals the lowest id, -1 where a logit is NaN or the best is infinite.
 
     Args:
         logits: address of rows of float32.
@@ -119,7 +119,7 @@ def argmax(logits, width, n_rows, n, out):
                         break
                 bits &= bits - 1
             index += _STEP
-        put_i32(out + 4 * r, np.int32(at_best))
+        put_i32(out + 4 * r, np.int32(at_best if math.isfinite(best) else -1))
 
 
 @helper

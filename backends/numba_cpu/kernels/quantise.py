@@ -51,7 +51,8 @@ def _emit_round(b: ir.IRBuilder, x: ir.Value, to: ir.Value) -> None:
     limit = simd.constant(pair, _LARGEST)
     ratios = b.fdiv(_lanes(b, limit, largest, range(4)), _lanes(b, largest, limit, range(4)))  # two inverses, two scales
     is_large = b.fcmp_ordered(">=", largest, simd.constant(pair, _SMALLEST))
-    ratios = b.select(_lanes(b, is_large, is_large, (0, 1, 0, 1)), ratios, ir.Constant(ratios.type, None))
+    is_odd = b.fcmp_unordered(">=", largest, simd.constant(pair, _SMALLEST))  # or NaN: as a scale it says so in every product
+    ratios = b.select(_lanes(b, is_large, is_odd, range(4)), ratios, ir.Constant(ratios.type, None))
     rounded = []
     for half, value in enumerate(values):
         scaled = b.fmul(value, _lanes(b, ratios, ratios, [half] * _LANES))
@@ -69,7 +70,7 @@ _round = simd.operation("round_block", void, (i64, i64), _emit_round)  # 32 acti
 
 @kernel
 def quantize_q8_16(x: int, out: int, n: int, k: int, i0: int, i1: int) -> None:
-    """Round activations to signed bytes with one scale per 16, in 1/127 of the largest magnitude.
+    """Round activations to signed bytes with one scale per 16, in 1/127 of the largest magnitude; NaN where all are NaN.
 
     Args:
         x: address of (n, k) float32; k is a multiple of 32.
