@@ -10,9 +10,11 @@ if __name__ != "augury":
     raise ImportError(f"this package is imported as augury, not as {__name__}; install it first: pip install .")
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing's own would be imported for this alone, before a command can listen to signals
 if TYPE_CHECKING:
+    from typing import Any
+
     from augury.engine import Engine
     from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
     from augury.hookspecs import hookimpl

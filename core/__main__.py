@@ -1,5 +1,80 @@
-"""`python -m augury` is the command line."""
+"""The process of `augury` and of `python -m augury`: what signals and closed streams mean to it.
 
-from augury.cli import main
+Importing the command line takes longer than some commands run, so signals are taken care of before anything else is imported.
+"""
 
-raise SystemExit(main())
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False  # typing's own would be imported for this alone
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command that this process was started for; see `augury.cli.main`."""
+    _open_streams()
+    from augury.cli import main as run
+
+    _on_signals(_unwind)
+    try:
+        return run()
+    finally:
+        _on_signals(_leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """End at once: before a command begins and after it has ended nothing is held."""
+    os._exit(128 + number)
+
+
+def _unwind(number: int, _frame: FrameType | None) -> None:
+    """End by an exception, so that what is held is given back on the way."""
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as after `nohup`
+            signal.signal(number, handler)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Leave without a traceback where Ctrl-C struck between two lines that would have caught it."""
+    if issubclass(kind, KeyboardInterrupt):
+        os._exit(128 + signal.SIGINT)
+    sys.__excepthook__(kind, error, trace)
+
+
+def _unraisable(raised: sys.UnraisableHookArgs) -> None:
+    """Leave where a signal struck in a finalizer or a callback, out of which Python lets no exception go."""
+    if isinstance(raised.exc_value, KeyboardInterrupt):
+        os._exit(128 + signal.SIGINT)
+    if isinstance(raised.exc_value, SystemExit):
+        os._exit(int(raised.exc_value.code or 0))
+    sys.__unraisablehook__(raised)
+
+
+def _open_streams() -> None:
+    """Replace standard streams that are closed, whose numbers the next file would get, and let no character be an error."""
+    # in the order of their numbers, as a file that is opened gets the lowest that is free
+    if sys.stdin is None:
+        sys.stdin = open(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stdout is None:  # opened for reading, so that writing to it fails as it does for other programs
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+_on_signals(_leave)
+sys.excepthook, sys.unraisablehook = _uncaught, _unraisable
+
+if __name__ == "__main__":
+    raise SystemExit(main())

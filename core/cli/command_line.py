@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from importlib import metadata
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "make_parser"]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_READER_LEFT = 141  # 128 + SIGPIPE, likewise
+_OF_WRITING = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)  # named unless it is a standard stream's
 
 
 def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
@@ -46,31 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: The words behind `augury`; None for those of the process.
+        argv: The words after `augury`; None for those of the process.
 
     Returns:
-        The exit code: 0 success, 1 failure, 2 usage, 130 interrupted.
+        The exit code: 0 success, 1 failure, 2 usage, 130 interrupted, 141 where the reader of the output has left.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
-        sys.stdout.flush()
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # here, where it can still be said that this fails
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        _leave_pipe()
-        return 0
+        _discard_output()
+        return _READER_LEFT
     except OSError as error:  # such as a disk that is full; files that are read have errors of their own
-        _leave_pipe()
-        sys.stderr.write(f"augury: {error}\n")
-        return AuguryError.exit_code
+        _discard_output()
+        place = error.filename or ("standard output" if error.errno in _OF_WRITING else None)
+        return _fail(f"{place}: {error.strerror}" if place else str(error))
     except MemoryError as error:
-        sys.stderr.write(f"augury: memory does not suffice: {error}; ask for less context, fewer slots or shorter passes\n")
-        return AuguryError.exit_code
+        return _fail(f"memory does not suffice: {error}; ask for less context, fewer slots or shorter passes")
     except AuguryError as error:
-        sys.stderr.write(f"augury: {' '.join(str(error).split())}\n")
-        return error.exit_code
-    return code
+        return _fail(" ".join(str(error).split()), error.exit_code)
 
 
 def _run(words: list[str]) -> int:
@@ -78,7 +80,12 @@ def _run(words: list[str]) -> int:
     return int(args.run(args))
 
 
-def _leave_pipe() -> None:
-    """Nobody takes the output any more, as where `head` has left: nothing is to be said when Python flushes at exit."""
+def _fail(message: str, code: int = AuguryError.exit_code) -> int:
+    sys.stderr.write(f"augury: {message}\n")
+    return code
+
+
+def _discard_output() -> None:
+    """Let what waits to be written go nowhere, so that Python has nothing to complain about when it flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

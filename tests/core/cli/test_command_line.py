@@ -321,28 +321,6 @@ def test_importing_augury_does_not_import_numba():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_reader_that_leaves_is_no_error():
-    words = [sys.executable, "-m", "augury", "run", *HERE, "--prompt-tokens", "1,2", "-n", "100", "--ignore-eos"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.close()
-        err = process.stderr.read()
-    assert process.returncode == 0
-    assert "Traceback" not in err
-    assert "BrokenPipe" not in err
-
-
-def test_a_full_disk_is_an_error_of_one_line():
-    words = ["run", *GREEDY, "--prompt-tokens", "1,2,3"]
-    with Path("/dev/full").open("w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "augury", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert ended.returncode == 1
-    assert "No space left on device" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "Exception ignored" not in ended.stderr
-
-
 def test_an_interrupt_exits_with_130(capsys, monkeypatch):
     from augury.engine import Engine
 
