@@ -10,13 +10,13 @@ Source: llama.cpp, `common/ngram-cache.cpp` and `common/ngram-cache.h`.
 
 from __future__ import annotations
 
-import os
 from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
+from augury.atomic_file import AtomicFile
 from augury.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -107,27 +107,20 @@ def write_lookup(path: Path, items: Iterable[tuple[bytes, Followers]]) -> None:
     """Write n-grams, as bytes of their tokens, and what followed them; the file is replaced as a whole or not at all.
 
     Raises:
-        OSError: It could not be written.
+        OSError: It could not be written; the error names it.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            numbers = array("i")
-            for ngram, followers in items:
-                tokens = array("i", ngram)
-                numbers.extend(tokens)
-                numbers.extend([-1] * (MAX_NGRAM - len(tokens)))
-                numbers.append(len(followers.counts))
-                for token, count in followers.counts.items():
-                    numbers.append(token)
-                    numbers.append(min(count, _MAX_COUNT))
-                if len(numbers) > _CHUNK * _HEAD:
-                    numbers.tofile(file)
-                    numbers = array("i")
-            numbers.tofile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with AtomicFile(path.resolve()) as out:
+        numbers = array("i")
+        for ngram, followers in items:
+            tokens = array("i", ngram)
+            numbers.extend(tokens)
+            numbers.extend([-1] * (MAX_NGRAM - len(tokens)))
+            numbers.append(len(followers.counts))
+            for token, count in followers.counts.items():
+                numbers.append(token)
+                numbers.append(min(count, _MAX_COUNT))
+            if len(numbers) > _CHUNK * _HEAD:
+                out.file.write(numbers.tobytes())
+                numbers = array("i")
+        out.file.write(numbers.tobytes())
+        out.publish(is_durable=True)

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
+from augury.atomic_file import write_atomically
 from augury.bench.comparison import comparison_lines
 from augury.bench.contest import Contest
 from augury.bench.machine import facts_told, run_facts
@@ -51,10 +52,6 @@ def run_drafters(args: argparse.Namespace) -> int:
             outcomes += found
             facts = run_facts(config, items, params["max_tokens"])
     told = facts_told(facts) | {"n_prompts": len(items), "turns": args.turns, "runs": [each.told() for each in outcomes]}
-    if args.html is not None:
-        from augury.bench.page import page
-
-        args.html.write_text(page(facts, outcomes), encoding="utf-8")
     if args.json:
         told |= {} if args.compare is None else {"changes": changes_told(args.compare, told)}
         print_json(told)
@@ -62,6 +59,10 @@ def run_drafters(args: argparse.Namespace) -> int:
         rows = {(each.label, name): [figures] for each in outcomes for name, figures in each.by_category.items()}
         lines = comparison_lines(rows) + ([] if args.compare is None else change_lines(args.compare, told))
         print_lines(lines)
+    if args.html is not None:
+        from augury.bench.page import page
+
+        write_atomically(args.html, page(facts, outcomes))
     return exit_code(each.figures for each in outcomes)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from augury.atomic_file import write_atomically
 from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
@@ -59,11 +61,15 @@ def _run(args: argparse.Namespace) -> int:
     except FileExistsError:
         raise AuguryError(f"{folder} is there already; choose another name, or move it away") from None
     written = []
-    for template, place in _FILES.items():
-        path = folder / place.format(module=module)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_rendered(template, facts), encoding="utf-8")
-        written.append(path)
+    try:
+        for template, place in _FILES.items():
+            path = folder / place.format(module=module)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, _rendered(template, facts))
+            written.append(path)
+    except BaseException:  # a full disk, Ctrl-C: half a package is of no use, and in the way of the next try
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     sys.stdout.write("".join(f"{path}\n" for path in written))
     sys.stdout.write(
         f"\nIt drafts as it stands. Install it, see it work, prove it:\n\n"

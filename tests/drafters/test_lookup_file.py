@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import disk_is_full
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,14 @@ def test_counts_come_back_as_they_were_written(tmp_path_factory, texts):
         counts.extend(np.array(text, np.int32), 0)
     write_lookup(path, counts.items())
     assert records(path) == {ngram: followers.counts for ngram, followers in counts.items()}
+
+
+def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path, monkeypatch):
+    write_lookup(tmp_path / "past.bin", [])
+    monkeypatch.setattr("os.fsync", disk_is_full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*past\.bin'"):
+        write_lookup(tmp_path / "past.bin", [])
+    assert [path.name for path in tmp_path.iterdir()] == ["past.bin"]
 
 
 def values(*records):

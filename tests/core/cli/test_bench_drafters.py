@@ -6,6 +6,7 @@ import json
 
 import pytest
 from commands import REPEATING, here, run
+from damage import disk_is_full
 from oracles.models import tiny_model
 
 NGRAM = ["--spec-type", "ngram-simple"]
@@ -116,6 +117,15 @@ def test_a_page_is_written(bench, workload, tmp_path):
     assert code == 0
     assert "copying" in text
     assert "llama-dense" in text
+
+
+def test_a_page_that_cannot_be_written_is_named_after_the_figures(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", disk_is_full)
+    code, out, err = bench("--prompt-tokens", REPEATING, *NGRAM, "--html", tmp_path / "page.html")
+    assert code == 1
+    assert out.startswith("drafter")
+    assert err.endswith(f"No space left on device: '{tmp_path / 'page.html'}'\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_rejection_may_change_what_is_drawn_and_nothing_else(bench):

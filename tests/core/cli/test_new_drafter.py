@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from damage import disk_is_full
 
 from augury.testing import check_drafter
 
@@ -30,6 +31,14 @@ def test_it_writes_a_whole_package(new_drafter, tmp_path):
     assert project["project"]["entry-points"]["augury"] == {"trail-blazer": "augury_trail_blazer"}
     assert "python-version: ${{ matrix.python }}" in (folder / ".github/workflows/test.yml").read_text()
     assert not [path for path in written if "{{" in (tmp_path / path).read_text().replace("${{", "")]
+
+
+def test_on_a_full_disk_it_names_a_file_and_leaves_no_half_package(new_drafter, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", disk_is_full)
+    code, _, err = new_drafter("trail")
+    assert code == 1
+    assert "No space left on device: 'trail/" in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_drafter_that_it_writes_keeps_all_contracts(new_drafter, tmp_path):
