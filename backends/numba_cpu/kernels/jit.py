@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import pickle
 import shutil
 import sys
 from contextlib import suppress
@@ -22,7 +23,12 @@ import numba
 import numpy as np
 import platformdirs
 from numba.core import config, types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+from xxhash import xxh3_128_digest
+
+from augury.atomic_file import AtomicFile, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +41,7 @@ _log = logging.getLogger(__name__)
 _OPTIMISATION = 2
 # Versions of the kernels, of Python or of numba that were used lately; a folder takes a few MB.
 _KEPT_FOLDERS = 12
+_CHECKSUM_BYTES = 16
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -78,7 +85,7 @@ def _compile(compiled: Any, signature: tuple[Any, ...]) -> None:
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:
     """Load or compile `kernels`, and report how many of those that were not in the cache are compiled."""
     kernels = list(kernels)
-    missing = [k for k in kernels if _signature(k) not in k.overloads and not k._cache.holds(_signature(k))]  # noqa: SLF001
+    missing = [k for k in kernels if _signature(k) not in k.overloads and not k._cache.holds()]  # noqa: SLF001
     for done, compiled in enumerate(missing):
         progress("compile", done, len(missing))
         address(compiled)
@@ -105,8 +112,7 @@ def sources_key() -> bytes:
 def cache_folder() -> Path:
     """Where compiled kernels lie: a folder named after all that their code depends on.
 
-    numba's own index notices edits of a function's file alone; here what is hashed is every file beside this one, so an edit
-    of a generator or a helper counts, too.
+    What is hashed is every file beside this one, so that an edit of a generator or a helper counts, too.
     """
     features = llvmlite.binding.get_host_cpu_features().flatten()
     versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
@@ -117,7 +123,8 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
     except OSError as error:
-        _log.warning("compiled kernels cannot be kept: %s", error)
+        _warn(f"compiled kernels cannot be kept in {folder}: {error.strerror}")
+    sweep(folder)
     with suppress(OSError):  # another process may prune, too
         _prune(root)
     return folder
@@ -130,62 +137,80 @@ def _prune(root: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Locator(_CacheLocator):  # type: ignore[misc]
-    """Tells numba's cache which files to use."""
+class _KernelCache(_Cache):  # type: ignore[misc]
+    """What numba asks for compiled code of one kernel, and gives it to: a file each, told apart by module and name.
+
+    A file is a checksum and numba's own pickled result. Machine code with a wrong bit ends the process when it is loaded or
+    run, so nothing is unpickled but what was written under this very name, for this very CPU.
+    """
 
     def __init__(self, function: Callable[..., None]) -> None:
-        self._module = function.__module__
+        self._name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__.replace('<locals>.', '')}"
 
-    @classmethod
-    def from_function(cls, py_func: Callable[..., None], py_file: str) -> _Locator:  # noqa: ARG003 - numba's interface
-        return cls(py_func)
-
-    def get_cache_path(self) -> str:
+    @property
+    def cache_path(self) -> str:
+        """For numba's statistics."""
         return str(cache_folder())
 
-    def get_source_stamp(self) -> str:
-        return cache_folder().name
+    def enable(self) -> None:
+        """Is always enabled."""
 
-    def get_disambiguator(self) -> str:
-        return self._module.rpartition(".")[2]
+    def disable(self) -> None:
+        """Is always enabled."""
 
+    def flush(self) -> None:
+        """Forget the compiled code."""
+        self._path.unlink(missing_ok=True)
 
-class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Locator,)
-
-
-class _KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one function, which tells functions apart by name and survives a folder that cannot be used."""
-
-    _impl_class = _Implementation
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        # numba would add a hash of the closure, which holds other kernels and differs from process to process
-        return (sig, codegen.magic_tuple())
-
-    def holds(self, signature: tuple[Any, ...]) -> bool:
-        """Whether code for this signature seems to be there."""
-        from numba.core.registry import cpu_target
-
-        try:
-            index = self._cache_file._load_index()  # noqa: SLF001
-        except Exception:  # noqa: BLE001 - a damaged file is as good as none
-            return False
-        return self._index_key(signature, cpu_target.target_context.codegen()) in index
+    def holds(self) -> bool:
+        """Whether there seems to be code."""
+        return self._path.exists()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Take compiled code from the cache; None where there is none that can be used."""
+        target_context.refresh()
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
-            _log.warning("a compiled kernel cannot be read, so it is compiled again: %r", error)
-            with suppress(OSError):
-                self.flush()  # type: ignore[no-untyped-call]
+            content = self._path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # too many open files, a failing disk: the file may be good and stays
+            _warn(f"compiled kernels in {cache_folder()} cannot be read, so they are compiled again: {error.strerror}")
+            return None
+        checksum, code = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+        if checksum != self._checksum(sig, target_context, code):
+            _warn(f"compiled kernels in {cache_folder()} are damaged, so they are compiled again")
+            return None
+        try:
+            return CompileResult._rebuild(target_context, *pickle.loads(code))  # noqa: S301, SLF001 - what this class has written
+        except MemoryError:  # which says nothing about the file
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever numba finds, compiling needs no file
+            _warn(f"compiled kernels in {cache_folder()} cannot be used, so they are compiled again: {error!r}")
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Put compiled code into the cache."""
+        """Put compiled code into the cache; a file that another process is writing is left to it."""
+        code = dumps(data._reduce())  # noqa: SLF001 - as numba's own cache does
         try:
-            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+            with AtomicFile(self._path, waits=False) as out:
+                out.file.write(self._checksum(sig, data.target_context, code) + code)
+                out.publish()
+        except (BlockingIOError, FileNotFoundError, NotADirectoryError):  # it could not make the folder, which was said
+            pass
         except OSError as error:
-            _log.warning("a compiled kernel cannot be kept: %s", error)
+            _warn(f"compiled kernels cannot be kept in {cache_folder()}: {error.strerror}")
+
+    @property
+    def _path(self) -> Path:
+        return cache_folder() / f"{self._name}.kernel"
+
+    def _checksum(self, sig: Any, target_context: Any, code: bytes) -> bytes:
+        """Of the code and of all that it is for."""
+        label = repr((self._name, cache_folder().name, sig, target_context.codegen().magic_tuple())).encode()
+        return xxh3_128_digest(label + b"\0" + code)
+
+
+@cache
+def _warn(message: str) -> None:
+    """Say once what would be the same for every kernel."""
+    _log.warning(message)

@@ -1,11 +1,17 @@
+import errno
 import logging
 import os
+import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from numba.core import config
+from damage import disk_is_full, mutate
+from numba.core import config, types
+from numba.core.registry import cpu_target
 
+from augury.atomic_file import AtomicFile
 from augury.backends.numba_cpu.kernels import jit, simd
 
 # Compiles one kernel in a fresh process, with the cache folder that the test chose, and says what was compiled and computed.
@@ -62,24 +68,116 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(start, tmp_path)
     assert answer(start(tmp_path / "cache"))[0] == FROM_CACHE
 
 
-def test_a_damaged_cache_is_compiled_again(start, tmp_path):
+def test_a_damaged_cache_is_compiled_again_and_mended_with_one_line(start, tmp_path):
     answer(start(tmp_path / "cache"))
-    for path in (tmp_path / "cache").rglob("*.nb[ci]"):
-        path.write_bytes(b"\x80garbage")
+    (path,) = (tmp_path / "cache").rglob("*.kernel")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
     out, err = answer(start(tmp_path / "cache"))
 
-    assert out == COMPILED
-    assert "compiled again" in err
+    assert out == FROM_CACHE  # nothing was announced, for the file was there
+    assert err.count("damaged, so they are compiled again") == 1
+    assert answer(start(tmp_path / "cache")) == (FROM_CACHE, "")
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning_only(start, tmp_path):
-    (tmp_path / "file").write_text("in the way")
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of compiled kernels, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for cached in (jit.cache_folder, jit._warn):
+        cached.cache_clear()
+    yield jit.cache_folder()
+    for cached in (jit.cache_folder, jit._warn):
+        cached.cache_clear()
 
-    out, err = answer(start(tmp_path / "file"))
 
-    assert out == COMPILED
-    assert "cannot be kept" in err
+def multiplier(factor):
+    def times(x):
+        simd.put_i64(x, factor * simd.get_i64(x))
+
+    return jit.kernel(times)
+
+
+def applied(kernel):
+    values = np.array([21])
+    kernel(values.ctypes.data)
+    return int(values[0])
+
+
+def is_loaded(kernel):
+    jit.address(kernel)
+    return bool(kernel.stats.cache_hits)
+
+
+@pytest.mark.usefixtures("cache")
+def test_no_damaged_file_is_loaded(cache):
+    """A wrong bit anywhere, in numba's description or in machine code, would end the process."""
+    assert applied(multiplier(2)) == 42
+    (path,) = cache.iterdir()
+    good = path.read_bytes()
+    entry, context = multiplier(2)._cache, cpu_target.target_context
+    for seed in range(500):
+        path.write_bytes(mutate(good, random.Random(seed)))
+        assert entry.load_overload((types.int64,), context) is None
+    path.write_bytes(good)
+    assert is_loaded(multiplier(3))  # which has the same name, to show that it would have been taken
+
+
+def test_a_file_under_another_kernels_name_is_not_loaded(cache):
+    def other(x):
+        simd.put_i64(x, 7)
+
+    assert applied(multiplier(2)) == 42
+    jit.address(jit.kernel(other))
+    first, second = cache.iterdir()
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert not is_loaded(kernel := multiplier(2))
+    assert applied(kernel) == 42
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
+def test_trouble_that_says_nothing_about_a_file_leaves_it_there(cache, monkeypatch, error):
+    assert applied(multiplier(2)) == 42
+    (path,) = cache.iterdir()
+    good = path.read_bytes()
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((jit.Path, "read_bytes") if isinstance(error, OSError) else (jit.CompileResult, "_rebuild")), fail)
+        if isinstance(error, OSError):
+            assert applied(multiplier(2)) == 42
+        else:
+            with pytest.raises(MemoryError):
+                applied(multiplier(2))
+    assert path.read_bytes()[-100:] == good[-100:]
+    assert is_loaded(multiplier(2))
+
+
+@pytest.mark.parametrize("trouble", ["a file in the way", "a full disk"])
+def test_kernels_that_cannot_be_kept_are_one_warning(tmp_path, monkeypatch, caplog, trouble, request):
+    if trouble == "a file in the way":
+        (tmp_path / "augury").write_text("")
+    request.getfixturevalue("cache")
+    if trouble == "a full disk":
+        monkeypatch.setattr(AtomicFile, "publish", disk_is_full)
+    for factor in range(3):
+        assert applied(multiplier(factor)) == 21 * factor
+    assert [record.message.count("cannot be kept") for record in caplog.records] == [1]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_file_that_another_process_is_writing_is_left_to_it(cache, caplog):
+    (name,) = {multiplier(2)._cache._path.name}
+    with AtomicFile(cache / name):
+        assert applied(multiplier(2)) == 42
+    assert not list(cache.iterdir())
+    assert not caplog.records
 
 
 def test_kernels_of_versions_long_unused_are_removed(tmp_path, monkeypatch):
