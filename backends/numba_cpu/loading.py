@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,23 +45,23 @@ class Weights:
         layout = Layout.of(self._tensors)
         is_worth_it = keep and self._file.identity and layout.n_bytes >= WORTH_BYTES
         kept = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
-        memory = None if kept is None else kept.open(threads, progress)
         own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
         compile_all = partial(prepare, [*dict.fromkeys([*own, *more_kernels])], progress)
-        if memory is None:
-            with nullcontext(aligned(layout.n_bytes)) if kept is None else kept.filled(threads) as memory:
-                self._pack(layout, memory, threads, progress, compile_all)
+        pack = partial(self._pack, layout, threads, progress, compile_all)
+        if kept is None:
+            pack(memory := aligned(layout.n_bytes))
         else:
-            compile_all()
+            memory = kept.matrices(pack, threads, progress)
+            compile_all()  # what packing has not compiled
         for name, tensor in self._tensors.items():
             rows, columns = rows_and_columns(tensor)
             self._matrices[name] = PackedMatrix(tensor.type.name.lower(), rows, columns, memory[layout.spans[name]])
         self._arena.count(PURPOSE, layout.n_bytes)
 
     def _pack(
-        self, layout: Layout, memory: np.ndarray, threads: int, progress: Progress, meanwhile: Callable[[], None]
+        self, layout: Layout, threads: int, progress: Progress, meanwhile: Callable[[], None], memory: np.ndarray
     ) -> None:
-        """Pack the matrices; kernels that are compiled meanwhile take as long, and one core."""
+        """Pack the matrices into `memory`; kernels that are compiled meanwhile take as long, and one core."""
         for kernels in self.kernels.values():
             address(kernels.repack)
         total, done = sum(tensor.n_bytes for tensor in self._tensors.values()), 0

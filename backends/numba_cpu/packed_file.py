@@ -2,7 +2,7 @@
 
 A file holds the matrices of a plan, and behind them a checksum of each. Its name stands for all that its content depends on:
 the model's files in the state they are in, the tensors, and the sources that pack them. It gets the name when it is complete;
-what a crash of the machine made of it is told by the checksums.
+what a crash of the machine made of it is told by the checksums. Of several processes that start at once, one packs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import hashlib
 import mmap
 import os
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -21,6 +20,7 @@ import numpy as np
 import platformdirs
 from xxhash import xxh3_64_intdigest
 
+from augury.atomic_file import AtomicFile, no_room, sweep
 from augury.backends.numba_cpu import weights
 from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.weights import aligned
@@ -28,13 +28,14 @@ from augury.interfaces import Progress
 from augury.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from augury.backends.numba_cpu.weights import Layout
     from augury.gguf import ModelFile, Tensor
 
 _CHECKSUM = np.dtype(np.uint64)
 WORTH_BYTES = 64 << 20  # what is smaller is packed within a tenth of a second
+_SUFFIX = ".packed"
 _KEPT_FILES = 4  # those used last: each takes as much of the disk as its model
 _SPARED = 2.0  # a file is made only where so many times its size is free
 _LOGGER = "augury.backends.numba_cpu"
@@ -53,40 +54,60 @@ class PackedFile:
         described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]
         sources = sources_key() + Path(weights.__file__).read_bytes()
         key = hashlib.sha256(repr((file.identity, described)).encode() + sources)
-        self.path = packed_folder() / f"{key.hexdigest()[:32]}.packed"
+        self.path = packed_folder() / f"{key.hexdigest()[:32]}{_SUFFIX}"
         self._layout = layout
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)
 
-    def open(self, threads: int, progress: Progress) -> np.ndarray | None:
-        """Map the matrices, (n_bytes,) uint8, read-only; None where there is no such file, or a damaged one."""
+    def matrices(self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress) -> np.ndarray:
+        """The matrices, (n_bytes,) uint8: mapped where they are kept, otherwise filled by `pack`, and kept if possible.
+
+        An error of `pack` passes through, and leaves nothing behind.
+        """
+        folder = self.path.parent
+        sweep(folder)
+        found = self._status()
+        if (kept := self._open(threads, progress)) is not None:
+            return kept
+        with ExitStack() as stack:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(AtomicFile(self.path))
+                if self._status() != found and (kept := self._open(threads, progress)) is not None:
+                    return kept  # another process has packed them meanwhile
+                matrices, checksums = self._divided(self._reserved(file))
+            except OSError as error:
+                stack.close()
+                get_logger(_LOGGER).warning("packed weights are not kept", path=str(self.path), reason=str(error))
+                memory = aligned(self._layout.n_bytes)
+                pack(memory)
+                return memory
+            pack(matrices)
+            checksums[:] = self._checksums(matrices, threads, Progress())
+            with suppress(OSError):  # another process may prune, too
+                file.publish()
+                _prune(folder)
+        return matrices
+
+    def _status(self) -> tuple[int, int] | None:
+        """Which file is there."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
+    def _open(self, threads: int, progress: Progress) -> np.ndarray | None:
+        """Map the matrices, read-only; None where there is no such file, or a damaged one."""
         try:
             matrices = self._checked(threads, progress)
-            os.utime(self.path)
-        except FileNotFoundError:
+            with suppress(OSError):  # a folder that may only be read serves as well
+                os.utime(self.path)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             get_logger(_LOGGER).warning("packed weights are made anew", path=str(self.path), reason=str(error))
             return None
         return matrices
-
-    @contextmanager
-    def filled(self, threads: int) -> Iterator[np.ndarray]:
-        """Lend memory, (n_bytes,) uint8, to be filled in the block: a new file's, kept at the end, or just memory."""
-        try:
-            part, memory = self._reserved()
-        except OSError as error:
-            get_logger(_LOGGER).info("packed weights are not kept", path=str(self.path), reason=str(error))
-            yield aligned(self._layout.n_bytes)
-            return
-        try:
-            matrices, checksums = self._divided(memory)
-            yield matrices
-            checksums[:] = self._checksums(matrices, threads, Progress())
-            with suppress(OSError):  # another process may prune, too
-                part.replace(self.path)
-                _prune(self.path.parent)
-        finally:
-            part.unlink(missing_ok=True)
 
     def _checked(self, threads: int, progress: Progress) -> np.ndarray:
         with self.path.open("rb") as file:
@@ -99,22 +120,14 @@ class PackedFile:
             raise OSError("its checksums are wrong")
         return matrices
 
-    def _reserved(self) -> tuple[Path, np.ndarray]:
-        """Make a file beside `path` and map it. Its room on the disk is certain: writing to it must not find the disk full."""
+    def _reserved(self, file: AtomicFile) -> np.ndarray:
+        """Make the file as large as needed and map it, with its room on the disk reserved: no write may find the disk full."""
         if not hasattr(os, "posix_fallocate"):
             raise OSError("this system cannot reserve room on the disk")
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        if (n_free := shutil.disk_usage(folder).free) < _SPARED * self._n_bytes:
-            raise OSError(f"{n_free} bytes of the disk are free, expected {_SPARED:g} times {self._n_bytes}")
-        number, name = tempfile.mkstemp(suffix=".part", dir=folder)
-        try:
-            with os.fdopen(number, "r+b") as file:
-                os.posix_fallocate(number, 0, self._n_bytes)
-                return Path(name), _mapped(file, mmap.ACCESS_WRITE)
-        except OSError:
-            Path(name).unlink()
-            raise
+        if shutil.disk_usage(self.path.parent).free < _SPARED * self._n_bytes:
+            raise OSError(no_room(self.path.parent, int(_SPARED * self._n_bytes)))
+        os.posix_fallocate(file.file.fileno(), 0, self._n_bytes)
+        return _mapped(file.file, mmap.ACCESS_WRITE)
 
     def _divided(self, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The matrices of a mapped file, and their checksums."""
@@ -140,7 +153,7 @@ def _mapped(file: BinaryIO, access: int) -> np.ndarray:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the files that were not used for the longest time."""
-    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    """Remove the files that were not used for the longest time; others' parts are not counted."""
+    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files[_KEPT_FILES:]:
         path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import pytest
 from oracles.models import tiny_model
 from oracles.passes import run_of
 
+from augury.atomic_file import AtomicFile
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, loading, packed_file
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
@@ -146,10 +147,11 @@ def test_a_file_that_was_cut_off_is_told_of_and_replaced(folder, path, caplog):
     assert kept.stat().st_size == n_bytes
 
 
-def test_without_room_on_the_disk_weights_are_packed_into_memory(folder, path, monkeypatch):
+def test_without_room_on_the_disk_weights_are_packed_into_memory(folder, path, monkeypatch, caplog):
     right = logits_of(path, keep_weights=False)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     assert np.array_equal(logits_of(path), right)
+    assert f"the disk has no room in {folder}: 1 MiB are needed, 0 MiB are free" in caplog.text
     assert not files_in(folder)
 
 
@@ -203,12 +205,37 @@ def test_the_four_files_used_last_stay(folder, packings, path, tmp_path):
     assert len(packings) == 6 * n_matrices
 
 
-def test_starts_at_the_same_time_do_not_disturb_each_other(folder, path):
+def test_of_starts_at_the_same_time_one_packs_and_the_others_use_it(folder, packings, path):
     right = logits_of(path, keep_weights=False)
+    n_matrices = len(packings)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(logits_of, [path] * 8))
     assert all(np.array_equal(logits, right) for logits in found)
     assert len(files_in(folder)) == 1
+    assert len(packings) == 2 * n_matrices
+
+
+def test_what_killed_starts_left_is_removed_and_pushes_out_nothing(folder, packings, path):
+    logits_of(path)
+    n_matrices = len(packings)
+    for number in range(5):
+        (folder / f".{number}.packed.part").write_bytes(b"half a model")
+    with AtomicFile(folder / "other.packed"):  # of a start that goes on
+        logits_of(path)
+        assert [file.name for file in files_in(folder) if file.suffix == ".part"] == [".other.packed.part"]
+    assert len(packings) == n_matrices
+    assert len(files_in(folder)) == 1
+
+
+def test_a_folder_that_may_only_be_read_serves(folder, packings, path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("read-only")
+
+    logits_of(path)
+    n_matrices = len(packings)
+    monkeypatch.setattr(packed_file.os, "utime", refuse)
+    logits_of(path)
+    assert len(packings) == n_matrices
 
 
 def test_a_model_whose_file_is_replaced_while_it_is_used_goes_on(folder, path):
