@@ -1,6 +1,6 @@
 """Chat templates: a conversation → the text that a model was trained to go on from.
 
-Templates are Jinja2 programs that come with a model file, so they run as strangers' code, in a sandbox with limits.
+Templates are Jinja2 programs that come with a model file, so they run as strangers' code, in a process of its own with limits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.renderer import Failure, Refusal, Renderer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ class ChatTemplate:
         self.source = source
         self._tokenizer = tokenizer
         self._now = now
+        self._renderer = Renderer()
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], tokenizer: Tokenizer | None) -> ChatTemplate | None:
@@ -69,12 +71,9 @@ class ChatTemplate:
 
         Raises:
             OptionError: the messages are malformed, or the template refuses them.
-            ModelFileError: the template is broken, or does what it may not.
+            ModelFileError: the template is broken, does what it may not, or takes too much time or memory.
+            CapacityError: the process that renders cannot be started.
         """
-        from jinja2 import TemplateSyntaxError
-
-        from augury import sandbox
-
         names = {
             "messages": _checked(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -82,20 +81,26 @@ class ChatTemplate:
             "eos_token": self._special_text("eos"),
         }
         try:
-            return sandbox.Sandbox(self._now).write(self.source, names)
-        except sandbox.Refusal as error:
+            return self._renderer.render(self.source, names, self._now())
+        except ValueError as error:
+            raise OptionError(f"messages hold what JSON cannot write: {error}") from error
+        except OSError as error:
+            raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
+        except Refusal as error:
             raise OptionError(f"the model's chat template refuses these messages: {error}") from error
-        except TemplateSyntaxError as error:
-            raise ModelFileError(f"{_KEY} is broken at line {error.lineno}: {error.message}; {_ADVICE}") from error
-        except Exception as error:  # a template may make any operation fail
-            raise ModelFileError(f"{_KEY} fails: {type(error).__name__}: {error}; {_ADVICE}") from error
+        except Failure as error:
+            raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
+
+    def close(self) -> None:
+        """End the process that renders; the next rendering starts another. May be called twice."""
+        self._renderer.close()
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Write a conversation and encode it: control tokens are read as such, and there is one bos where the model wants one.
 
         Raises:
             OptionError: as `render`.
-            ModelFileError: as `render`.
+            ModelFileError, CapacityError: as `render`.
             UnsupportedError: the model has no tokenizer.
         """
         tokenizer = self._tokenizer

@@ -305,6 +305,8 @@ class Engine:
         for drafter in self._drafters:
             drafter.close()
         self._drafters = []
+        if self._template is not None:
+            self._template.close()
         self._loader.close()
 
     def __enter__(self) -> Self:

@@ -1,93 +1,67 @@
-"""Where chat templates run: Jinja2's immutable sandbox, with limits, and the names that templates for transformers use.
+"""Where chat templates run: Jinja2's immutable sandbox, in a process of its own with limits, which `renderer` starts.
 
-The sandbox keeps a template from Python's internals and from changing what it is given. The limits keep it from what a few
-characters can ask for: counting to a billion, or text of gigabytes. Imported only when a template is rendered.
+The sandbox keeps a template from Python's internals. The limits are the kernel's, on processor time and memory: no count of
+loops or nodes stops every program. `9 ** 999999999`, `"%999999999d" % 1`, or the hash of a pair of a pair of a pair, each of
+one thing twice, is a single operation, and nothing in Python interrupts it.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import errno
 import json
+import os
+import resource
+import signal
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    import datetime as dt
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from jinja2 import nodes
+    from jinja2 import Template, nodes
     from jinja2.parser import Parser
-    from jinja2.runtime import Context
 
-__all__ = ["Refusal", "Sandbox"]
+__all__ = ["serve"]
 
-# Far beyond what templates of real models need, far below what stops a machine.
-_MAX_CHARACTERS = 1 << 26
-_MAX_STEPS = 100_000  # numbers in all `range`s of one rendering
-_MAX_BITS = 4096  # of an integer
-_PADDING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+# A text consists of the conversation and what is written around it, and all of it will be tokenized.
+_MIN_CHARACTERS = 1 << 20
+_CHARACTERS_PER_BYTE = 8
+_MAX_MESSAGE = 500  # characters of an error's message, which a template may make as long as it likes
 
 
-class Refusal(Exception):  # noqa: N818 -- not a fault: the template's answer to these messages
+class _Refusal(Exception):  # noqa: N818 -- not a fault: the template's answer to these messages
     """What a template reports by calling `raise_exception`."""
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of one rendering.
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Renders one template again and again, with the names that templates for transformers use."""
 
-    Args:
-        now: tells the time to templates that write the date.
-    """
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self, now: Callable[[], dt.datetime]) -> None:
+    def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        self._n_steps = 0
+        self._source, self._template = "", self.from_string("")
         self.filters["tojson"] = _to_json
-        del self.filters["center"], self.globals["lipsum"]
-        self.globals["range"] = self._range
         self.globals["raise_exception"] = _refuse
-        self.globals["strftime_now"] = lambda form: now().strftime(form)
 
-    def write(self, source: str, names: Mapping[str, object]) -> str:
-        """Render a template.
-
-        Raises:
-            Refusal: the template calls `raise_exception`.
-            jinja2.TemplateError, or anything else: the template is broken, or does what it may not.
-        """
-        pieces, n_characters = [], 0
-        for piece in self.from_string(source).generate(names):
+    def write(self, source: str, names: Mapping[str, object], now: dt.datetime, n_characters: int) -> str:
+        """Render a template into at most so many characters."""
+        self.globals["strftime_now"] = now.strftime
+        pieces, length = [], 0
+        for piece in self._compiled(source).generate(names):
             pieces.append(piece)
-            n_characters += len(piece)
-            if n_characters > _MAX_CHARACTERS:
-                raise SecurityError(f"it writes more than {_MAX_CHARACTERS} characters")
+            length += len(piece)
+            if length > n_characters:
+                raise SecurityError(f"it writes more than {n_characters} characters")
         return "".join(pieces)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply, or raise to a power, within the limits."""
-        if isinstance(left, int) and isinstance(right, int):
-            n_bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-            if n_bits > _MAX_BITS:
-                raise SecurityError(f"{operator} makes an integer of more than {_MAX_BITS} bits")
-        for sequence, count in ((left, right), (right, left)):
-            if isinstance(sequence, str | list | tuple) and isinstance(count, int) and len(sequence) * count > _MAX_CHARACTERS:
-                raise SecurityError(f"{operator} makes a text or list longer than {_MAX_CHARACTERS}")
-        return super().call_binop(context, operator, left, right)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may use an attribute."""
-        return not (isinstance(obj, str) and attr in _PADDING) and super().is_safe_attribute(obj, attr, value)
-
-    def _range(self, *bounds: int) -> range:
-        numbers = range(*bounds)
-        self._n_steps += len(numbers)
-        if self._n_steps > _MAX_STEPS:
-            raise SecurityError(f"its ranges hold more than {_MAX_STEPS} numbers")
-        return numbers
+    def _compiled(self, source: str) -> Template:
+        if source != self._source:
+            self._source, self._template = source, self.from_string(source)
+        return self._template
 
 
 class _Generation(Extension):
@@ -100,8 +74,45 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def serve() -> None:
+    """Answer requests, a line of JSON each, until there are no more. A limit ends the process: by SIGPROF, or with ENOMEM."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent made of it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    sandbox = _Sandbox()
+    for line in sys.stdin.buffer:
+        try:
+            request = json.loads(line)
+            n_bytes = request["n_bytes"] if hard == resource.RLIM_INFINITY else min(request["n_bytes"], hard)
+            resource.setrlimit(resource.RLIMIT_AS, (n_bytes, hard))
+            signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+            reply = json.dumps(_answer(sandbox, request, _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * len(line)))
+        except MemoryError:
+            os._exit(errno.ENOMEM)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(reply + "\n")
+        sys.stdout.flush()
+
+
+def _answer(sandbox: _Sandbox, request: Mapping[str, Any], n_characters: int) -> dict[str, str]:
+    try:
+        time, zone = request["now"]
+        now = dt.datetime.fromisoformat(time)
+        if zone is not None:  # the zone's name, which ISO 8601 leaves out
+            now = now.replace(tzinfo=dt.timezone(now.utcoffset() or dt.timedelta(), zone))
+        return {"text": sandbox.write(request["source"], request["names"], now, n_characters)}
+    except _Refusal as error:
+        return {"refusal": str(error)[:_MAX_MESSAGE]}
+    except TemplateSyntaxError as error:
+        return {"failure": f"is broken at line {error.lineno}: {error.message}"[:_MAX_MESSAGE]}
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- a template may make any operation fail
+        return {"failure": f"fails: {type(error).__name__}: {error}"[:_MAX_MESSAGE]}
+
+
 def _refuse(message: object) -> NoReturn:
-    raise Refusal(str(message))
+    raise _Refusal(str(message))
 
 
 def _to_json(

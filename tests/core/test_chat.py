@@ -1,4 +1,5 @@
 import datetime as dt
+from pathlib import Path
 
 import pytest
 import vocabularies
@@ -50,6 +51,21 @@ def test_what_templates_for_transformers_use_is_there():
     assert rendered == '{"role": "user", "content": "<é & \'x\'>"} 26 Jul 2024'
 
 
+TALK = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": " Hi "},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello!"},
+    {"role": "user", "content": "Add 1 and 2."},
+]
+FAMILIES = Path(__file__).parents[1] / "data" / "chat"  # in words of our own, what the templates of each family do
+
+
+@pytest.mark.parametrize("family", ["llama-3", "qwen3", "gemma", "mistral", "deepseek"])
+def test_templates_of_the_common_families_are_written_as_they_mean_it(family):
+    source, text = ((FAMILIES / f"{family}.{end}").read_text() for end in ("jinja", "txt"))
+    assert ChatTemplate(source, now=lambda: dt.datetime(2024, 7, 26, tzinfo=dt.UTC)).render(TALK) == text
+
+
 def test_a_model_without_a_template_has_none():
     assert ChatTemplate.from_metadata({}, None) is None
     with pytest.raises(ModelFileError, match="is of type int, expected a string"):
@@ -78,6 +94,7 @@ def test_what_a_template_refuses_is_told_in_its_words():
         ([*HELLO, {"role": "user"}], r"messages\[1\] has no 'content'"),
         ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] is NoneType, expected text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "is list, expected text; parts such as images are not read"),
+        ([{"role": "user", "content": "Hello", "tools": {1, 2}}], "messages hold what JSON cannot write: .*set"),
         ([{"role": 1, "content": "Hello"}], r"messages\[0\]\['role'\] is int, expected text"),
     ],
 )
@@ -109,21 +126,16 @@ def test_a_broken_template_is_a_model_file_error_that_says_what_to_do(source, me
         "{{ messages.append(1) }}",
         "{{ messages[0].update({'role': 'x'}) }}",
         "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__.x }}",
-        "{{ lipsum(n=1000000000) }}",
-        "{{ range(1000000000) | list }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 'a' * 10000000000 }}",
-        "{{ 10000000000 * [1] }}",
-        "{{ 9 ** 999999999 }}",
-        "{{ ((9 ** 999) ** 999) ** 999 }}",
-        "{{ 'a'.ljust(10000000000) }}",
-        "{{ 'a' | center(10000000000) }}",
-        "{% set x = 'a' * 1000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
     ],
 )
-def test_a_hostile_template_is_stopped(source):
+def test_a_template_does_not_leave_its_sandbox(source):
     with pytest.raises(ModelFileError):
         ChatTemplate(source).render(HELLO)
+
+
+def test_a_template_that_goes_on_and_on_is_a_model_file_error():
+    with pytest.raises(ModelFileError, match=r"chat_template takes more than 2 s of processor time; give a prompt instead"):
+        ChatTemplate("{{ 9 ** 999999999 }}").render(HELLO)
 
 
 def test_a_template_cannot_change_the_caller_s_messages():
