@@ -8,7 +8,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.gguf import ModelFile
 from augury.log import get_logger
 from augury.models import resolve
-from augury.options import build, nearest, parse_specs
+from augury.options import build, parse_specs
 from augury.session import Shared
 from augury.tokenizer import load_tokenizer
 
@@ -50,8 +50,10 @@ def plan_of(file: ModelFile, registry: Registry) -> Plan:
     """
     architecture = registry.architectures.get(file.architecture)
     if architecture is None:
-        hint = nearest(file.architecture, registry.architectures)
-        raise ModelFileError(f"{file.path}: architecture {file.architecture!r} is not supported{hint}")
+        known = ", ".join(sorted(registry.architectures)) or "none"  # what sounds alike is no help: the file is what it is
+        raise ModelFileError(
+            f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
+        )
     return architecture.plan(file)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from augury.cli.command_line import make_parser
 from augury.cli.drafter_flags import flag_of
+from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.options import options_of
 from augury.registry import Registry
 from augury.sampling import sampling_options
@@ -49,6 +50,16 @@ With `--curve`, `-d` or `--vs`, or a `-p` that is a number, `bench` times passes
 tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a number is then given by `-f`.
 """
 
+FOREIGN = """
+## Flags of llama.cpp and ik_llama.cpp
+
+Command lines of `llama-cli`, `llama-server`, `llama-speculative-simple` and of ik_llama.cpp may be pasted: `run`, `chat`,
+`bench` and `tune` know all their flags (names from llama.cpp b11434, `common/arg.cpp`, and ik_llama.cpp 8337e4c,
+`common/common.cpp`). Those that augury has are in the tables above, under the same names. As there, `--top_k` is `--top-k`,
+and short flags take no value without a space: `-ngl` is one flag. A value may also follow `=`. The environment variables
+`LLAMA_ARG_*` are not read.
+"""
+
 
 def page(registry: Registry) -> str:
     """The whole page."""
@@ -64,6 +75,9 @@ def page(registry: Registry) -> str:
     for name, tail in (("bench", BENCH), ("tune", "")):
         own = [action for action in flags[name] if not set(action.option_strings) <= shared]
         parts += [f"## Flags of `augury {name}`\n", _flags(own), tail]
+    parts += [FOREIGN, *_foreign("same as", "These are short for others", "the same as")]
+    parts += _foreign("ignored", "These change no output here, and are accepted with a line that says so", "why")
+    parts += _foreign("refused", "These are errors, which say what to use instead", "instead")
     return "\n".join(part for part in parts if part)
 
 
@@ -97,6 +111,16 @@ def _flags(actions: Iterable[argparse.Action]) -> str:
         flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
         rows.append(f"| {flags} | {meaning.replace('%%', '%').replace('|', '/')} |")
     return "| flags | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _foreign(kind: str, title: str, heading: str) -> Iterator[str]:
+    by_text: dict[str, list[str]] = {}
+    for flag in FOREIGN_FLAGS.values():
+        if flag.kind == kind:
+            by_text.setdefault(flag.text.replace("{}", "VALUE"), []).append(f"`{flag.name}`")
+    yield f"\n{title}:\n\n| flags | {heading} |\n|---|---|"
+    for text, names in by_text.items():
+        yield f"| {', '.join(names)} | {f'`{text}`' if kind == 'same as' else text} |"
 
 
 if __name__ == "__main__":

@@ -54,13 +54,20 @@ class DraftModelOptions:
         aliases=("cd", "ctx-size-draft"),
     )
     threads: int | None = option(
-        None, help="its threads, as many as the target's unless given", ge=1, aliases=("td", "threads-draft")
+        None,
+        help="its threads, as many as the target's unless given",
+        ge=1,
+        aliases=("td", "threads-draft", "spec-draft-threads"),
     )
     cache_type_k: str | None = option(
-        None, help="type of the keys in its KV cache, the target's unless given", aliases=("ctkd", "cache-type-k-draft")
+        None,
+        help="type of the keys in its KV cache, the target's unless given",
+        aliases=("ctkd", "cache-type-k-draft", "spec-draft-type-k"),
     )
     cache_type_v: str | None = option(
-        None, help="type of the values, the target's unless given", aliases=("ctvd", "cache-type-v-draft")
+        None,
+        help="type of the values, the target's unless given",
+        aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v"),
     )
     backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
     tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")

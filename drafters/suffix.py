@@ -39,7 +39,9 @@ __all__ = ["Suffix", "SuffixOptions"]
 class SuffixOptions:
     """Options of `suffix`."""
 
-    max_depth: int = option(24, help="length of the text's ending that is looked up, at most", ge=1, le=256)
+    max_depth: int = option(
+        24, help="length of the text's ending that is looked up, at most", ge=1, le=256, aliases=("suffix-max-depth",)
+    )
     factor: float = option(
         2.0, help="length of a draft at most, in lengths of the ending found", ge=0, le=1024, per_request=True
     )

@@ -17,7 +17,7 @@ from augury.bench.server import ServerOptions, ServerRunner
 from augury.bench.sweep import sweep
 from augury.bench.versus import MIN_PAIRS, compare
 from augury.cli.bench_compare import change_lines, changes_told, check_saved
-from augury.cli.parser import FlagsAction, are_counts, counts
+from augury.cli.parser import FlagsAction, are_counts, converted, counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.errors import OptionError
@@ -49,7 +49,7 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--curve",
-        type=lambda text: counts(text, "--curve", least=1),
+        type=counts(least=1),
         default=(),
         metavar="1,2,4",
         help="time passes over so many tokens with the logits of all, as checking drafts takes",
@@ -57,7 +57,7 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-d",
         "--depth",
-        type=lambda text: counts(text, "--depth", least=0),
+        type=counts(least=0),
         metavar="0,4096",
         help="tokens that the slot holds before (default: 0)",
     )
@@ -97,7 +97,7 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
             "passes are timed without prompts and drafters; leave out -f, --workload, --prompt-tokens, --spec-type, -md, "
             "--against and --warm"
         )
-    prefills = [n for text in args.prompt for n in counts(text, "-p", least=1)]
+    prefills = [n for text in args.prompt for n in converted("-p", text, counts(least=1))]
     if args.n_predict != -1 and args.n_predict < 1:
         raise OptionError(f"-n is {args.n_predict}, expected at least 1")
     decodes = [args.n_predict] if args.n_predict != -1 else []

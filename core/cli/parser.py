@@ -1,21 +1,28 @@
-"""argparse with errors of one line that name the nearest known flag."""
+"""argparse that reads flags in full words only, knows other programs' flags, and names a flag as it was typed."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from augury.cli.report import say
 from augury.errors import OptionError
 from augury.options import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["FlagsAction", "Parser", "are_counts", "counts"]
+    from augury.cli.foreign_flags import ForeignFlag
+
+__all__ = ["FlagsAction", "Parser", "are_counts", "converted", "count", "counts"]
 
 _COUNTS = re.compile(r"\d+(,\d+)*")
+_NUMBER = re.compile(r"-\.?\d.*")
+_GLUED = re.compile(r"(-[A-Za-z]+)(\d.*)")
+_EXPECTED = {int: "a whole number", float: "a number"}
 
 
 def are_counts(text: str) -> bool:
@@ -23,23 +30,59 @@ def are_counts(text: str) -> bool:
     return _COUNTS.fullmatch(text) is not None
 
 
-def counts(text: str, flag: str, *, least: int) -> tuple[int, ...]:
-    """Whole numbers with commas, as the value of a flag.
+def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
+    """The type of a flag whose value is whole numbers with commas.
 
-    Raises:
-        OptionError: They are something else.
-
-    >>> counts("1,2,4", "--curve", least=1)
+    >>> counts(least=1)("1,2,4")
     (1, 2, 4)
     """
-    found = tuple(int(each) for each in text.split(",")) if are_counts(text) else ()
-    if not found or min(found) < least:
-        raise OptionError(f"{flag} is {text!r}, expected whole numbers from {least} on with commas, such as 1,2,4")
-    return found
+
+    def convert(text: str) -> tuple[int, ...]:
+        found = tuple(int(each) for each in text.split(",")) if are_counts(text) else ()
+        if not found or min(found) < least:
+            raise argparse.ArgumentTypeError(f"whole numbers from {least} on with commas, such as 1,2,4")
+        return found
+
+    return convert
+
+
+def count(*, least: int) -> Callable[[str], int]:
+    """The type of a flag whose value is a whole number of at least `least`."""
+
+    def convert(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:
+            found = least - 1
+        if found < least:
+            raise argparse.ArgumentTypeError(f"a whole number of at least {least}")
+        return found
+
+    return convert
+
+
+def converted(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
+    """The value of a flag.
+
+    Args:
+        flag: As it was typed.
+        text: Its value.
+        kind: What argparse calls a type; the text of its `ArgumentTypeError` says what is expected.
+
+    Raises:
+        OptionError: The value is of another type.
+    """
+    try:
+        return kind(text)
+    except argparse.ArgumentTypeError as error:
+        expected = str(error)
+    except ValueError:
+        expected = _EXPECTED.get(kind, "another value")  # type: ignore[call-overload]
+    raise OptionError(f"{flag} is {text!r}, expected {expected}")
 
 
 class FlagsAction(argparse.Action):
-    """For a flag whose value is a text of flags itself: argparse alone would not take a word with a dash for a value."""
+    """For a flag whose value is a text of flags itself, and may be one flag alone."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
         """Keep the text."""
@@ -47,11 +90,16 @@ class FlagsAction(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses in full words only, so that a new flag never changes what an abbreviation means."""
+    """Parses in full words only, so that a new flag never changes what an abbreviation means.
+
+    Attributes:
+        foreign: Flags of other programs that are ignored, refused or rewritten where this parser has none of that name.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
+        self.foreign: Mapping[str, ForeignFlag] = {}
 
     @property
     def flags(self) -> dict[str, argparse.Action]:
@@ -59,33 +107,116 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: D102 - see argparse
-        known, unknown = super().parse_known_args(self._joined(sys.argv[1:] if args is None else args), namespace)
-        self._refuse(unknown)
+        scan = _Scan(self, sys.argv[1:] if args is None else args)
+        known, unknown = super().parse_known_args(scan.words, namespace)
+        if unknown:
+            raise OptionError(f"{unknown[0]!r} was not expected here; put texts with blanks in quotation marks")
+        for why, names in scan.ignored.items():
+            say(f"{self.prog}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")
         return known, unknown
-
-    def _joined(self, args: Sequence[str]) -> list[str]:
-        joined, words = [], iter(args)
-        for word in words:
-            value = next(words, None) if isinstance(self.flags.get(word), FlagsAction) else None
-            joined.append(word if value is None else f"{word}={value}")
-        return joined
-
-    def _refuse(self, unknown: Sequence[str]) -> None:
-        if not unknown:
-            return
-        flag = next((word for word in unknown if word.startswith("-")), unknown[0])
-        if not flag.startswith("-"):
-            raise OptionError(f"{self.prog}: {flag!r} was not expected here; put texts with blanks in quotation marks")
-        name = flag.partition("=")[0]
-        raise OptionError(f"{self.prog}: there is no flag {name}{_hint(name, self.flags)}")
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong, and exit with code 2."""
         sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
         raise SystemExit(OptionError.exit_code)
 
+    @property
+    def has_commands(self) -> bool:
+        """Whether the words after the first that is no flag are another parser's."""
+        return self._subparsers is not None
 
-def _hint(name: str, known: dict[str, argparse.Action]) -> str:
-    # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead
-    hint = nearest(name, known)
-    return hint if hint.startswith("; did") else "; see --help"
+    def _get_option_tuples(self, option_string: str) -> list[Any]:  # noqa: ARG002 - argparse's
+        """No flag is the beginning of another: argparse would read -ngl as -n with the value gl."""
+        return []
+
+
+class _Scan:
+    """Puts each flag and its value into one word, so that argparse takes neither for something else."""
+
+    def __init__(self, parser: Parser, words: Sequence[str]) -> None:
+        self.words: list[str] = []
+        self.ignored: dict[str, list[str]] = {}  # names of flags by why they are
+        self._parser = parser
+        self._rest = deque(words)
+        while self._rest:
+            word = self._rest.popleft()
+            if word == "--" or (parser.has_commands and not word.startswith("-")):
+                self.words += [word, *self._rest]
+                break
+            if len(word) < 2 or word[0] != "-" or _NUMBER.fullmatch(word):
+                self.words.append(word)
+            else:
+                self._read(word)
+
+    def _read(self, word: str) -> None:
+        typed, equals, glued = word.partition("=")
+        name = self._known(typed)
+        value = glued if equals else None
+        if (action := self._parser.flags.get(name)) is not None:
+            self._read_own(typed, name, action, value)
+        elif (flag := self._parser.foreign.get(name)) is not None:
+            self._read_foreign(typed, flag, value)
+        else:
+            raise OptionError(self._unknown(typed))
+
+    def _known(self, typed: str) -> str:
+        """A flag's name; as in llama.cpp, `--top_k` is `--top-k`."""
+        return typed.replace("_", "-") if typed.startswith("--") else typed
+
+    def _read_own(self, typed: str, name: str, action: argparse.Action, value: str | None) -> None:
+        if action.nargs == 0 and value is not None:
+            raise OptionError(f"{typed} takes no value, but {value!r} was given")
+        if action.nargs is not None:  # argparse's to read
+            self.words.append(name if value is None else f"{name}={value}")
+            return
+        if value is None:
+            value = self._value(typed, may_be_flag=isinstance(action, FlagsAction))
+        if action.type is not None and not isinstance(action.type, str):
+            converted(typed, value, action.type)
+        if action.choices is not None and value not in action.choices:
+            raise OptionError(f"{typed} is {value!r}, expected one of {', '.join(map(str, action.choices))}")
+        self.words.append(f"{name}={value}")
+
+    def _read_foreign(self, typed: str, flag: ForeignFlag, value: str | None) -> None:
+        if flag.kind == "refused" and flag.off is None:
+            raise OptionError(f"{typed}: {flag.text}")
+        if value is not None:
+            if not flag.n_values and not flag.is_value_optional:
+                raise OptionError(f"{typed} takes no value, but {value!r} was given")
+            values = [value]
+        elif flag.is_value_optional:
+            values = [self._rest.popleft()] if self._rest and flag.takes(self._rest[0]) else []
+        else:
+            values = [self._value(typed) for _ in range(flag.n_values)]
+        flag = flag.given(values)
+        if flag.kind == "refused":
+            raise OptionError(f"{typed}: {flag.text}")
+        if flag.kind == "ignored":
+            self.ignored.setdefault(flag.text, []).append(typed)
+        else:
+            self._rest.appendleft(flag.text.format(*values))
+
+    def _value(self, typed: str, *, may_be_flag: bool = False) -> str:
+        if not self._rest or self._rest[0] == "--":
+            raise OptionError(f"{typed} needs a value")
+        word = self._rest[0]
+        if not may_be_flag and self._is_flag(word.partition("=")[0]):
+            raise OptionError(
+                f"{typed} needs a value, but {word} is a flag; a text that looks like one is given as {typed}={word}"
+            )
+        return self._rest.popleft()
+
+    def _is_flag(self, word: str) -> bool:
+        name = self._known(word)
+        return name in self._parser.flags or name in self._parser.foreign
+
+    def _unknown(self, typed: str) -> str:
+        if self._parser.has_commands:
+            return (
+                f"there is no flag {typed} in front of a command; name the command first, as in {self._parser.prog} run {typed}"
+            )
+        if (glued := _GLUED.fullmatch(typed)) is not None and self._is_flag(glued[1]):
+            return f"there is no flag {typed}; a value stands apart: {glued[1]} {glued[2]}"
+        # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead
+        hint = nearest(typed, [*self._parser.flags, *self._parser.foreign])
+        return f"{self._parser.prog}: there is no flag {typed}{hint if hint.startswith('; did') else '; see --help'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -15,7 +16,6 @@ from augury.cli.report import say
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
 __all__ = ["ITEMS", "Prompt", "add_prompt_flags", "add_workload_flag", "read_items", "read_prompts"]
@@ -55,7 +55,9 @@ def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard i
     group.add_argument(
         "--prompt-tokens", action="append", default=[], type=_token_ids, metavar="1,2,3", help="a prompt as token ids; repeats"
     )
-    group.add_argument("--chat", action="store_true", help="put prompts into the model's chat template")
+    group.add_argument(
+        "-st", "--single-turn", "--chat", dest="chat", action="store_true", help="put prompts into the model's chat template"
+    )
 
 
 def add_workload_flag(group: Any) -> None:
@@ -168,7 +170,7 @@ def _token_ids(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in text.split(","))
     except ValueError:
-        raise OptionError(f"--prompt-tokens is {text!r}, expected token ids with commas, such as 1,2,3") from None
+        raise argparse.ArgumentTypeError("token ids with commas, such as 1,2,3") from None
 
 
 def _as_chat(prompt: Prompt) -> Prompt:

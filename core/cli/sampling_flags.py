@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from augury.errors import OptionError
+from augury.cli.parser import count
 from augury.sampling import sampling_options
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
     from augury.options import Option
 
 __all__ = ["add_sampling_flags", "request_params"]
@@ -29,7 +27,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             *_SPELLINGS.get(option.name, ()),
             flag,
             dest=option.name,
-            type=_converter(option, flag),
+            action=_SetOption,
+            option=option,
             metavar="N" if option.kind is int else "P",
             help=option.help + default,
         )
@@ -45,10 +44,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where a text ends")
     group.add_argument(
         *("-n", "--n-predict", "--predict"),
-        type=int,
+        type=count(least=-2),
         default=-1,
         metavar="N",
-        help="tokens to generate (default: until an end token or a full context)",
+        help="tokens to generate; -1 or -2: until an end token or a full context (default: -1)",
     )
     group.add_argument(
         *("-r", "--stop", "--reverse-prompt"),
@@ -59,7 +58,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         help="end before this text; repeats",
     )
     group.add_argument("--ignore-eos", action="store_true", help="go on behind end tokens")
-    parser.add_argument("--logprobs", type=int, metavar="N", help="report log-probabilities, and those of the N best tokens")
+    parser.add_argument(
+        "--logprobs", type=count(least=0), metavar="N", help="report log-probabilities, and those of the N best tokens"
+    )
     parser.add_argument("--no-cache-prompt", action="store_true", help="process every prompt in full")
 
 
@@ -70,7 +71,7 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
         OptionError: A value is out of range.
     """
     params = {name: value for name in sampling_options() if (value := getattr(args, name)) is not None}
-    if args.n_predict != -1:
+    if args.n_predict >= 0:
         params["max_tokens"] = args.n_predict
     if args.logit_bias:
         params["logit_bias"] = dict(args.logit_bias)
@@ -81,13 +82,16 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     return params | {"ignore_eos": args.ignore_eos, "cache_prompt": not args.no_cache_prompt}
 
 
-def _converter(option: Option, flag: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        if option.name == "seed" and text == "-1":  # llama.cpp's word for a random one
-            return None
-        return option.convert(text, flag)
+class _SetOption(argparse.Action):
+    """Keeps an option's value."""
 
-    return convert
+    def __init__(self, *, option: Option, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._option = option
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        is_random = self.dest == "seed" and values == "-1"  # llama.cpp's word for it
+        setattr(namespace, self.dest, None if is_random else self._option.convert(values, str(flag)))
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -95,4 +99,4 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(match[1]), float(match[2])  # type: ignore[index]
     except (TypeError, ValueError):
-        raise OptionError(f"--logit-bias is {text!r}, expected a token id and a bias, such as 15043+1 or 15043-inf") from None
+        raise argparse.ArgumentTypeError("a token id and a bias, such as 15043+1 or 15043-inf") from None

@@ -55,7 +55,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     group.add_argument(
         "--layers",
-        type=lambda text: counts(text, "--layers", least=1),
+        type=counts(least=1),
         default=(),
         metavar="N,N,...",
         help="try the model's own first N layers, too (self-spec)",

@@ -1,0 +1,138 @@
+"""Command lines of llama.cpp and ik_llama.cpp, pasted."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from augury.cli.command_line import make_parser
+from augury.cli.foreign_flags import FOREIGN_FLAGS
+from augury.errors import OptionError
+from augury.registry import Registry
+
+REGISTRY = Registry.discover()
+STORED = json.loads((Path(__file__).parents[2] / "data" / "flags" / "flags.json").read_text())
+N_VALUES = [(name, int(n)) for program in STORED.values() for n, names in program.items() for name in names]
+COMMANDS = ("run", "chat", "bench", "tune")
+
+
+def parsed(*words, command="run"):
+    return make_parser(REGISTRY, [command, *words]).parse_args([command, *words])
+
+
+def parser_of(command):
+    (commands,) = (action for action in make_parser(REGISTRY)._actions if action.dest == "command")
+    return commands.choices[command]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_the_other_programs_is_known(command):
+    parser = parser_of(command)
+    assert len(N_VALUES) > 900
+    assert [name for name, _ in N_VALUES if name not in parser.flags and name not in parser.foreign] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_takes_as_many_values_as_there(command):
+    parser = parser_of(command)
+    differing = set()
+    for name, n_values in N_VALUES:
+        if (action := parser.flags.get(name)) is not None:
+            found = 1 if action.nargs in (None, "?") else 0
+        elif FOREIGN_FLAGS[name].is_value_optional or (FOREIGN_FLAGS[name].kind == "refused" and not FOREIGN_FLAGS[name].off):
+            continue
+        else:
+            found = FOREIGN_FLAGS[name].n_values
+        if found != n_values:
+            differing.add(name)
+    assert differing == set()
+
+
+def test_an_ignored_flag_takes_its_value_and_nothing_more(capsys):
+    line = (
+        "-ngl 99 -sm none -ts 1,0 -fa on -cb -ub 512 --mlock --no-mmap -lv 3 --no-warmup -no-cnv --keep -1 -ngld 99 -devd none"
+    )
+    args = parsed(*line.split(), "-m", "x", "-p", "text", "--override-tensor=exps=CPU", "-n", "-2")
+    assert (args.model, args.prompt, args.n_predict, args.file) == ("x", ["text"], -2, [])
+    lines = capsys.readouterr().err.splitlines()
+    assert "augury run: -ngl, -sm, -ts, -ngld, -devd, --override-tensor are ignored: augury computes on the CPU" in lines
+    assert "augury run: --keep is ignored: a full context ends the text" in lines
+    assert sum(line.count(" ignored: ") for line in lines) == len(lines) == 8
+
+
+@pytest.mark.parametrize("words", [["-fa"], ["-fa", "auto"], ["-fa=1"], ["--color"]])
+def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
+    assert parsed(*words, "-p", "on").prompt == ["on"]
+    assert capsys.readouterr().err.count("ignored") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-fa", "text"], "'text' was not expected"),
+        (["--mlock", "text"], "'text' was not expected"),
+        (["-ub", "-p", "text"], "-ub needs a value, but -p is a flag"),
+        (["--mlock=1"], "--mlock takes no value"),
+        (["-ngl99"], "a value stands apart: -ngl 99"),
+        (["--port", "8080"], "--port: augury has no server"),
+        (["--grammar", "root"], "--grammar: augury cannot constrain"),
+        (["--mirostat", "2"], "--mirostat: augury knows no such sampler"),
+        (["-cnv"], "-cnv: augury chat holds conversations"),
+        (["--offline"], "HF_HUB_OFFLINE=1"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_of_usage(capsys, words, told):
+    code, out, err = run(capsys, "run", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert told in err
+
+
+@pytest.mark.parametrize(
+    "words", [["--mirostat", "0"], ["--xtc-probability", "0.0"], ["--reasoning", "auto"], ["--rope-scale", "1"]]
+)
+def test_what_is_switched_off_is_ignored(capsys, words):
+    parsed(*words)
+    assert f"{words[0]} is ignored: that is off anyway" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-hf", "org/repo:Q4_0"], {"model": "hf:org/repo:Q4_0"}),
+        (["-hfd", "org/repo"], {"model_draft": "hf:org/repo"}),
+        (["--spec-default"], {"spec_type": ["ngram-mod"]}),
+        (["--spec-draftless", "ngram-simple"], {"spec_type": ["ngram-simple"]}),
+        (["--spec-draft-model", "x"], {"model_draft": "x"}),
+        (["--top_k", "3", "--log-verbose", "-st"], {"top_k": 3, "verbose": True, "chat": True}),
+    ],
+)
+def test_another_name_means_the_same(words, expected):
+    args = vars(parsed(*words))
+    assert {key: args[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("words", [["-h"], ["--usage"], ["-ngl", "99", "--help"]])
+def test_help_goes_to_standard_output_alone(capsys, words):
+    code, out, err = run(capsys, "run", *words)
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: augury run")
+
+
+def test_no_flag_of_augury_is_ignored_or_refused_where_it_exists():
+    assert {name for name in FOREIGN_FLAGS if name in parser_of("run").flags} == {
+        "-p",
+        "--prompt",
+        "-f",
+        "--file",
+        "-np",
+        "--parallel",
+        "-st",
+        "--single-turn",
+    }
+
+
+def test_a_text_that_looks_like_a_flag_can_be_given():
+    assert parsed("-p=-ngl", "-p", "-unknown", "-p", "").prompt == ["-ngl", "-unknown", ""]
+    with pytest.raises(OptionError, match="given as -p=-ngl"):
+        parsed("-p", "-ngl")
