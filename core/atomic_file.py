@@ -147,9 +147,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the parts in `folder` that ended processes left behind; what cannot be removed is left to the next sweep."""
+    """Remove the parts below `folder` that ended processes left behind; what cannot be removed is left to the next sweep."""
     with suppress(OSError):
-        for part in folder.glob(f"*{_SUFFIX}"):
+        for part in folder.rglob(f"*{_SUFFIX}"):
             with suppress(OSError), _opened(part) as file:
                 is_free = _locked(file)
                 if is_free is None:
@@ -160,7 +160,8 @@ def sweep(folder: Path) -> None:
 
 def no_room(folder: Path, n_bytes: int | None) -> str:
     """What to say where the disk is full: what was needed, if that is known, what is free, and where."""
-    free = f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB are free"
+    there = next(path for path in (folder, *folder.parents) if path.exists())  # it could not be made, perhaps
+    free = f"{shutil.disk_usage(there).free / 2**20:.0f} MiB are free"
     found = free if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB are needed, {free}"
     return f"the disk has no room in {folder}: {found}; make room, or name another cache folder in XDG_CACHE_HOME"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from augury.atomic_file import sweep
 from augury.errors import ModelFileError
 from augury.options import nearest
 
@@ -29,6 +30,7 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
         ModelFileError: No source knows it, or it could not be fetched.
     """
     text = str(reference)
+    sweep(cache_folder())
     for source in registry.sources.values():
         if source.handles(text):
             return source.fetch(text, cache_folder(), progress)

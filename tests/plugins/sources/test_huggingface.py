@@ -1,11 +1,18 @@
 """The source that asks the Hugging Face Hub, against a Hub of a few files in memory."""
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
+
 import huggingface_hub
 import pytest
+from damage import disk_is_full
 from huggingface_hub.errors import HFValidationError
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
+from augury.plugins.sources import huggingface
 from augury.plugins.sources.huggingface import HuggingFaceSource, choose
 
 FILES = [
@@ -25,11 +32,13 @@ class Hub:
     trouble = None
     fetched = ()
 
-    def list_repo_files(self, repo):
+    def model_info(self, repo, *, timeout, files_metadata):
         assert repo == "owner/tiny"
+        assert timeout <= 5
+        assert files_metadata
         if self.trouble:
             raise self.trouble
-        return self.files
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name, size=2**20) for name in self.files])
 
     def hf_hub_download(self, repo, name, *, local_dir, tqdm_class):
         assert repo == "owner/tiny"
@@ -69,6 +78,7 @@ def test_a_split_model_comes_whole_and_its_first_part_is_returned(hub, tmp_path)
     path = HuggingFaceSource.fetch("hf:owner/tiny:BF16", tmp_path, Progress())
     assert path.name == "tiny-BF16-00001-of-00002.gguf"
     assert hub.fetched == tuple(FILES[-2:])
+    assert sorted(f"BF16/{file.name}" for file in tmp_path.rglob("*") if file.is_file()) == FILES[-2:]
     path.with_name("tiny-BF16-00002-of-00002.gguf").unlink()
     HuggingFaceSource.fetch("hf:owner/tiny:BF16", tmp_path, Progress())
     assert len(hub.fetched) == 4
@@ -100,6 +110,48 @@ def test_trouble_with_the_network_is_an_error(hub, tmp_path, trouble):
     hub.trouble = trouble
     with pytest.raises(ModelFileError, match="hf:owner/tiny:Q8_0: cannot be downloaded: no route; check"):
         HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress())
+
+
+def test_of_several_who_ask_at_once_one_downloads(hub, tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        paths = list(pool.map(lambda _: HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress()), range(4)))
+    assert hub.fetched == (paths[0].name,)
+    assert list(paths[0].parent.iterdir()) == [paths[0]]
+
+
+def test_offline_is_told_soon_even_where_the_network_swallows_everything(hub, tmp_path, monkeypatch):
+    answered = Event()
+    monkeypatch.setattr(hub, "model_info", lambda *_, **__: answered.wait())
+    monkeypatch.setattr(huggingface, "_ANSWER_S", 0.05)
+    with pytest.raises(
+        ModelFileError, match=r"hf:owner/tiny:Q8_0: the Hub did not answer within 0\.05 s; check the connection$"
+    ):
+        HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress())
+    answered.set()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_closed_port_is_told_at_once_in_one_sentence(tmp_path, monkeypatch):
+    closed = functools.partial(huggingface_hub.HfApi, endpoint="http://127.0.0.1:1")
+    monkeypatch.setattr(huggingface_hub, "HfApi", closed)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr("time.sleep", None)  # which huggingface_hub calls between tries
+    with pytest.raises(
+        ModelFileError, match=r"^hf:owner/tiny: cannot be downloaded: .*refused; check the name and the connection$"
+    ):
+        HuggingFaceSource.fetch("hf:owner/tiny", tmp_path, Progress())
+
+
+def test_a_disk_that_fills_up_is_told_of_and_nothing_is_left(hub, tmp_path, monkeypatch):
+    def fill(_, _repo, name, *, local_dir, **__):
+        (local_dir / name).write_bytes(b"half")
+        disk_is_full()
+
+    monkeypatch.setattr(hub, "hf_hub_download", fill)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3 * 2**18))
+    with pytest.raises(ModelFileError, match=f"no room in {tmp_path}: 1 MiB are needed, 1 MiB are free"):
+        HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("reference", ["hf:", "hf:owner", "hf:../..:Q4_0", "hf:a/b/c", "hf:owner/tiny:", "hf:a/b:c/d"])

