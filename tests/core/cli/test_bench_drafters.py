@@ -124,7 +124,7 @@ def test_a_page_that_cannot_be_written_is_named_after_the_figures(bench, tmp_pat
     code, out, err = bench("--prompt-tokens", REPEATING, *NGRAM, "--html", tmp_path / "page.html")
     assert code == 1
     assert out.startswith("drafter")
-    assert err.endswith(f"No space left on device: '{tmp_path / 'page.html'}'\n")
+    assert err.endswith(f"augury: {tmp_path / 'page.html'}: No space left on device\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -37,7 +37,7 @@ def test_on_a_full_disk_it_names_a_file_and_leaves_no_half_package(new_drafter, 
     monkeypatch.setattr("os.fsync", disk_is_full)
     code, _, err = new_drafter("trail")
     assert code == 1
-    assert "No space left on device: 'trail/" in err
+    assert err == "augury: trail/pyproject.toml: No space left on device\n"
     assert not list(tmp_path.iterdir())
 
 
