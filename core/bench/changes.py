@@ -14,7 +14,7 @@ from attrs import Factory, frozen
 
 from augury.bench.figures import Figures
 from augury.bench.outcome import label_of
-from augury.errors import OptionError
+from augury.errors import AuguryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,18 +50,18 @@ class Saved:
         """Those of a file.
 
         Raises:
-            OptionError: It cannot be read, or holds something else.
+            AuguryError: It cannot be read, or holds something else.
         """
         try:
             told = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
-            raise OptionError(f"{path}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise OptionError(f"{path}: not JSON: {error}") from None
+            raise AuguryError(f"{path}: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise AuguryError(f"{path}: not JSON: {error}") from None
         try:
             return cls.of(told)
-        except (OptionError, KeyError, TypeError, AttributeError) as error:
-            raise OptionError(f"{path}: neither of augury bench --json nor of pytest-benchmark: {error}") from None
+        except (AuguryError, KeyError, TypeError, AttributeError) as error:
+            raise AuguryError(f"{path}: neither of augury bench --json nor of pytest-benchmark: {error}") from None
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Saved:
@@ -76,7 +76,7 @@ class Saved:
             }
             return cls(told["machine"], rows)
         if not any(kind in told for kind in _KINDS):
-            raise OptionError("there are no figures in it")
+            raise AuguryError("there are no figures in it")
         return cls(
             told.get("machine", {}),
             {
@@ -90,7 +90,7 @@ class Saved:
     def _of_benchmarks(cls, infos: list[dict[str, Any]]) -> Saved:
         ours = [info for info in infos if "spec_type" in info]
         if not ours:
-            raise OptionError("no benchmark in it compares drafters")
+            raise AuguryError("no benchmark in it compares drafters")
         parts: dict[Key, list[Figures]] = {}
         for info in ours:
             parts.setdefault((_label(info), info["category"]), []).append(Figures.from_told(info))

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from augury.bench.measure import Runner
 from augury.bench.texts import Answer
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,10 +63,10 @@ class ServerRunner(Runner):
             n_vocab: Ids are below.
 
         Raises:
-            OptionError: There is no such program.
+            AuguryError: There is no such program.
         """
         if not options.path.is_file() or not os.access(options.path, os.X_OK):
-            raise OptionError(f"{options.path} is no program; --vs takes the path of a llama-server")
+            raise AuguryError(f"{options.path} is no program; --vs takes the path of a llama-server")
         self._options = options
         self._tokens = tokens.tolist()
         self._n_vocab = n_vocab
@@ -106,7 +106,7 @@ class ServerRunner(Runner):
             self._wait()
         except OSError as error:
             self.close()
-            raise OptionError(f"{options.path} cannot be run: {error.strerror or error}") from None
+            raise AuguryError(f"{options.path} cannot be run: {error.strerror or error}") from None
         except BaseException:
             self.close()
             raise

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, frozen
 
-from augury.errors import OptionError
+from augury.errors import AuguryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Item", "builtin_workload", "digest", "read_workload"]
+__all__ = ["Item", "builtin_workload", "digest", "read_text", "read_workload"]
 
 _KINDS = {"prompt": "a text", "messages": 'a list of {"role": ..., "content": ...}', "tokens": "a list of token ids"}
 _UNNAMED = "all"
@@ -49,18 +49,26 @@ def read_workload(path: str | Path) -> list[Item]:
     Without an id a line has its number's, without a category it belongs to `all`.
 
     Raises:
-        OptionError: The file cannot be read, or a line is something else.
+        AuguryError: The file cannot be read, or a line is something else.
+    """
+    items = _items(read_text(path), str(path))
+    if not items:
+        raise AuguryError(f"{path}: there is no prompt in it")
+    return items
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file that a user names, without a byte order mark.
+
+    Raises:
+        AuguryError: It cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise OptionError(f"{path}: not a text file in UTF-8") from None
+        raise AuguryError(f"{path}: not a text file in UTF-8") from None
     except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}") from None
-    items = _items(text, str(path))
-    if not items:
-        raise OptionError(f"{path}: there is no prompt in it")
-    return items
+        raise AuguryError(f"{path}: {error.strerror or error}") from None
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -70,12 +78,12 @@ def digest(items: Iterable[Item]) -> str:
 
 
 def _items(text: str, where: str) -> list[Item]:
-    numbered = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    numbered = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     items = [_item(line, number, f"{where}:{number}") for number, line in numbered]
     seen: set[str] = set()
     for item, (number, _) in zip(items, numbered, strict=True):
         if item.id in seen:
-            raise OptionError(f"{where}:{number}: the id {item.id!r} occurs twice")
+            raise AuguryError(f"{where}:{number}: the id {item.id!r} occurs twice")
         seen.add(item.id)
     return items
 
@@ -83,17 +91,17 @@ def _items(text: str, where: str) -> list[Item]:
 def _item(line: str, number: int, where: str) -> Item:
     try:
         found = json.loads(line)
-    except ValueError as error:
-        raise OptionError(f"{where}: not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise AuguryError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict) or sum(kind in found for kind in _KINDS) != 1:
-        raise OptionError(f'{where}: expected an object with one of "prompt", "messages" and "tokens"')
+        raise AuguryError(f'{where}: expected an object with one of "prompt", "messages" and "tokens"')
     name, category = found.pop("id", str(number)), found.pop("category", _UNNAMED)
     for key, value in (("id", name), ("category", category)):
         if not isinstance(value, str) or not value:
-            raise OptionError(f"{where}: {key} is {value!r}, expected a text")
+            raise AuguryError(f"{where}: {key} is {value!r}, expected a text")
     (kind,) = _KINDS.keys() & found.keys()
     if not _is_of_kind(kind, found[kind]):
-        raise OptionError(f"{where}: {kind} is {found[kind]!r}, expected {_KINDS[kind]}")
+        raise AuguryError(f"{where}: {kind} is {found[kind]!r}, expected {_KINDS[kind]}")
     if kind == "tokens":
         found["prompt"] = found.pop("tokens")
     return Item(name, category, found)

@@ -15,7 +15,7 @@ from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
 from augury.cli.prompts import ITEMS, add_prompt_flags, add_workload_flag
 from augury.cli.sampling_flags import add_sampling_flags
-from augury.errors import OptionError
+from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
     import argparse
@@ -95,8 +95,8 @@ def _run(args: argparse.Namespace) -> int:
 def _check_page(path: Path) -> None:
     """Say before minutes of work that a page cannot be written."""
     if not path.parent.is_dir():
-        raise OptionError(f"--html: there is no folder {path.parent}")
+        raise AuguryError(f"--html: there is no folder {path.parent}")
     if path.is_dir():
-        raise OptionError(f"--html: {path} is a folder, expected the name of a file")
+        raise AuguryError(f"--html: {path} is a folder, expected the name of a file")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise OptionError(f"--html: {path} cannot be written; choose another place")
+        raise AuguryError(f"--html: {path} cannot be written; choose another place")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, evolve, frozen
 
-from augury.bench.workload import Item, builtin_workload, read_workload
+from augury.bench.workload import Item, builtin_workload, read_text, read_workload
 from augury.cli.report import say
-from augury.errors import OptionError
+from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,20 +21,30 @@ if TYPE_CHECKING:
 __all__ = ["ITEMS", "Prompt", "add_prompt_flags", "add_workload_flag", "read_items", "read_prompts"]
 
 ITEMS = "those of standard input, if any, or else a small workload"  # where `read_items` finds prompts
-_KINDS = ("prompt", "messages", "tokens")
+_KINDS = ("prompt", "tokens", "messages")
 
 
 @frozen
 class Prompt:
-    """A text, token ids or messages, and the parameters that came with it."""
+    """A text, token ids or messages, and the parameters that came with it; or what is wrong with a line of a file."""
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     messages: Any = None
     params: dict[str, Any] = Factory(dict)
+    id: Any = None  # which a line may have, to be told with its answer
+    category: Any = None  # likewise, for comparisons
+    where: str = ""  # FILE:LINE of one that came from JSON lines
+    error: str = ""  # why it is none
 
     def arguments(self) -> dict[str, Any]:
-        """As `Engine.submit` takes it."""
+        """As `Engine.submit` takes it.
+
+        Raises:
+            AuguryError: The line holds no prompt.
+        """
+        if self.error:
+            raise AuguryError(f"{self.where}: {self.error}")
         if self.messages is not None:
             return {"messages": self.messages, **self.params}
         return {"prompt": self.text if self.tokens is None else list(self.tokens), **self.params}
@@ -50,7 +60,8 @@ def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard i
         action="append",
         default=[],
         metavar="FILE",
-        help='a file with one prompt, or JSON lines: {"prompt"}, {"messages"} or {"tokens"}, and parameters such as "seed"',
+        help='a file with one prompt, or JSON lines: {"prompt"}, {"messages"} or {"tokens"}, and "id" and parameters such as '
+        '"seed"; - is standard input',
     )
     group.add_argument(
         "--prompt-tokens", action="append", default=[], type=_token_ids, metavar="1,2,3", help="a prompt as token ids; repeats"
@@ -73,15 +84,15 @@ def add_workload_flag(group: Any) -> None:
 
 
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """All prompts of a command line: those of `-p`, then of `--prompt-tokens`, then of `-f`.
+    """All prompts of a command line: those of `-p`, then of `--prompt-tokens`, then of `-f`, its bad lines among them.
 
     Raises:
-        OptionError: A file cannot be read, or there is no prompt at all.
+        AuguryError: A file cannot be read, or there is no prompt at all.
     """
     prompts = [Prompt(text=text) for text in args.prompt]
     prompts += [Prompt(tokens=tokens) for tokens in args.prompt_tokens]
     for name in args.file:
-        prompts += _from_file(Path(name))
+        prompts += _from_input() if name == "-" else _from_file(Path(name))
     if not prompts and not args.file:
         prompts = _from_input()
     if not prompts:
@@ -103,9 +114,9 @@ def read_items(args: argparse.Namespace) -> list[Item]:
                 raise
             prompts = []  # standard input was empty
         for number, prompt in enumerate(prompts, start=1):
-            arguments = prompt.arguments()
-            name, category = arguments.pop("id", str(number)), arguments.pop("category", "all")
-            items.append(Item(str(name), str(category), arguments))
+            name = str(number) if prompt.id is None else str(prompt.id)
+            category = "all" if prompt.category is None else str(prompt.category)
+            items.append(Item(name, category, prompt.arguments()))
     return _distinct(items) or builtin_workload()
 
 
@@ -114,56 +125,55 @@ def _from_input() -> list[Prompt]:
         return []
     if sys.stdin.isatty():
         say("reading a prompt from the terminal; end it with Ctrl-D")
-    text = sys.stdin.read()
-    return [Prompt(text=text)] if text else []
+    try:
+        return _from_text(sys.stdin.read(), "standard input", is_lines=False)
+    except UnicodeDecodeError:
+        raise AuguryError("standard input: not text in UTF-8") from None
 
 
 def _from_file(path: Path) -> list[Prompt]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise OptionError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}") from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
-    if path.suffix in {".jsonl", ".ndjson"} or (lines and _is_object(lines[0][1])):
-        return [_from_line(line, f"{path}:{number}") for number, line in lines]
-    text = text.removesuffix("\n")  # editors end files with one, which no prompt means
+    return _from_text(read_text(path), str(path), is_lines=path.suffix in {".jsonl", ".ndjson"})
+
+
+def _from_text(text: str, where: str, *, is_lines: bool) -> list[Prompt]:
+    # not `splitlines`: strings in JSON may hold what that takes for the end of a line
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if is_lines or (text.lstrip().startswith("{") and any(_is_object(line) for _, line in lines)):
+        return [_from_line(line, f"{where}:{number}") for number, line in lines]
+    text = text.removesuffix("\n")  # editors end files with one, and `echo` what it says, which no prompt means
     return [Prompt(text=text)] if text else []
 
 
 def _is_object(line: str) -> bool:
-    """Whether a file that starts with this line holds JSON lines; one that merely starts with a brace does not."""
+    """Whether a line is one of JSON lines; a text that merely starts with a brace has none."""
     try:
-        found = json.loads(line)
-    except ValueError:
+        return _is_prompt(json.loads(line))
+    except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and any(kind in found for kind in _KINDS)
+
+
+def _is_prompt(found: Any) -> bool:
+    return isinstance(found, dict) and sum(kind in found for kind in _KINDS) == 1
 
 
 def _from_line(line: str, where: str) -> Prompt:
     try:
         found = json.loads(line)
-    except ValueError as error:
-        raise OptionError(f"{where}: not JSON: {error}") from None
-    if not isinstance(found, dict) or sum(kind in found for kind in _KINDS) != 1:
-        raise OptionError(f'{where}: expected an object with one of "prompt", "messages" and "tokens"')
-    params = {key: value for key, value in found.items() if key not in _KINDS}
-    if "logit_bias" in params and not isinstance(params["logit_bias"], dict):
-        raise OptionError(f"{where}: logit_bias is no object of token ids and numbers")
-    if "tokens" in found:
-        return Prompt(tokens=_checked_ids(found["tokens"], where), params=params)
-    if "messages" in found:
-        return Prompt(messages=found["messages"], params=params)
-    if not isinstance(found["prompt"], str):
-        raise OptionError(f"{where}: prompt is {found['prompt']!r}, expected a text")
-    return Prompt(text=found["prompt"], params=params)
-
-
-def _checked_ids(ids: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(ids, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
-        raise OptionError(f"{where}: tokens is {ids!r}, expected a list of token ids")
-    return tuple(ids)
+    except (ValueError, RecursionError) as error:
+        return Prompt(where=where, error=f"not JSON: {error}")
+    if not _is_prompt(found):
+        found = found if isinstance(found, dict) else {}
+        expected = 'expected an object with one of "prompt", "messages" and "tokens"'
+        return Prompt(where=where, id=found.get("id"), error=expected)
+    text, tokens, messages = (found.pop(kind, None) for kind in _KINDS)
+    about = {"where": where, "id": found.pop("id", None), "category": found.pop("category", None)}
+    for kind, value, is_right, expected in (
+        ("prompt", text, isinstance(text, str), "a text"),
+        ("tokens", tokens, isinstance(tokens, list) and all(type(each) is int for each in tokens), "a list of token ids"),
+    ):
+        if value is not None and not is_right:
+            return Prompt(**about, error=f"{kind} is {value!r}, expected {expected}")
+    return Prompt(text, None if tokens is None else tuple(tokens), messages, params=found, **about)
 
 
 def _token_ids(text: str) -> tuple[int, ...]:
@@ -174,11 +184,9 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 
 def _as_chat(prompt: Prompt) -> Prompt:
-    if prompt.text is None:
-        if prompt.messages is not None:
-            return prompt
+    if prompt.tokens is not None:
         raise OptionError("--chat needs texts, but a prompt is given as token ids; leave one of the two out")
-    return Prompt(messages=[{"role": "user", "content": prompt.text}], params=prompt.params)
+    return prompt if prompt.text is None else evolve(prompt, text=None, messages=[{"role": "user", "content": prompt.text}])
 
 
 def _distinct(items: Sequence[Item]) -> list[Item]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import warn_of_synthetic
@@ -12,11 +13,13 @@ from augury.cli.prompts import add_prompt_flags, read_prompts
 from augury.cli.report import as_json, drafting_lines, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
+from augury.errors import AuguryError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from augury.cli.prompts import Prompt
     from augury.engine import Engine
     from augury.registry import Registry
     from augury.running import Running
@@ -39,43 +42,82 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
     prompts = read_prompts(args)
+    if all(prompt.error for prompt in prompts):
+        prompts[0].arguments()  # which says so, before a model is loaded for nothing
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
         show_in_brief(engine)
-        runnings = [engine.submit(**(params | prompt.arguments())) for prompt in prompts]
-        if args.json:
-            results = [_print_json(engine, running, has_logprobs=args.logprobs is not None) for running in runnings]
-        else:
-            results = _print_texts(engine, runnings, args)
+        writer = Writer(has_tokenizer=engine.tokenizer is not None, is_coloured=args.stats)
+        results = []
+        for prompt, running in _submitted(engine, prompts, params, n_ahead=2 * args.parallel):
+            try:
+                if isinstance(running, AuguryError):
+                    raise running
+                results.append(_print_json(engine, prompt, running, args) if args.json else _print_text(writer, running, args))
+            except AuguryError as error:
+                if not prompt.where:
+                    raise
+                _print_failure(prompt, error, args)
+    if writer.legend:
+        say(writer.legend)
     if args.stats:
         for result in results:
             for line in drafting_lines(result.stats):
                 say(line)
     say(run_line([result.stats for result in results]))
-    return 0
+    return 0 if len(results) == len(prompts) else AuguryError.exit_code
 
 
-def _print_json(engine: Engine, running: Running, *, has_logprobs: bool) -> Result:
+def _submitted(
+    engine: Engine, prompts: Iterable[Prompt], params: Mapping[str, Any], n_ahead: int
+) -> Iterator[tuple[Prompt, Running | AuguryError]]:
+    """Each prompt with its request, or with what is wrong with it.
+
+    However many prompts there are, no more than `n_ahead` of them run or wait in the engine beside the one that is shown.
+    """
+    ahead: deque[tuple[Prompt, Running | AuguryError]] = deque()
+    for prompt in prompts:
+        try:
+            ahead.append((prompt, engine.submit(**{**params, **prompt.arguments()})))
+        except AuguryError as error:
+            ahead.append((prompt, error))
+        if len(ahead) > n_ahead:
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _print_json(engine: Engine, prompt: Prompt, running: Running, args: argparse.Namespace) -> Result:
     result = running.result()
-    sys.stdout.write(json.dumps(as_json(engine, result, has_logprobs=has_logprobs), ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    told = as_json(engine, result, has_logprobs=args.logprobs is not None)
+    _print_object(told if prompt.id is None else {"id": prompt.id, **told})
     return result
 
 
-def _print_texts(engine: Engine, runnings: Sequence[Running], args: argparse.Namespace) -> list[Result]:
-    """Write the first as it comes; the others, which run meanwhile, follow in the order of the prompts."""
-    writer = Writer(has_tokenizer=engine.tokenizer is not None, is_coloured=args.stats)
-    results = []
-    for running in runnings:
+def _print_text(writer: Writer, running: Running, args: argparse.Namespace) -> Result:
+    """Write an answer as it comes; others, which run meanwhile, follow in the order of their prompts."""
+    try:
         for piece in running:
             writer.write(piece)
+    finally:
         writer.end()
-        results.append(running.result())
-        if args.logprobs is not None:
-            _print_logprobs(results[-1])
-    if writer.legend:
-        say(writer.legend)
-    return results
+    result = running.result()
+    if args.logprobs is not None:
+        _print_logprobs(result)
+    return result
+
+
+def _print_failure(prompt: Prompt, error: AuguryError, args: argparse.Namespace) -> None:
+    """Say which line had no answer, and why; the others go on."""
+    message = f"{prompt.where}: {str(error).removeprefix(f'{prompt.where}: ')}"
+    say(f"augury: {message}")
+    if args.json:
+        _print_object({"id": prompt.id, "error": message})
+
+
+def _print_object(told: Mapping[str, Any]) -> None:
+    is_unicode = sys.stdout.encoding.lower().startswith("utf")  # elsewhere letters would be replaced
+    sys.stdout.write(json.dumps(told, ensure_ascii=not is_unicode) + "\n")
+    sys.stdout.flush()
 
 
 def _print_logprobs(result: Result) -> None:

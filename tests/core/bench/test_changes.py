@@ -7,7 +7,7 @@ from pairs import pair
 
 from augury.bench.changes import Saved, changes
 from augury.bench.outcome import Outcome
-from augury.errors import OptionError
+from augury.errors import AuguryError
 
 FACTS = {"cpu": "one", "threads": 2}
 
@@ -77,12 +77,12 @@ def test_passes_are_compared_by_kind_tokens_and_depth():
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "old.json"
     path.write_text(text)
-    with pytest.raises(OptionError, match=r"old\.json"):
+    with pytest.raises(AuguryError, match=r"old\.json"):
         Saved.read(path)
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match="absent"):
+    with pytest.raises(AuguryError, match="absent"):
         Saved.read(tmp_path / "absent")
 
 

@@ -10,7 +10,7 @@ import pytest
 from augury.bench.measure import Measure
 from augury.bench.server import ServerOptions, ServerRunner
 from augury.cli import main
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError
 
 FAKE = Path(__file__).with_name("fake_server.py")
 MODEL = Path(__file__).parents[2] / "data" / "models" / "llama-dense-q4_k.gguf"
@@ -94,7 +94,7 @@ def test_a_faulty_server_is_an_error_that_says_why(program, monkeypatch, fault, 
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match="absent is no program"):
+    with pytest.raises(AuguryError, match="absent is no program"):
         runner(tmp_path / "absent")
 
 
@@ -102,7 +102,7 @@ def test_a_program_of_another_machine_is_an_error(tmp_path):
     path = tmp_path / "llama-server"
     path.write_bytes(b"\x7fELF nonsense")
     path.chmod(0o755)
-    with pytest.raises(OptionError, match="cannot be run"), runner(path):
+    with pytest.raises(AuguryError, match="cannot be run"), runner(path):
         pass
 
 

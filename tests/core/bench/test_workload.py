@@ -3,7 +3,7 @@
 import pytest
 
 from augury.bench.workload import builtin_workload, digest, read_workload
-from augury.errors import OptionError
+from augury.errors import AuguryError
 
 
 @pytest.fixture
@@ -57,15 +57,15 @@ def test_a_line_is_an_item_with_the_arguments_of_its_request(written):
     ],
 )
 def test_what_is_no_workload_is_refused_with_its_line(written, lines, expected):
-    with pytest.raises(OptionError, match=expected):
+    with pytest.raises(AuguryError, match=expected):
         read_workload(written(*lines))
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match="absent"):
+    with pytest.raises(AuguryError, match="absent"):
         read_workload(tmp_path / "absent")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(OptionError, match="UTF-8"):
+    with pytest.raises(AuguryError, match="UTF-8"):
         read_workload(tmp_path / "binary")
 
 

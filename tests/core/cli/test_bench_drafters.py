@@ -154,22 +154,22 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "code", "expected"),
     [
-        (["--compare", "absent.json"], "absent.json"),
-        (["--workload", "absent.jsonl"], "absent.jsonl"),
-        (["--turns", "0"], "--turns is 0"),
-        (["--startup", "--compare", "x.json"], "--compare"),
-        (["--curve", "1", "--html", "x.html"], "--html"),
-        (["--html", "absent/x.html"], "no folder absent"),
-        (["--html", "."], ". is a folder"),
-        (["--spec-type", "suffix", "-md", "x.gguf"], "no drafter compared takes one"),
-        (["--pairs", "9"], "--pairs and --vs-args are about --vs"),
-        (["--startup", "--against", "suffix"], "--startup times starts alone"),
-        (["--spec-ngram-mod-n-max", "3"], "options are given for ngram-mod"),
+        (["--compare", "absent.json"], 1, "absent.json"),
+        (["--workload", "absent.jsonl"], 1, "absent.jsonl"),
+        (["--turns", "0"], 2, "--turns is 0"),
+        (["--startup", "--compare", "x.json"], 2, "--compare"),
+        (["--curve", "1", "--html", "x.html"], 2, "--html"),
+        (["--html", "absent/x.html"], 1, "no folder absent"),
+        (["--html", "."], 1, ". is a folder"),
+        (["--spec-type", "suffix", "-md", "x.gguf"], 2, "no drafter compared takes one"),
+        (["--pairs", "9"], 2, "--pairs and --vs-args are about --vs"),
+        (["--startup", "--against", "suffix"], 2, "--startup times starts alone"),
+        (["--spec-ngram-mod-n-max", "3"], 2, "options are given for ngram-mod"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_once(bench, words, expected):
-    code, out, err = bench("--prompt-tokens", "1", *words)
-    assert (code, out) == (2, "")
+def test_what_makes_no_sense_is_refused_at_once(bench, words, code, expected):
+    found, out, err = bench("--prompt-tokens", "1", *words)
+    assert (found, out) == (code, "")
     assert expected in err

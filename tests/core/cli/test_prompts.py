@@ -18,7 +18,9 @@ def test_a_text_file_is_one_prompt_without_its_last_line_end(tmp_path):
 
 def test_json_lines_are_known_by_what_they_hold(tmp_path):
     found = read(tmp_path, "a.txt", '{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}], "seed": 3}\n')
-    assert found == [Prompt(text="one"), Prompt(messages=[{"role": "user", "content": "two"}], params={"seed": 3})]
+    messages = [{"role": "user", "content": "two"}]
+    first, second = (f"{tmp_path / 'a.txt'}:{number}" for number in (1, 2))
+    assert found == [Prompt(text="one", where=first), Prompt(messages=messages, params={"seed": 3}, where=second)]
 
 
 def test_a_text_that_starts_with_a_brace_is_a_text(tmp_path):

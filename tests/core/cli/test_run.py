@@ -1,0 +1,105 @@
+"""`augury run` on JSON lines, of which some are bad, and on standard input."""
+
+import io
+import json
+import sys
+
+import pytest
+from commands import here, run
+
+from augury.cli.prompts import Prompt
+from augury.cli.run import _submitted
+
+GREEDY = [*here(), "-c", "64", "--temp", "0", "-n", "3"]
+BAD = {
+    "{": "not JSON",
+    "[" * 100_000: "not JSON",
+    "5": 'one of "prompt"',
+    '{"id": "none", "text": "a"}': 'one of "prompt"',
+    '{"id": "ids", "tokens": ["a"]}': "expected a list of token ids",
+    '{"id": "kind", "prompt": 5}': "expected a text",
+    '{"id": "null", "prompt": null}': "give either a prompt or messages",
+    '{"id": "key", "tokens": [1], "sed": 1}': "'sed'; did you mean 'seed'?",
+    '{"id": "value", "tokens": [1], "temperature": -1}': "temperature",
+    '{"id": "bias", "tokens": [1], "logit_bias": [1]}': "logit_bias",
+    '{"id": "vocabulary", "tokens": [99999]}': "the vocabulary has tokens",
+    json.dumps({"id": "long", "tokens": [1] * 65}): "65 tokens",
+    '{"id": "no tokenizer", "prompt": "a"}': "no tokenizer",
+}
+
+
+def written(tmp_path, *lines):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+def test_bad_lines_are_named_and_fail_alone(capsys, tmp_path):
+    file = written(tmp_path, '{"id": "first", "tokens": [1, 2]}', *BAD, "", '{"id": 7, "tokens": [3], "max_tokens": 2}')
+    code, out, err = run(capsys, "run", *GREEDY, "-f", file, "--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert (told[0]["id"], len(told[0]["tokens"])) == ("first", 3)
+    assert (told[-1]["id"], len(told[-1]["tokens"])) == (7, 2)
+    said = [line.removeprefix("augury: ") for line in err.splitlines() if line.startswith("augury: ")]
+    assert [each["error"] for each in told[1:-1]] == said
+    for number, line, expected, each in zip(range(2, 99), BAD, BAD.values(), told[1:-1], strict=False):
+        assert each["error"].startswith(f"{file}:{number}: ")
+        assert expected in each["error"]
+        assert each["id"] == (json.loads(line)["id"] if '"id"' in line else None)
+
+
+def test_texts_of_the_other_lines_are_written(capsys, tmp_path):
+    file = written(tmp_path, '{"tokens": [1, 2]}', '{"tokens": [99999]}', '{"tokens": [3]}')
+    code, out, err = run(capsys, "run", *GREEDY, "-f", file)
+    assert (code, [len(line.split()) for line in out.splitlines()]) == (1, [3, 3])
+    assert f"augury: {file}:2: " in err
+
+
+def test_a_file_without_a_good_line_loads_no_model(capsys, tmp_path):
+    code, out, err = run(capsys, "run", "-m", "no-such-model", "-f", written(tmp_path, "{"))
+    assert (code, out) == (1, "")
+    assert "prompts.jsonl:1: not JSON" in err
+
+
+def test_a_line_may_hold_what_elsewhere_ends_lines(capsys, tmp_path):
+    file = written(tmp_path, '{"id": "a\u2028b\x85c", "tokens": [1]}')
+    code, out, _ = run(capsys, "run", *GREEDY, "-f", file, "--json")
+    assert code == 0
+    assert json.loads(out)["id"] == "a\u2028b\x85c"
+
+
+@pytest.mark.parametrize("words", [["-f", "-"], []])
+def test_standard_input_is_read_as_a_file(capsys, monkeypatch, words):
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{\n{"id": 1, "tokens": [1, 2]}\n'))
+    code, out, err = run(capsys, "run", *GREEDY, *words, "--json")
+    assert (code, [json.loads(line)["id"] for line in out.splitlines()]) == (1, [None, 1])
+    assert "augury: standard input:1: not JSON" in err
+
+
+def test_input_that_is_no_text_is_an_error_of_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert run(capsys, "run", *GREEDY) == (1, "", "augury: standard input: not text in UTF-8\n")
+
+
+def test_json_survives_a_terminal_without_its_letters(capsys, tmp_path, monkeypatch):
+    told = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding="ascii"))
+    assert run(capsys, "run", *GREEDY, "-f", written(tmp_path, '{"id": "é", "tokens": [1]}'), "--json")[0] == 0
+    assert json.loads(told.getvalue())["id"] == "é"
+
+
+def test_few_of_many_prompts_wait_in_the_engine():
+    class Engine:
+        n = 0
+
+        def submit(self, **_):
+            self.n += 1
+            return self.n
+
+    engine = Engine()
+    prompts = [Prompt(tokens=(1,))] * 100
+    for done, (_, running) in enumerate(_submitted(engine, prompts, {}, n_ahead=4), start=1):
+        assert running == done
+        assert engine.n <= done + 4
+    assert done == 100
