@@ -27,14 +27,16 @@ def get_logger(name: str) -> Any:
     )
 
 
-def configure(*, is_verbose: bool, is_quiet: bool = False) -> None:
-    """Send warnings, with `is_verbose` everything, to standard error, a line each. Called by the command line alone.
+def configure(*, verbosity: int, is_quiet: bool = False) -> None:
+    """Send what is logged to standard error: warnings, from `verbosity` 1 on events, at 2 every draft.
 
-    With `is_quiet` errors only: what loads the same model again and again has given the warnings once.
+    Called by the command line alone. With `is_quiet` errors only: what loads the same model again and again has given the
+    warnings once.
     """
     logger = logging.getLogger("augury")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.DEBUG if is_verbose else logging.ERROR if is_quiet else logging.WARNING)
+    least = logging.ERROR if is_quiet else logging.WARNING
+    logger.setLevel((least, logging.INFO, logging.DEBUG)[verbosity])
     logger.propagate = False

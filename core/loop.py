@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from augury.draft_log import DRAFT_LOGGER, draft_lines
 from augury.log import get_logger
 from augury.part import Part, batch_of
 from augury.types import Batch, Draft, Round, Verdict
@@ -237,6 +238,9 @@ class Loop:
                 sequence.recorder.first_token()
                 settled.append((None, Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)))
                 continue
+            if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+                lines = draft_lines(sequence, draft, accepted, n_emitted, logits, first_row, name)
+                DRAFT_LOGGER.debug("\n".join(lines))
             path = accepted.path[: n_emitted - 1]
             kept = [0, *(node + 1 for node in path)]
             self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))

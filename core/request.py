@@ -11,7 +11,7 @@ from attrs import Factory, frozen
 from augury.errors import CapacityError, OptionError
 from augury.options import nearest
 from augury.sampling import SamplingParams, sampling_options
-from augury.speculation import Speculation
+from augury.speculation import Speculation, wishes_of
 from augury.types import tokens_array
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
     """
     rest = dict(params)
     sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias") if key in rest})
-    speculation = speculation.override(rest.pop("speculative", None))
+    speculation = speculation.override(wishes_of(rest))
     max_tokens = _count(rest.pop("max_tokens", None), "max_tokens", at_least=1)
     logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
     stop = rest.pop("stop", ())

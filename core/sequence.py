@@ -42,6 +42,7 @@ class Sequence:
         """
         self.request = request
         self.running = running
+        self.tokenizer = tokenizer
         self.slot = -1  # while it waits
         self.n_kept = 0  # tokens whose states the slot holds
         self.pieces: list[Token] = []

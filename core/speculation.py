@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from augury.interfaces import Drafter
     from augury.registry import Registry
 
-__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "synthetic_rates"]
+__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "synthetic_rates", "wishes_of"]
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
@@ -133,6 +133,27 @@ def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tupl
     if not found or not all(_is_number(rate) and 0 <= rate <= 1 for rate in found):
         raise OptionError(f"spec_synth_rates is {rates!r}, expected chances from 0 to 1, such as (0.9, 0.8)")
     return tuple(float(rate) for rate in found)
+
+
+def wishes_of(params: dict[str, Any]) -> Any:
+    """What a request's parameters say of speculation, taken out of them: for `Speculation.override`.
+
+    Beside `speculative` that is, as llama.cpp's server spells it, `speculative.n_max` and so on.
+
+    Raises:
+        OptionError: The same is said twice.
+
+    >>> wishes_of({"speculative.n_max": 8, "speculative": {"p_min": 0.5}, "seed": 1})
+    {'p_min': 0.5, 'n_max': 8}
+    """
+    dotted = {key: params.pop(key) for key in [*params] if key.startswith("speculative.")}
+    wishes = params.pop("speculative", None)
+    for key, value in dotted.items():
+        name = key.partition(".")[2]
+        if wishes is not None and (not hasattr(wishes, "items") or name in wishes):
+            raise OptionError(f"{key} is given beside speculative, which is {wishes!r}; give one of them")
+        wishes = {**(wishes or {}), name: value}
+    return wishes
 
 
 @frozen

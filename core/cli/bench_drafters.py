@@ -98,7 +98,7 @@ def _loader(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, display: Progress
 ) -> Callable[[], Engine]:
     """Loads one drafter's engine again and again, and shows its configuration and how far it has come once."""
-    quiet = argparse.Namespace(**{**vars(args), "verbose": False, "quiet": True})
+    quiet = argparse.Namespace(**{**vars(args), "verbose": 0, "quiet": True})
     ways = chain([(args, display)], repeat((quiet, Progress())))  # later loads are short, and say nothing
 
     def load() -> Engine:

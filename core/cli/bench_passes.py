@@ -175,7 +175,7 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
     Raises:
         AuguryError: As loading does.
     """
-    log.configure(is_verbose=args.verbose)
+    log.configure(verbosity=args.verbose)
     backend = make_backend(args.registry, args.backend)
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
     with ProgressDisplay() as progress:

@@ -59,8 +59,15 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     group.add_argument(
         "--memory", default="auto", metavar="NAME", help="what manages the slots' memory, see augury plugins (default: auto)"
     )
+    verbose = ("-v", "--verbose", "--log-verbose")
+    group.add_argument(*verbose, action="store_const", const=1, default=0, help="show the whole configuration, memory and log")
     group.add_argument(
-        "-v", "--verbose", "--log-verbose", action="store_true", help="show the whole configuration, memory and log"
+        "-vv",
+        action="store_const",
+        const=2,
+        dest="verbose",
+        default=0,
+        help="show every draft, too, token by token, beside what the model chose, with probabilities",
     )
     add_speculation_flags(parser.add_argument_group("speculation"))
     add_drafter_flags(parser, registry, argv)
@@ -76,7 +83,7 @@ def load_engine(
     """
     from augury.engine import Engine
 
-    log.configure(is_verbose=args.verbose, is_quiet=args.quiet)
+    log.configure(verbosity=args.verbose, is_quiet=args.quiet)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         engine = Engine.load(

@@ -174,7 +174,7 @@ class _Bench:
 
     def _loader(self, candidate: Candidate) -> Callable[[], Engine]:
         is_first = self._n_done == 0
-        changed = {"draft_max": candidate.draft_max, "verbose": self._args.verbose and is_first, "quiet": not is_first}
+        changed = {"draft_max": candidate.draft_max, "verbose": self._args.verbose if is_first else 0, "quiet": not is_first}
         args = argparse.Namespace(**{**vars(self._args), **changed})
         progress = self._display if is_first else Progress()  # which says nothing; later loads are short
         return lambda: load_engine(args, candidate.spec_type, candidate.draft_model, progress)

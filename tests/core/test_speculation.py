@@ -12,7 +12,7 @@ from augury.options import NoOptions, option
 from augury.pass_costs import PassCosts, PassTime
 from augury.planner import Planner
 from augury.registry import Registry
-from augury.speculation import Member, Speculation, choose_drafters, synthetic_rates
+from augury.speculation import Member, Speculation, choose_drafters, synthetic_rates, wishes_of
 
 PROMPT = [1, 2, 3, 4]
 
@@ -60,6 +60,20 @@ def test_a_request_may_call_drafters_what_spec_type_may():
 def test_what_a_request_cannot_have_is_refused(wishes, expected):
     with pytest.raises(OptionError, match=expected):
         LOADED.override(wishes)
+
+
+@pytest.mark.parametrize("said", [{"speculative": False}, {"speculative": {"n_max": 1}}])
+def test_a_dotted_key_beside_the_same_key_is_refused(said):
+    with pytest.raises(OptionError, match=r"speculative\.n_max is given beside speculative"):
+        wishes_of(said | {"speculative.n_max": 2})
+
+
+def test_dotted_keys_are_taken_by_submit():
+    with toy_engine(drafter=wrong) as engine:
+        result = engine.generate(PROMPT, max_tokens=6, temperature=0.0, **{"speculative.n_max": 1})
+    assert result.stats.effective["n_max"] == 1
+    with toy_engine(drafter=wrong) as engine, pytest.raises(OptionError, match="speculative: there is no 'n_maxx'"):
+        engine.submit(PROMPT, **{"speculative.n_maxx": 1})
 
 
 def wrong(model):

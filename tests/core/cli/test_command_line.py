@@ -147,6 +147,17 @@ def test_a_biased_token_is_chosen(capsys):
     assert told["tokens"] == [77] * 12
 
 
+def test_llama_cpps_dotted_keys_are_speculative(capsys, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        f'{{"tokens": [{REPEATING}], "speculative.n_max": 2, "speculative.n_min": 1}}\n'
+        f'{{"tokens": [{REPEATING}], "speculative.type": "none"}}\n'
+    )
+    limited, plain = objects(capsys, *GREEDY, "-f", str(file), "--spec-type", "ngram-simple:n=2,m=4")
+    assert (limited["speculative"]["n_max"], limited["speculative"]["n_min"]) == (2, 1)
+    assert plain["speculative"]["type"] == "none"
+
+
 def test_json_lines_give_prompts_with_parameters(capsys, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"tokens": [1, 2], "max_tokens": 3}\n\n{"tokens": [3], "max_tokens": 5}\n')
@@ -167,6 +178,14 @@ def test_verbose_shows_configuration_and_memory(capsys):
     assert err.count("weights") == 2  # the draft model's, too
     assert "KV cache" in err
     assert "total" in err
+
+
+@pytest.mark.parametrize(("flag", "n"), [("-v", 0), ("-vv", 1)])
+def test_very_verbose_shows_every_draft(capsys, flag, n):
+    _, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", REPEATING, flag, "-md", MODEL, "--spec-type", "draft-model")
+    assert ("DEBUG augury.drafts slot 0: draft-model drafted " in err) == bool(n)
+    assert ("the target's own" in err) == bool(n)
+    assert "INFO augury.loop" in err
 
 
 def test_stats_show_drafting(capsys):

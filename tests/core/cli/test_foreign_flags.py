@@ -104,7 +104,7 @@ def test_what_is_switched_off_is_ignored(capsys, words):
         (["--spec-default"], {"spec_type": ["ngram-mod"]}),
         (["--spec-draftless", "ngram-simple"], {"spec_type": ["ngram-simple"]}),
         (["--spec-draft-model", "x"], {"model_draft": "x"}),
-        (["--top_k", "3", "--log-verbose", "-st"], {"top_k": 3, "verbose": True, "chat": True}),
+        (["--top_k", "3", "--log-verbose", "-st"], {"top_k": 3, "verbose": 1, "chat": True}),
     ],
 )
 def test_another_name_means_the_same(words, expected):
