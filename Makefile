@@ -1,12 +1,15 @@
-# make demo, make test, make dev, make lint, make bench, make docs. PYTHON and VENV choose another interpreter and folder.
+# make demo, make test, make test-all, make dev, make lint, make bench, make docs. PYTHON and VENV choose another interpreter and
+# folder, TESTS some tests.
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
 BIN := $(VENV)/bin
 # setuptools warns on every strict install that build/ must stay, which the rules below see to
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
+# Half of the tests to each of two processes, and the rest to whoever is ready: what a module has made serves its next tests.
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test dev install lint bench docs clean
+.PHONY: demo test test-all dev install lint bench docs clean
 
 demo: install
 	$(BIN)/augury pull smollm2
@@ -20,7 +23,12 @@ demo: install
 # Doctests run from the installed package: its folders have other names in the source tree.
 test: dev
 	$(if $(TESTS),,$(BIN)/python -m pytest -q --doctest-modules --pyargs augury)
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST) $(TESTS)
+
+# Large matrices whole, and minutes of random engines, failing plugins and damaged files; see docs/testing.md.
+test-all: dev
+	$(PYTEST) --full $(TESTS)
+	$(BIN)/python tests/torture --minutes 1
 
 # Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.
 install: $(BIN)/python

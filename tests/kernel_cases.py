@@ -1,6 +1,7 @@
 """What kernels compute, as arrays: to compare one kind of CPU with another.
 
-Run as `kernel_cases.py OUT PATH...`, with the paths to import from, it stores what an emulated 64-bit ARM CPU computes.
+Run as `kernel_cases.py OUT NAMES PATH...`, with weight types and models joined by commas and the paths to import from, it
+stores what an emulated 64-bit ARM CPU computes.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def of_model(name: str) -> dict[str, np.ndarray]:
     return {f"{name}.logits": np.concatenate(logits)}
 
 
-def main(out: str) -> None:
-    """Store all cases of the emulated CPU, and what its kernels are made of."""
+def main(out: str, names: list[str]) -> None:
+    """Store cases of the emulated CPU, and what its kernels are made of."""
     import arm64
 
     arm64.pretend()
@@ -72,14 +73,16 @@ def main(out: str) -> None:
 
     found = {"targets": np.array(available_targets())}
     for kind in TensorType:
-        found |= of_type(kind)
+        if kind.name in names:
+            found |= of_type(kind)
     for name, kernels in matmul.matmul_kernels(MADE_OF).items():
         found[f"{name}.instructions"] = np.array(sorted(set(arm64.assembly(kernels.matmul).split())))
     for name in MODELS:
-        found |= of_model(name)
+        if name in names:
+            found |= of_model(name)
     np.savez(out, **found)
 
 
 if __name__ == "__main__":
-    sys.path[:0] = sys.argv[2:]
-    main(sys.argv[1])
+    sys.path[:0] = sys.argv[3:]
+    main(sys.argv[1], sys.argv[2].split(","))

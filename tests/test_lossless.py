@@ -64,6 +64,7 @@ def plain(backend, n, way, cache_type="f16"):
         return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, way)]
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("slots", "threads"), [(1, 1), (1, 2), (4, 2)])
 @pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))
@@ -78,6 +79,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way)
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("drafter", ["auto", "suffix", "draft-model", "self-spec layers", "a chain"])
@@ -89,6 +91,7 @@ def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, 
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)

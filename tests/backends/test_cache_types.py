@@ -55,6 +55,7 @@ def rows(model, batch):
     return model.forward(batch).rows().copy()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_logits_do_not_depend_on_pass_slot_or_threads(models, pair):
     model, n = models(pair), 300 if models.backend == "numba-cpu" else 40
@@ -69,6 +70,7 @@ def test_logits_do_not_depend_on_pass_slot_or_threads(models, pair):
     assert np.array_equal(both, np.concatenate([whole[:9], whole]))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_trees_and_moves_work_in_every_type(models, pair):
     model, context = models(pair), some_tokens(250 if models.backend == "numba-cpu" else 20)
@@ -98,6 +100,7 @@ def test_the_error_against_float32_is_as_small_as_the_type_allows(kind, side):
     assert ERRORS[kind] / 100 <= error <= ERRORS[kind]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_the_cpu_backend_agrees_with_the_reference(pair):
     tokens = some_tokens(60)
@@ -107,6 +110,7 @@ def test_the_cpu_backend_agrees_with_the_reference(pair):
     assert nmse(logits, right) <= max(1e-11, ERRORS[pair[1]] / 50)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_the_account_is_right(models, pair):
     model = models(pair)

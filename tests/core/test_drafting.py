@@ -113,7 +113,7 @@ def test_a_request_may_choose_among_the_drafters_that_are_loaded():
     assert one.stats.effective["type"] == "second"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     script=st.tuples(scripts, scripts, scripts),
     is_costly=st.lists(st.booleans(), min_size=3, max_size=3),

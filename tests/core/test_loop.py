@@ -21,7 +21,6 @@ def scripted(script):
     return lambda model: ScriptedDrafter(model, script)
 
 
-@settings(deadline=None)
 @given(script=scripts, n=st.integers(1, 24), n_max=st.integers(0, 6), n_min=st.integers(0, 3))
 def test_any_script_of_drafts_gives_the_tokens_of_plain_decoding(script, n, n_max, n_min):
     with toy_engine(drafter=scripted(script), n_max=n_max, n_min=n_min) as engine:
@@ -33,7 +32,6 @@ def test_any_script_of_drafts_gives_the_tokens_of_plain_decoding(script, n, n_ma
     assert sum(piece.drafter == "scripted" for piece in result.pieces) == stats.n_accepted
 
 
-@settings(deadline=None)
 @given(script=scripts, seed=st.integers(0, 1000), repeat=st.sampled_from([1.0, 1.3]), top_k=st.sampled_from([0, 3]))
 def test_the_same_seed_gives_the_same_tokens_with_any_drafter(script, seed, repeat, top_k):
     params = {"seed": seed, "repeat_penalty": repeat, "top_k": top_k, "max_tokens": 16, "frequency_penalty": 0.2}
@@ -43,7 +41,7 @@ def test_the_same_seed_gives_the_same_tokens_with_any_drafter(script, seed, repe
     assert [(p.logprob, p.top_logprobs) for p in one.pieces] == [(p.logprob, p.top_logprobs) for p in other.pieces]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 15), min_size=1, max_size=9), min_size=1, max_size=7),
     slots=st.integers(1, 4),

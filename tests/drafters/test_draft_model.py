@@ -327,7 +327,7 @@ def toy_engine_with_draft_model(*, is_fixed, n_ctx):
 tokens = st.integers(0, N_VOCAB - 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_script_of_requests_and_verdicts_leaves_drafts_cache_and_work_as_they_should_be(data):
     n_slots = data.draw(st.integers(1, 3))
@@ -368,7 +368,7 @@ def test_any_script_of_requests_and_verdicts_leaves_drafts_cache_and_work_as_the
         assert model.n_again - n_again == allowed
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(tokens, min_size=1, max_size=20), st.floats(0.05, 0.9), st.integers(0, 8))
 def test_a_draft_ends_before_the_first_token_that_is_less_probable_than_p_min(history, p_min, limit):
     (drafter,) = drafters_of(CheckedModel(), p_min=p_min)

@@ -45,7 +45,7 @@ def test_llama_cpps_static_file_counts_pairs_and_its_dynamic_file_all_sizes():
     assert {len(ngram) // 4 for ngram in records(DATA / "dynamic.bin")} == {1, 2, 3, 4}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=40), max_size=3))
 def test_counts_come_back_as_they_were_written(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("lookup") / "counts.bin"

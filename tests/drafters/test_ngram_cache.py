@@ -67,7 +67,7 @@ def save(path, texts, n_max=4):
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_drafts_are_those_of_the_definition(tmp_path_factory, data):
     n, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))

@@ -63,7 +63,7 @@ texts = st.integers(0, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size
 kinds = st.sampled_from([None, 1, 2, 3])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts, st.integers(1, 4), st.integers(1, 10), kinds, st.data())
 def test_any_text_in_any_steps_with_any_verdicts_drafts_what_scans_find(text, n, m, min_hits, data):
     drafter, naive = drafter_of(n, m, min_hits), NaiveNgramMap(n, m, min_hits)
@@ -102,7 +102,7 @@ def test_ngrams_that_share_an_entry_of_the_table_are_found_as_scans_find_them(mi
     assert any(drafts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts, texts, st.integers(1, 3), st.integers(1, 8), kinds, st.data())
 def test_a_request_drafts_as_if_it_were_the_slots_first(first, second, n, m, min_hits, data):
     n_shared = data.draw(st.integers(0, len(first)))
@@ -158,7 +158,7 @@ def test_a_draft_that_was_not_used_bounds_nothing(min_hits):
     assert drafted(drafter, [*REPEATED, 9, 1, 2]) == [3, 4, 5, 6]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts, st.integers(0, 8), kinds)
 def test_a_limit_cuts_the_draft_and_changes_nothing_else(text, limit, min_hits):
     whole = drafted(drafter_of(1, 6, min_hits), text)

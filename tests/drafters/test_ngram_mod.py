@@ -62,7 +62,7 @@ def test_every_round_drafts_what_llama_cpp_drafts(case):
 texts = st.integers(0, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=2, max_size=150))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_script_of_requests_in_any_slots_drafts_what_the_definition_says(data):
     n_slots = data.draw(st.integers(1, 3))
@@ -94,7 +94,7 @@ def test_any_script_of_requests_in_any_slots_drafts_what_the_definition_says(dat
         accept(drafter, running[slot][0], len(expected), n_accepted)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts, st.integers(0, 12), st.integers(0, 5))
 def test_a_limit_cuts_what_reached_the_minimum_and_vetoes_nothing(text, limit, n_min):
     whole = drafted(drafter_of(n_match=1, n_min=n_min, n_max=8), text)

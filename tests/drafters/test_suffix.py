@@ -53,7 +53,7 @@ def test_a_shorter_ending_is_taken_where_it_promises_more():
 texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=100))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts, st.integers(1, 6), st.floats(0.1, 1.0), st.integers(0, 9), st.data())
 def test_drafts_of_any_text_follow_earlier_occurrences_within_their_bounds(text, depth, min_prob, limit, data):
     drafter = drafter_of(max_depth=depth, min_prob=min_prob)
@@ -72,7 +72,7 @@ def test_drafts_of_any_text_follow_earlier_occurrences_within_their_bounds(text,
         length += data.draw(st.integers(1, 12))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(texts, texts, st.data())
 def test_a_reused_prefix_is_known_whether_or_not_it_is_given_again(first, second, data):
     n_shared = data.draw(st.integers(0, len(first)))

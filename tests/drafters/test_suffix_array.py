@@ -19,7 +19,7 @@ def array_of(*parts, depth=4, n_max=10**6):
     return array
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts, st.integers(1, 6), st.data())
 def test_a_text_added_in_any_parts_is_matched_where_it_agrees_longest(text, depth, data):
     parts, rest = [], text

@@ -49,7 +49,7 @@ def test_a_text_that_grows_is_encoded_as_if_at_once(target, draft):
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cn")), max_size=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(PAIRS), words, words, st.data())
 def test_what_is_drafted_comes_back_with_the_same_text(pair, before, after, data):
     target, draft = (vocabularies.tokenizer(name) for name in pair)

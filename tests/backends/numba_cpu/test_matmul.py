@@ -92,6 +92,7 @@ def test_bits_do_not_depend_on_the_rows_beside(kind):
     assert np.array_equal(whole[:, 32:], half)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("target", [target for target in available_targets() if target != choose_target()])
 @every_kind
 def test_every_target_gives_the_same_bits_to_any_number_of_tokens(kind, target, monkeypatch):

@@ -33,7 +33,7 @@ def test_a_packed_row_dequantises_to_the_bits_of_ggml(kind):
 
 @pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
 @given(seed=st.integers(0, 2**32), n_rows=st.integers(1, 66), n_units=st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_blocks_survive_packing(kind, seed, n_rows, n_units):
     n_cols = n_units * kind.block_size
     source = weights.random_blocks(np.random.default_rng(seed), kind, n_rows, n_cols)

@@ -80,7 +80,7 @@ def test_a_token_in_a_batch_of_any_size_equals_the_token_alone(n):
         assert np.array_equal(rows[i], alone.forward(run_of([token], start=20 + i)).rows()[0])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.integers(1, 47), max_size=6), family=st.sampled_from(FAMILIES))
 def test_any_split_of_a_prompt_gives_the_same_bits(cuts, family):
     tokens, _ = expected(f"{family}-dense")
@@ -93,7 +93,7 @@ def test_any_split_of_a_prompt_gives_the_same_bits(cuts, family):
     assert np.array_equal(np.concatenate(parts), whole)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_slots_do_not_see_each_other(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))

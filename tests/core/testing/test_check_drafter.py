@@ -381,6 +381,7 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         ("leaves sampled output as it is", Short, "IndexError: index -3 is out of bounds"),
     ],
 )
+@pytest.mark.sample(12)
 def test_a_broken_promise_is_found_out(name, drafter, told):
     with pytest.raises(ContractError, match=re.escape(told)) as found:
         check(name, drafter)

@@ -1,13 +1,12 @@
 import pytest
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from augury.tokenizer import StreamDecoder
 
 
 @pytest.mark.parametrize("name", vocabularies.NAMES)
-@settings(deadline=None)  # the first example loads the vocabulary
 @given(data=st.data(), skip_special=st.booleans(), continues=st.booleans())
 def test_pieces_joined_are_the_whole_decoded_for_any_tokens(name, data, skip_special, continues):
     tokenizer = vocabularies.tokenizer(name)
@@ -21,7 +20,6 @@ def test_pieces_joined_are_the_whole_decoded_for_any_tokens(name, data, skip_spe
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "user-defined"])
-@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_characters="\ufffd▁", exclude_categories=["Cs"])))
 def test_half_a_character_is_never_shown(name, text):
     tokenizer = vocabularies.tokenizer(name)

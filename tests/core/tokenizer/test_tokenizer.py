@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
@@ -37,14 +37,12 @@ def test_every_pre_tokenizer_cuts_as_llama_cpp_does(name):
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
-@settings(deadline=None)  # the first example loads the vocabulary
 @given(text=st.text())
 def test_byte_level_text_comes_back(name, text):
     tokenizer = vocabularies.tokenizer(name)
     assert tokenizer.decode(tokenizer.encode(text, add_special=False), skip_special=False) == text
 
 
-@settings(deadline=None)  # the first example loads the vocabulary
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
 def test_sentence_piece_text_comes_back(text):
     tokenizer = vocabularies.tokenizer("llama-spm")

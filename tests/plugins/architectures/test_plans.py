@@ -305,7 +305,7 @@ ANY_VALUE = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), family=st.sampled_from(FAMILIES))
 def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, family):
     file = tiny_file(f"{family}-dense")

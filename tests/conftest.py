@@ -1,0 +1,64 @@
+"""How far matrices and properties go: a seeded sample, or with `--full` (`make test-all`) everything. See docs/testing.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations_with_replacement
+from random import Random
+
+import pytest
+from hypothesis import settings
+
+SEED = 12
+
+# no deadlines, for how long an example takes says more about the machine than about the code
+for name, n_examples in (("sample", 50), ("full", 300)):
+    settings.register_profile(name, max_examples=n_examples, deadline=None, derandomize=True, database=None)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="all cases of the tests marked with sample, and more of properties")
+
+
+def pytest_configure(config):
+    settings.load_profile("full" if config.getoption("full") else "sample")
+
+
+@pytest.hookimpl(trylast=True)  # of what -k and -m have left
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("full"):
+        return
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    left_out = set()
+    for matrix in cases.values():
+        left_out |= {*matrix} - sample(matrix, *matrix[0].get_closest_marker("sample").args)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[*left_out])
+
+
+def sample(matrix, n):
+    """Choose n cases of a test.
+
+    The next one is always that whose parameters' values, each and in pairs, were tried least often: so as many of them as
+    possible are tried, and about equally often. Among equals chance decides, by the case's name: other tests change nothing.
+    """
+    left, chosen, tried = set(matrix), set(), Counter()
+    for _ in matrix[:n]:
+        item = min(left, key=lambda each: (sum(tried[pair] for pair in pairs_of(each)), chance(each)))
+        left.remove(item)
+        chosen.add(item)
+        tried.update(pairs_of(item))
+    return chosen
+
+
+def pairs_of(item):
+    values = [(name, id(value)) for name, value in item.callspec.params.items()]  # not all values can be hashed
+    return combinations_with_replacement(values, 2)
+
+
+def chance(item):
+    return Random(f"{SEED}/{item.callspec.id}").random()
