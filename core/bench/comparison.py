@@ -8,16 +8,16 @@ from augury.bench.figures import Figures
 from augury.table import table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["comparison_lines"]
+__all__ = ["comparison_lines", "stall_lines"]
 
 _HEAD = ["drafter", "category", "plain tok/s", "tok/s", "speed-up", "p10", "accepted", "tokens/round", "identical"]
 
 
 def comparison_lines(found: Mapping[tuple[str, str], Sequence[Figures]]) -> list[str]:
     """A table by drafter and category; the categories' column is left out where there is only one."""
-    rows = []
+    rows, notes = [], stall_lines(figures for parts in found.values() for figures in parts)
     for (drafter, category), parts in found.items():
         figures = Figures.pool(parts)
         share = f"{figures.n_accepted} of {figures.n_drafted} ({figures.acceptance_rate:.0%})"
@@ -29,5 +29,16 @@ def comparison_lines(found: Mapping[tuple[str, str], Sequence[Figures]]) -> list
     is_right = [False, False, True, True, True, True, True, True, False]
     if len({category for _, category in found}) == 1:
         rows = [[row[0], *row[2:]] for row in rows]
-        return table([[_HEAD[0], *_HEAD[2:]], *rows], is_right=[False, *is_right[2:]])
-    return table([_HEAD, *rows], is_right=is_right)
+        return table([[_HEAD[0], *_HEAD[2:]], *rows], is_right=[False, *is_right[2:]]) + notes
+    return table([_HEAD, *rows], is_right=is_right) + notes
+
+
+def stall_lines(found: Iterable[Figures]) -> list[str]:
+    """What to know where plain runs stalled: nothing, or a line."""
+    figures = Figures.pool(found)
+    if not figures.n_repeated and not figures.n_stalled:
+        return []
+    line = f"stalled: {figures.n_repeated} plain runs, slower than rounds that draft and verify, were repeated"
+    if figures.n_stalled:
+        line += f"; {figures.n_stalled} pairs stalled each time and are left out of the speeds: try again on a quiet machine"
+    return [line]

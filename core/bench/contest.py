@@ -2,14 +2,15 @@
 
 Every pair has a fresh engine, unless it is to be warm: a drafter that remembers what it saw would else draft the second run of
 a prompt from the first. On that engine the prompt is processed once, untimed, and then both generate; who begins changes from
-pair to pair (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster is unfair to neither.
+pair to pair (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster is unfair to neither. A plain
+run that stalled, and would make any drafter look fast, is repeated.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.errors import AuguryError
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Contest", "Pair"]
 
 _N_WARM = 8  # tokens: the first passes touch memory for the first time
+_STALL = 1.5  # a plain pass that takes longer than so many rounds of drafting and verifying was held up
+_MAX_REPEATS = 3
 
 
 @frozen(eq=False)
@@ -33,11 +36,23 @@ class Pair:
     plain: Result
     drafted: Result
     is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
+    n_repeated: int = 0  # plain runs that stalled before this one
 
     @property
     def is_identical(self) -> bool:
         """Whether both emitted the same tokens."""
         return self.plain.tokens == self.drafted.tokens
+
+    @property
+    def most(self) -> float:
+        """The highest ratio that there can be: a round takes a plain pass at least, and emits so many tokens."""
+        return self.drafted.stats.timings.n_predicted / max(self.drafted.stats.n_rounds - 1, 1)  # the prompt's is not timed
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether something held up the plain run: the ratio is far above the highest that there can be."""
+        speeds = [run.stats.timings.predicted_per_second for run in (self.drafted, self.plain)]
+        return speeds[0] > _STALL * self.most * speeds[1] > 0
 
 
 class Contest:
@@ -83,10 +98,18 @@ class Contest:
             drafted, plain = self.drafted(), self.plain()
         else:
             plain, drafted = self.plain(), self.drafted()
+        pair = self.beside(plain, drafted)
         if not is_warm:
             self.close()
+        return pair
+
+    def beside(self, plain: Result, drafted: Result) -> Pair:
+        """Both as a pair, with another plain run for one that stalled, or the last of several."""
         is_greedy = {**self._params, **self.item.arguments}.get("temperature") == 0
-        return Pair(self.item, plain, drafted, is_promised=is_greedy or drafted.stats.effective.get("verify") != "rejection")
+        pair = Pair(self.item, plain, drafted, is_promised=is_greedy or drafted.stats.effective.get("verify") != "rejection")
+        while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
+            pair = evolve(pair, plain=self.plain(), n_repeated=pair.n_repeated + 1)
+        return pair
 
     def close(self) -> None:
         """Close the engine. May be called twice."""

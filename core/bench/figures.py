@@ -32,6 +32,8 @@ class Figures:
         is_changed: Whether a drafter changed the output where it never may: synthetic acceptance does, and rejection of tokens
             that are drawn.
         synthetic: The chances by which drafts were accepted, where that was not the model's verdict.
+        n_repeated: Plain runs that stalled and were repeated.
+        n_stalled: Pairs without a speed, because the last repetition of the plain run stalled, too.
     """
 
     speeds: tuple[tuple[float, float], ...] = ()
@@ -44,6 +46,8 @@ class Figures:
     is_identical: bool = True
     is_changed: bool = False
     synthetic: tuple[float, ...] = ()
+    n_repeated: int = 0
+    n_stalled: int = 0
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> Figures:
@@ -65,6 +69,8 @@ class Figures:
             is_identical=all(part.is_identical for part in several),
             is_changed=any(part.is_changed for part in several),
             synthetic=next((part.synthetic for part in several if part.synthetic), ()),
+            n_repeated=sum(part.n_repeated for part in several),
+            n_stalled=sum(part.n_stalled for part in several),
         )
 
     @property
@@ -133,6 +139,8 @@ class Figures:
             "identical": self.is_identical,
             "changed": self.is_changed,
             "pairs": [list(pair) for pair in self.speeds],
+            "repeated": self.n_repeated,
+            "stalled": self.n_stalled,
         } | ({"synthetic": list(self.synthetic)} if self.synthetic else {})
 
     @classmethod
@@ -154,6 +162,8 @@ class Figures:
                 is_identical=bool(told["identical"]),
                 is_changed=bool(told.get("changed", False)),  # of figures saved by older versions
                 synthetic=tuple(float(rate) for rate in told.get("synthetic", ())),
+                n_repeated=int(told.get("repeated", 0)),
+                n_stalled=int(told.get("stalled", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise OptionError(f"no figures of augury bench: {type(error).__name__}: {error}") from None
@@ -164,7 +174,7 @@ def _of_pair(pair: Pair) -> Figures:
     speeds = (pair.plain.stats.timings.predicted_per_second, stats.timings.predicted_per_second)
     synthetic = tuple(stats.effective.get("synthetic", ()))
     return Figures(
-        speeds=(speeds,) if min(speeds) > 0 else (),
+        speeds=(speeds,) if min(speeds) > 0 and not pair.is_stalled else (),
         n_emitted=stats.n_emitted,
         n_rounds=stats.n_rounds,
         n_drafted=stats.n_drafted,
@@ -174,6 +184,8 @@ def _of_pair(pair: Pair) -> Figures:
         is_identical=pair.is_identical,
         is_changed=pair.is_promised and not pair.is_identical and not synthetic,
         synthetic=synthetic,
+        n_repeated=pair.n_repeated,
+        n_stalled=int(pair.is_stalled),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from augury.bench.contest import Contest, Pair
+from augury.bench.contest import Contest
 from augury.bench.figures import Figures
 from augury.bench.machine import run_facts
 from augury.bench.outcome import label_of
@@ -25,6 +25,7 @@ from augury.speculation import choose_drafters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from augury.bench.contest import Pair
     from augury.bench.workload import Item
     from augury.types import Result
 
@@ -109,7 +110,7 @@ class Turns:
     def finish(self) -> None:
         """Complete the pair of the last drafted run, if there was one."""
         if self._drafted is not None:
-            self.pairs.append(Pair(self._contest.item, self._plain or self._contest.plain(), self._drafted))
+            self.pairs.append(self._contest.beside(self._plain or self._contest.plain(), self._drafted))
         self._plain = self._drafted = None
 
 

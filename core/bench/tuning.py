@@ -155,10 +155,13 @@ class Tuning:
 
 
 def _ratio(pair: Pair) -> float | None:
-    """Plain over drafted seconds per token; what drafters take to begin counts, for an answer comes as much later."""
+    """Plain over drafted seconds per token; what drafters take to begin counts, for an answer comes as much later.
+
+    It is never more than there can be, so that a drafter with nothing accepted gains nothing by a plain run that was slow.
+    """
     plain, drafted = pair.plain.stats, pair.drafted.stats
     begin_s = sum(each.begin_s for each in drafted.drafters.values())
-    if not plain.timings.n_predicted or not drafted.timings.n_predicted or plain.timings.predict_s <= 0:
+    if not plain.timings.n_predicted or not drafted.timings.n_predicted or plain.timings.predict_s <= 0 or pair.is_stalled:
         return None
     plain_s = plain.timings.predict_s / plain.timings.n_predicted
-    return plain_s * drafted.timings.n_predicted / (drafted.timings.predict_s + begin_s)
+    return min(plain_s * drafted.timings.n_predicted / (drafted.timings.predict_s + begin_s), pair.most)

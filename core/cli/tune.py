@@ -6,6 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from augury.bench.comparison import stall_lines
 from augury.bench.contest import Contest
 from augury.bench.machine import facts_told, run_facts
 from augury.bench.tuning import Candidate, Tuning, trials_of
@@ -199,4 +200,5 @@ def _lines(tuning: Tuning) -> list[str]:
             ]
         )
     lines = table(rows, is_right=(False, True, True, True, True, True, True, False))
-    return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: behind it"]
+    notes = stall_lines(tuning.figures(candidate) for candidate in tuning.pairs)
+    return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: behind it", *notes]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,9 @@ def test_drafters_are_compared_on_every_prompt_cold_and_warm(compared):
     }
     for info in infos:
         assert info["identical"] is True
-        assert len(info["pairs"]) == 2
-        assert info["speedup"] == pytest.approx(sum(drafted / plain for plain, drafted in info["pairs"]) / 2)
+        assert len(info["pairs"]) + info["stalled"] == 2
+        ratios = [drafted / plain for plain, drafted in info["pairs"]]
+        assert info["speedup"] == pytest.approx(statistics.median(ratios or [0.0]))
         assert info["tokens"] == 48
         assert info["mean_accepted_length"] == info["tokens"] / info["rounds"]
         assert sum(info["accepted_by_position"]) == info["accepted"]

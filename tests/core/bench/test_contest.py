@@ -1,7 +1,10 @@
 """Plain and drafted runs beside each other, on a tiny model."""
 
+import math
+
 import pytest
 from oracles.models import tiny_model
+from pairs import result
 
 from augury.bench.contest import Contest
 from augury.bench.page import _rounds
@@ -45,7 +48,8 @@ def loads():
 
 
 @pytest.fixture
-def contest(loads):
+def contest(loads, monkeypatch):
+    monkeypatch.setattr("augury.bench.contest._STALL", math.inf)  # real times, perhaps of a busy machine
     contest = Contest(loads, PARAMS, ITEM)
     yield contest
     contest.close()
@@ -77,6 +81,19 @@ def test_warm_pairs_keep_their_engine_whose_drafter_has_seen_the_prompt(contest,
     for index in range(2):
         contest.pair(index, is_warm=True)
     assert loads.asked == [["none", "drafter", "none", "drafter", "drafter", "none"]]
+
+
+@pytest.mark.parametrize(("slow", "n_repeated", "is_stalled"), [(0, 0, False), (2, 2, False), (9, 3, True)])
+def test_a_plain_run_that_stalled_is_repeated(monkeypatch, slow, n_repeated, is_stalled):
+    contest = Contest(None, PARAMS, ITEM)
+    drafted = result(1.0, rounds=((0, 0), (3, 0), (3, 0), (3, 0)))
+    runs = [49.0] * slow + [1.0] * 9
+    monkeypatch.setattr(contest, "open", lambda: None)
+    monkeypatch.setattr(contest, "plain", lambda: result(runs.pop(0)))
+    monkeypatch.setattr(contest, "drafted", lambda: drafted)
+    pair = contest.pair(0)
+    assert (pair.n_repeated, pair.is_stalled) == (n_repeated, is_stalled)
+    assert pair.plain.stats.timings.predict_s == (49.0 if is_stalled else 1.0)
 
 
 def test_the_model_goes_by_its_own_name(contest):

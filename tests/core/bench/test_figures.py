@@ -8,18 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import pair
 
+from augury.bench.comparison import comparison_lines, stall_lines
 from augury.bench.figures import Figures
 from augury.bench.outcome import Outcome
 from augury.errors import OptionError
 
 
 def test_speeds_are_medians_and_the_speed_up_that_of_the_pairs_ratios():
-    figures = Figures.of([pair(3.0, 1.0), pair(1.0, 1.0), pair(3.0, 0.5)])
+    figures = Figures.of([pair(3.0, 1.0), pair(1.0, 1.0), pair(3.0, 0.75)])
     assert (figures.plain_per_second, figures.per_second) == (1.0, 3.0)
-    assert sorted(figures.ratios) == [1, 3, 6]
+    assert sorted(figures.ratios) == [1, 3, 4]
     assert figures.speedup == 3
-    assert figures.interval == (1, 6)
+    assert figures.interval == (1, 4)
     assert figures.p10 == pytest.approx(1.4)
+
+
+def test_a_stalled_pair_is_counted_and_has_no_speed():
+    stalled = evolve(pair(5.0, 1.0), n_repeated=3)  # 5 times as fast, with 3 tokens a round
+    figures = Figures.of([stalled, evolve(pair(3.0, 1.0), n_repeated=1)])
+    assert (figures.ratios, figures.n_repeated, figures.n_stalled) == ([3], 4, 1)
+    assert Figures.from_told(figures.told()) == figures
+    (line,) = stall_lines([figures])
+    assert "4 plain runs" in line
+    assert "1 pairs stalled each time and are left out" in line
+    assert comparison_lines({("x", "all"): [figures]})[2:] == [line]
+    assert stall_lines([Figures.of([pair()])]) == []
 
 
 def test_acceptance_is_counted_by_position():

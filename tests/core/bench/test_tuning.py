@@ -102,6 +102,19 @@ def test_one_slow_run_of_three_does_not_decide():
     assert tuning.speedup(chain("a")) == pytest.approx(1.5)
 
 
+def test_a_drafter_with_nothing_accepted_is_not_chosen_however_slow_plain_runs_were():
+    nothing = ((0, 0), (4, 0), (4, 0), (4, 0))
+
+    def measure(candidate, trial):
+        plain_s = {0: 49.0, 1: 1.4}.get(trial.place, 1.0)  # one that stalled each time, and one that was merely slow
+        return pair(plain_s, 1.0, name=trial.item.id, rounds=nothing)
+
+    tuning = Tuning(measure, trials_of(ITEMS, 1))
+    assert tuning.settle([chain("a")], [16]) is None
+    assert tuning.speedup(chain("a")) == 1.0
+    assert tuning.told(chain("a"))["stalled"] == 1
+
+
 def test_what_a_drafter_takes_to_begin_counts():
     def measure(candidate, trial):
         found = pair(3.0, 1.0, name=trial.item.id)
