@@ -5,7 +5,7 @@ The engine's own thread runs the loop; every public method may be called from an
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,6 +16,7 @@ from augury.calibration import measure_passes
 from augury.chat import ChatTemplate
 from augury.drafting import Drafting
 from augury.errors import OptionError, UnsupportedError
+from augury.guard import guarded
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
 from augury.loop import Loop
@@ -23,7 +24,7 @@ from augury.options import build
 from augury.planner import Planner
 from augury.registry import Registry
 from augury.request import checked_tokens, make_request
-from augury.running import Running
+from augury.running import Channel, Running
 from augury.sequence import Sequence
 from augury.session import EngineSession, EngineTarget
 from augury.speculation import Speculation, choose_drafters, synthetic_rates
@@ -31,15 +32,16 @@ from augury.types import Allocation, ModelOptions
 from augury.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Sequence as Items
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from augury.interfaces import Drafter, MemoryManager, Model
+    from augury.running import Stream
     from augury.tokenizer import Tokenizer
-    from augury.types import ModelInfo, Result, Token
+    from augury.types import ModelInfo, Result
 
     Prompt = str | Items[int] | np.ndarray
     Message = Mapping[str, Any]
@@ -72,6 +74,7 @@ class Engine:
         planner: Planner | None = None,
         config: Mapping[str, Any],
         observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
+        max_queue: int | None = None,
     ) -> None:
         """Put loaded parts together; users call `load`."""
         self.info: ModelInfo = model.info
@@ -83,7 +86,9 @@ class Engine:
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         drafting = Drafting(chains, planner, model.info.n_vocab)
-        self._worker = Worker(Loop(model, memory, drafting, *observers))
+        loop = Loop(model, memory, drafting, *observers)
+        give_back = partial(_give_back, self._drafters, template, loader)
+        self._worker = Worker(loop, give_back, n_slots=model.state_spec.n_slots, max_queue=max_queue)
 
     @classmethod
     def load(
@@ -104,6 +109,7 @@ class Engine:
         threads: int | None = None,
         n_ctx: int = 4096,
         slots: int = 1,
+        max_queue: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         progress: Progress | None = None,
@@ -133,6 +139,7 @@ class Engine:
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together.
             slots: Sequences that run at once; requests beyond them queue.
+            max_queue: Requests that may wait for a slot; one more is a `CapacityError`. None for any number.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
             progress: Told how far downloading, compiling and loading have come.
@@ -143,6 +150,8 @@ class Engine:
         """
         start = perf_counter()
         _check_counts(n_ctx=n_ctx, slots=slots, threads=1 if threads is None else threads)
+        if max_queue is not None:
+            _check_counts(max_queue=max_queue)
         for what, name in (("backend", backend), ("memory", memory)):
             if not isinstance(name, str):
                 raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
@@ -189,6 +198,7 @@ class Engine:
                 planner=planner,
                 config=plugins | effective | {"spec_type": str(speculation), "speculative": speculation.effective()},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
+                max_queue=max_queue,
             )
             engine.load_s = perf_counter() - start
             return engine  # noqa: TRY300 - whatever fails above gives back what was loaded
@@ -212,13 +222,20 @@ class Engine:
 
         Raises:
             OptionError: An argument is unknown or out of range.
-            CapacityError: The prompt does not fit into the context.
+            CapacityError: The prompt does not fit into the context, or `max_queue` requests wait already.
+            AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
+        self._worker.check()  # before a template is rendered for nothing
         request = make_request(self._tokens(prompt, messages), self._speculation, params)
         if request.stop and self.tokenizer is None:
             raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
-        running = Running()
-        self._worker.submit(Sequence(request, running, self.tokenizer, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx))
+        channel = Channel()
+        running = Running(channel, self._worker)
+        try:
+            self._worker.submit(Sequence(request, channel, self.tokenizer, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx))
+        except BaseException:  # Ctrl-C among others: nobody will hold the request
+            running.cancel()
+            raise
         return running
 
     @overload
@@ -232,34 +249,34 @@ class Engine:
 
         Arguments and errors are those of `submit`.
         """
-        if messages is None and _is_several(prompt):
-            runnings: list[Running] = []
-            try:
-                runnings.extend(self.submit(each, **params) for each in prompt)
-                return [running.result() for running in runnings]
-            except BaseException:
-                for running in runnings:
-                    running.cancel()
-                raise
-        return self.submit(prompt, messages=messages, **params).result()
-
-    def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Iterator[Token]:
-        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
-        return iter(self.submit(prompt, messages=messages, **params))
-
-    async def astream(
-        self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any
-    ) -> AsyncIterator[Token]:
-        """The same for asyncio: the event loop is never blocked."""
-        import asyncio
-
-        running = self.submit(prompt, messages=messages, **params)
-        pieces = iter(running)
+        self._worker.check_may_wait()
+        is_several = messages is None and _is_several(prompt)
+        runnings: list[Running] = []
         try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield piece
-        finally:
+            runnings.extend(self.submit(each, messages=messages, **params) for each in (prompt if is_several else [prompt]))
+            results = [running.result() for running in runnings]
+        except BaseException:
+            for running in runnings:
+                running.cancel()
+            raise
+        return results if is_several else results[0]
+
+    def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
+        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
+        running = self.submit(prompt, messages=messages, **params)
+        try:
+            return iter(running)
+        except BaseException:
             running.cancel()
+            raise
+
+    def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
+        """The same for `async for`: no thread waits for the tokens, and the event loop goes on meanwhile.
+
+        A reader who is slow holds up neither its own request nor others; what it has not read waits. A task that is cancelled
+        cancels its request. For whole results: `await engine.submit(...)`.
+        """
+        return self.stream(prompt, messages=messages, **params)
 
     def evaluate(self, token_ids: Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
         """The logits behind every token of a text, without generating.
@@ -282,12 +299,13 @@ class Engine:
         if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= len(tokens))).any():
             raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {len(tokens) - 1}, the positions of the tokens given")
         rising, back = np.unique(wanted, return_inverse=True)
-        future: Future[np.ndarray] = Future()
-        self._worker.evaluate(tokens, rising, future)
+        channel = Channel()
         try:
-            logits = future.result()
+            self._worker.check_may_wait()
+            self._worker.evaluate(tokens, rising, channel)
+            logits: np.ndarray = self._worker.wait(channel)
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
-            future.cancel()
+            channel.is_cancelled = True
             raise
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
 
@@ -300,14 +318,12 @@ class Engine:
         ]
 
     def close(self) -> None:
-        """Cancel what runs and give back threads and memory. May be called twice."""
+        """Cancel what runs and give back threads and memory; an engine that nobody holds any more does the same.
+
+        May be called by any thread, more than once. A hook that calls it does not wait: the end comes after the round. In a
+        process that was forked off it does nothing, for the engine is the parent's.
+        """
         self._worker.close()
-        for drafter in self._drafters:
-            drafter.close()
-        self._drafters = []
-        if self._template is not None:
-            self._template.close()
-        self._loader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -329,6 +345,14 @@ class Engine:
             else:
                 ids = self._template.encode(messages)
         return checked_tokens(ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
+
+
+def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: Loader) -> None:
+    for drafter in drafters:
+        guarded(drafter.close)
+    if template is not None:
+        guarded(template.close)
+    loader.close()
 
 
 def _check_counts(**counts: int) -> None:

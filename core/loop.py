@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ import attrs
 import numpy as np
 
 from augury.draft_log import DRAFT_LOGGER, draft_lines
+from augury.errors import PluginError
+from augury.guard import guarded
 from augury.log import get_logger
 from augury.part import Part, batch_of
 from augury.types import Batch, Draft, Round, Verdict
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from augury.drafting import Drafting
     from augury.interfaces import Logits, MemoryManager, Model
     from augury.sequence import Sequence
-    from augury.types import Summary
+    from augury.types import Opened, Summary
 
 __all__ = ["Loop"]
 
@@ -65,57 +68,67 @@ class Loop:
         self._on_request = on_request
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._taken: set[int] = set()  # slots, also those of evaluations
+        self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs or waits."""
-        return not self._running and not self._waiting
+        return self.n_sequences == 0
+
+    @property
+    def n_sequences(self) -> int:
+        """How many run or wait. Any thread may ask."""
+        return len(self._running) + len(self._waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for a slot."""
         self._waiting.append(sequence)
 
-    def round(self) -> list[Sequence]:
-        """Run one round; returns the sequences that ended in it."""
-        ended = self._drop_cancelled()
+    def round(self) -> None:
+        """Run one round. Whatever fails in it ends the sequences that it concerns, with that error, and no others."""
+        self._drop_cancelled()
         self._admit()
-        if not self._running:
-            return ended
-        decoding = [sequence for sequence in self._running if sequence.n_emitted and self._drafting.prefill(sequence)]
+        decoding = [sequence for sequence in self._running if sequence.n_emitted]
+        decoding = [sequence for sequence in decoding if self._attempt([sequence], self._drafting.prefill, sequence)]
         start = perf_counter()
         parts = self._parts(decoding)
-        if not parts:  # all wait for their drafters
-            return ended
-        before = perf_counter()
-        logits = self._model.forward(batch_of(parts))
-        forward_s = perf_counter() - before
-        settled = self._settle(parts, logits)
-        verdicts = [verdict for _, verdict in settled]
-        drafted = [each for each, _ in settled if each is not None]
-        n_beside = sum(len(part.tokens) for part in parts if part.drafted not in drafted)
-        self._drafting.observe_round(drafted, verdicts[: len(drafted)], n_beside, forward_s)
-        ended += self._retire()
+        draft_s = perf_counter() - start
+        if not parts:  # nobody is there, or all wait for their drafters
+            return
+        passed = self._attempt([part.sequence for part in parts], self._forward, parts)
+        if passed is None:
+            return
+        logits, argmax, forward_s = passed
+        settled, row = [], 0
+        for part in parts:
+            verdict = self._attempt([part.sequence], self._settle, part, logits, argmax, row)
+            row += part.n_rows
+            if verdict is not None:
+                settled.append((part, verdict))
+        n_tokens = sum(len(part.tokens) for part in parts)
+        drafted = [(part.drafted, verdict) for part, verdict in settled if part.drafted is not None]
+        n_beside = n_tokens - sum(1 + len(each.draft) for each, _ in drafted)
+        guarded(self._drafting.observe_round, [each for each, _ in drafted], [v for _, v in drafted], n_beside, forward_s)
+        for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
+            self._end(sequence)
         if self._on_round is not None:
+            verdicts = [verdict for _, verdict in settled]
             seen = Round(
                 n_sequences=len(parts),
-                n_tokens=sum(len(part.tokens) for part in parts),
+                n_tokens=n_tokens,
                 n_drafted=sum(verdict.n_offered for verdict in verdicts),
                 n_accepted=sum(verdict.n_accepted for verdict in verdicts),
                 n_emitted=sum(verdict.n_emitted for verdict in verdicts),
-                draft_s=before - start,
+                draft_s=draft_s,
                 forward_s=forward_s,
             )
-            _guarded(self._on_round, round=seen)
-        return ended
+            guarded(self._on_round, round=seen)
 
-    def abandon(self) -> list[Sequence]:
-        """Give up everything that runs or waits, after an error; the slots are free again."""
-        ended = [*self._running, *self._waiting]
-        for sequence in self._running:
-            self._release(sequence)
-        self._running.clear()
-        self._waiting.clear()
-        return ended
+    def abandon(self, error: BaseException | None = None) -> None:
+        """End everything that runs or waits: with an error, or as cancelled."""
+        for sequence in (*self._running, *self._waiting):
+            self._end(sequence, error)
 
     def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Generator[np.ndarray | None, None, None]:
         """Logits of a text without continuing it, a chunk with every step, so that rounds may go on in between.
@@ -130,7 +143,7 @@ class Loop:
         Raises:
             CapacityError: The tokens do not fit.
         """
-        while (opened := self._memory.open(tokens, may_reuse=False)) is None:
+        while (opened := self._open(tokens, may_reuse=False)) is None:
             yield None
         try:
             logits = np.empty((len(rows), self._model.info.n_vocab), np.float32)
@@ -149,103 +162,126 @@ class Loop:
                 self._memory.commit(opened.slot, step, chunk)
                 yield None
         finally:
-            self._memory.end(opened.slot)
+            self._free(opened.slot)
         yield logits
 
     # The steps of a round
 
-    def _drop_cancelled(self) -> list[Sequence]:
-        dropped = [sequence for sequence in (*self._running, *self._waiting) if sequence.running.is_cancelled]
-        for sequence in dropped:
-            if sequence in self._running:
-                self._running.remove(sequence)
-                self._release(sequence)
-            else:
-                self._waiting.remove(sequence)
-        return dropped
+    def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
+        """Do a step for some sequences; if it fails, they end with what it raised, and None is returned."""
+        try:
+            return step(*arguments)
+        except BaseException as error:  # noqa: BLE001 - a plugin's `SystemExit` is a failure like any other
+            for sequence in sequences:
+                self._end(sequence, error)
+            return None
+
+    def _drop_cancelled(self) -> None:
+        for sequence in (*self._running, *self._waiting):
+            if sequence.channel.is_cancelled:
+                self._end(sequence)
 
     def _admit(self) -> None:
         while self._waiting:
             sequence = self._waiting[0]
-            opened = self._memory.open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt)
-            if opened is None:
+            self._attempt([sequence], self._start, sequence)
+            if self._waiting and self._waiting[0] is sequence:  # all slots are taken
                 return
-            self._waiting.popleft()
+
+    def _start(self, sequence: Sequence) -> None:
+        """Give a sequence a slot, if there is one."""
+        opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt)
+        if opened is not None:
             sequence.slot = opened.slot
             sequence.n_kept = opened.n_reused
             sequence.recorder.start(len(sequence.request.prompt), opened.n_reused)
             self._running.append(sequence)
+            self._waiting.popleft()
+
+    def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+        """A slot for a prompt, or None while all are taken."""
+        for slot in tuple(self._unfreed):
+            with suppress(BaseException):  # it was said the first time
+                self._memory.end(slot)
+                self._unfreed.remove(slot)
+        opened = self._memory.open(tokens, may_reuse=may_reuse)
+        if opened is not None:
+            self._taken.add(opened.slot)
+            self._unfreed.discard(opened.slot)
+        elif not self._taken:
+            raise PluginError(f"memory manager {self._memory.name} has no free slot, and none is in use; load the model again")
+        return opened
+
+    def _free(self, slot: int) -> None:
+        """Free a slot; where its manager fails in that, it is asked again before the next one is opened."""
+        self._taken.discard(slot)
+        if not guarded(self._memory.end, slot):
+            self._unfreed.add(slot)
 
     def _parts(self, decoding: Items[Sequence]) -> list[Part]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
-        drafted = self._drafting.propose(
-            [(sequence, self._limit(sequence)) for sequence in decoding], n_beside=sum(len(part.tokens) for part in chunks)
-        )
+        n_beside = sum(len(part.tokens) for part in chunks)
+        limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
+        limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
+        drafted = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
         parts = []
         for each in drafted:
             tokens = np.concatenate([each.sequence.history[-1:], each.draft.tokens])
-            step = self._memory.prepare(each.sequence.slot, len(tokens))
-            parts.append(Part(each.sequence, step, tokens, n_rows=len(tokens), drafted=each))
-        return parts + chunks
+            parts.append(self._attempt([each.sequence], self._part, each.sequence, tokens, len(tokens), each))
+        return [part for part in parts if part is not None] + chunks
 
     def _chunks(self, n_chunk: int) -> list[Part]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
         parts = []
-        for sequence in self._running:
+        for sequence in tuple(self._running):
             if not sequence.n_emitted and n_chunk:
                 tokens = sequence.request.prompt[sequence.n_kept : sequence.n_kept + n_chunk]
-                n_chunk -= len(tokens)
                 is_last = sequence.n_kept + len(tokens) == len(sequence.request.prompt)
-                step = self._memory.prepare(sequence.slot, len(tokens))
-                parts.append(Part(sequence, step, tokens, n_rows=int(is_last)))
+                if (part := self._attempt([sequence], self._part, sequence, tokens, int(is_last))) is not None:
+                    n_chunk -= len(tokens)
+                    parts.append(part)
         return parts
+
+    def _part(self, sequence: Sequence, tokens: np.ndarray, n_rows: int, drafted: Drafted | None = None) -> Part:
+        return Part(sequence, self._memory.prepare(sequence.slot, len(tokens)), tokens, n_rows, drafted)
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
 
-    def _settle(self, parts: Items[Part], logits: Logits) -> list[tuple[Drafted | None, Verdict]]:
-        """Verify, keep what was accepted, emit it and tell the drafters; a verdict for each part that emitted something.
+    def _forward(self, parts: Items[Part]) -> tuple[Logits, list[int], float]:
+        """The pass, the best token of each of its rows where someone asks for no more, and the seconds that it took."""
+        start = perf_counter()
+        logits = self._model.forward(batch_of(parts))
+        seconds = perf_counter() - start
+        has_greedy = any(part.n_rows and part.sequence.sampler.is_plain_argmax for part in parts)
+        return logits, logits.argmax().tolist() if has_greedy else [], seconds
 
-        Whatever fails here is one sequence's trouble, which ends alone; what its slot holds is as before the pass.
-        """
-        argmax: list[int] = (
-            logits.argmax().tolist() if any(part.n_rows and part.sequence.sampler.is_plain_argmax for part in parts) else []
-        )
-        settled: list[tuple[Drafted | None, Verdict]] = []
-        row = 0
-        for part in parts:
-            sequence = part.sequence
-            if not part.n_rows:
-                self._keep(part, part.tokens)
-                continue
-            draft = part.drafted.draft if part.drafted is not None else Draft()
-            name = None if part.drafted is None else self._drafting.name(part.drafted)
-            first_row, row = row, row + part.n_rows
-            try:
-                accepted = sequence.verify(draft, logits, first_row, argmax)
-                n_emitted = sequence.emit(accepted, logits, first_row, name)
-            except Exception as error:  # noqa: BLE001 - whatever its sampler, text or logits did, the others go on
-                sequence.fail(error)
-                continue
-            if not n_emitted:
-                continue
-            if part.drafted is None:
-                self._keep(part, part.tokens)
-                if sequence.finish_reason is None:
-                    self._drafting.begin(sequence)
-                sequence.recorder.first_token()
-                settled.append((None, Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)))
-                continue
-            if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-                lines = draft_lines(sequence, draft, accepted, n_emitted, logits, first_row, name)
-                DRAFT_LOGGER.debug("\n".join(lines))
-            path = accepted.path[: n_emitted - 1]
-            kept = [0, *(node + 1 for node in path)]
-            self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
-            settled.append((part.drafted, self._drafting.settle(part.drafted, path, n_emitted)))
-        return settled
+    def _settle(self, part: Part, logits: Logits, argmax: list[int], row: int) -> Verdict | None:
+        """Verify, emit what was accepted, keep it and tell the drafters; None where nothing was to be emitted."""
+        sequence = part.sequence
+        if not part.n_rows:
+            self._keep(part, part.tokens)
+            return None
+        draft = part.drafted.draft if part.drafted is not None else Draft()
+        accepted = sequence.verify(draft, logits, row, argmax)
+        name = None if part.drafted is None else self._drafting.name(part.drafted)
+        n_emitted = sequence.emit(accepted, logits, row, name)
+        if not n_emitted:  # it has failed; what its slot holds is as before the pass
+            return None
+        if part.drafted is None:
+            self._keep(part, part.tokens)
+            if sequence.finish_reason is None:
+                self._drafting.begin(sequence)
+            sequence.recorder.first_token()
+            return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
+        if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+            guarded(_log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
+        path = accepted.path[: n_emitted - 1]
+        kept = [0, *(node + 1 for node in path)]
+        self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
+        return self._drafting.settle(part.drafted, path, n_emitted)
 
     def _keep(self, part: Part, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """Keep some tokens of a part, those at `path` in it; None: at its beginning."""
@@ -255,22 +291,28 @@ class Loop:
         self._memory.commit(part.sequence.slot, part.step, np.concatenate([replay, tokens]), path)
         part.sequence.n_kept += len(tokens)
 
-    def _retire(self) -> list[Sequence]:
-        ended = [sequence for sequence in self._running if sequence.finish_reason is not None]
-        for sequence in ended:
-            self._running.remove(sequence)
-            self._release(sequence)
-        return ended
+    def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
+        """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""
+        if sequence.slot >= 0:
+            guarded(self._release, sequence)
+        for queue in (self._running, self._waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        sequence.finish(error)
 
     def _release(self, sequence: Sequence) -> None:
-        self._memory.end(sequence.slot)
+        self._free(sequence.slot)
         for drafter in self._drafting.end(sequence):
-            _guarded(drafter.end)
+            guarded(drafter.end)
         summary = sequence.recorder.summary()
         if self._on_request is not None:
-            _guarded(self._on_request, summary=summary)
+            guarded(self._on_request, summary=summary)
         if _LOGGER.isEnabledFor(logging.INFO):
-            _log_request(summary)
+            guarded(_log_request, summary)
+
+
+def _log_draft(*seen: Any) -> None:
+    DRAFT_LOGGER.debug("\n".join(draft_lines(*seen)))
 
 
 def _log_request(summary: Summary) -> None:
@@ -286,11 +328,3 @@ def _log_request(summary: Summary) -> None:
     )
     for name, stats in summary.drafters.items():
         logger.info("drafter done", drafter=name, **attrs.asdict(stats))
-
-
-def _guarded(call: Callable[..., Any], **arguments: Any) -> None:
-    """Call a plugin where its failure must not reach the requests."""
-    try:
-        call(**arguments)
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's code does
-        get_logger("augury.loop").warning("plugin failed", plugin=getattr(call, "__qualname__", str(call)), error=repr(error))

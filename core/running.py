@@ -1,75 +1,210 @@
-"""The caller's end of a request: iterate it, wait for it, cancel it."""
+"""A request that was submitted: `Running` is its caller's end, `Channel` what the engine and the caller share.
+
+Neither side ever waits for a lock that the other holds: Ctrl-C may stop a caller between any two steps, and must not leave the
+engine waiting. A caller that has nothing to read leaves a function that wakes it up, and the engine calls it.
+"""
 
 from __future__ import annotations
 
-import queue
 import threading
-from typing import TYPE_CHECKING
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from augury.errors import AuguryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import asyncio
+    from collections.abc import Callable, Generator
+    from typing import Self
 
     from augury.types import Result, Token
+    from augury.worker import Worker
 
-__all__ = ["Running"]
+    Wakers = deque[Callable[[], object]]
+
+__all__ = ["Channel", "Running", "Stream"]
+
+
+class Channel:
+    """What the engine tells of one task: tokens while it goes on, then its outcome.
+
+    A slow reader holds up nobody. Tokens wait here, no more than the request emits, and it keeps them for its result anyway.
+    """
+
+    def __init__(self) -> None:
+        self.is_cancelled = False  # read by the engine before every round
+        self.unread: deque[Token] = deque()
+        self.outcome: Any = None  # what it came to, or the exception that ended it; None while it goes on
+        self.readers: Wakers = deque()  # called at the next token or the end
+        self.waiters: Wakers = deque()  # called at the end
+
+    def deliver(self, piece: Token) -> None:
+        """Pass on a token."""
+        self.unread.append(piece)
+        self._wake(self.readers)
+
+    def finish(self, outcome: Any) -> None:
+        """Say that it is over, and what it came to or what ended it."""
+        if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+            error = AuguryError(f"a plugin or backend raised {type(outcome).__name__} on the engine's thread")
+            error.__cause__ = outcome  # it meant that thread: raised here it would end the program
+            outcome = error
+        self.outcome = outcome
+        self._wake(self.readers)
+        self._wake(self.waiters)
+
+    def _wake(self, wakers: Wakers) -> None:
+        while wakers:
+            try:
+                wakers.popleft()()
+            except Exception:  # noqa: BLE001 - the reader's event loop was closed: nobody is left to read
+                self.is_cancelled = True
+
+    def take(self) -> Token | None:
+        """The next token if it is there already, else None.
+
+        Raises:
+            StopIteration: All tokens were taken, and the request has ended.
+            AuguryError: The same, and it failed.
+        """
+        outcome = self.outcome  # looked at first, for tokens come before it
+        try:
+            return self.unread.popleft()
+        except IndexError:
+            if outcome is None:
+                return None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        raise StopIteration
+
+    def block(self, wakers: Wakers) -> None:
+        """Wait on this thread until woken, unless there is something to read already."""
+        gate = threading.Lock()
+        gate.acquire()
+        wakers.append(gate.release)
+        if not self._is_ready(wakers):
+            gate.acquire()
+
+    async def sleep(self, wakers: Wakers) -> None:
+        """The same for a task of an event loop, which goes on meanwhile."""
+        import asyncio  # not before it is needed: the command line does without
+
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        wakers.append(partial(loop.call_soon_threadsafe, _set, woken))
+        if not self._is_ready(wakers):
+            await woken
+
+    def _is_ready(self, wakers: Wakers) -> bool:
+        """Whether what a waker waits for came before it was there to be called."""
+        return self.outcome is not None or (wakers is self.readers and bool(self.unread))
 
 
 class Running:
     """A request that was submitted. Its methods may be called from any thread.
 
-    Iterating yields every token once, as it comes; an iterator that is given up cancels the request.
+    Iterating, by `for` or `async for`, yields every token once, as it comes; an iterator that is given up cancels the request.
+    `await running` is `result()` for asyncio. A `Running` that nobody holds any more cancels its request, too.
     """
 
-    def __init__(self) -> None:
-        self.is_cancelled = False  # read by the loop before every round
-        self._pieces: queue.SimpleQueue[Token | None] = queue.SimpleQueue()  # None: no more will come
-        self._is_done = threading.Event()
-        self._result: Result | None = None
-        self._error: BaseException | None = None
+    def __init__(self, channel: Channel, worker: Worker) -> None:
+        self._channel = channel
+        self._worker = worker  # the engine lives while someone may wait for it
 
-    def __iter__(self) -> Iterator[Token]:
+    def __del__(self) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Stream:
+        return Stream(self, self._channel, self._worker)
+
+    def __aiter__(self) -> Stream:
+        return Stream(self, self._channel, self._worker)
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return self._finished().__await__()
+
+    async def _finished(self) -> Result:
         try:
-            while (piece := self._pieces.get()) is not None:
-                yield piece
-            self._pieces.put(None)  # for whoever iterates again
-            if self._error is not None:
-                raise self._error
-        finally:
+            while not self.is_done:
+                self._worker.check_may_wait()
+                await self._channel.sleep(self._channel.waiters)
+        except BaseException:  # the task was cancelled
             self.cancel()
+            raise
+        return self.result()
 
     def result(self) -> Result:
         """Wait for the end; of a cancelled request, what it had come to.
 
         Raises:
-            AuguryError: The request failed.
+            AuguryError: The request failed, or would have to be waited for on the engine's own thread.
         """
         try:
-            self._is_done.wait()
+            outcome: Result = self._worker.wait(self._channel)
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
             self.cancel()
             raise
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        return outcome
 
     @property
     def is_done(self) -> bool:
         """Whether the request has ended."""
-        return self._is_done.is_set()
+        return self._channel.outcome is not None
 
     def cancel(self) -> None:
         """End the request after the round in progress; no effect on one that has ended."""
-        self.is_cancelled = True
+        self._channel.is_cancelled = True
 
-    # The engine's side
 
-    def deliver(self, piece: Token) -> None:
-        """Pass on a token."""
-        self._pieces.put(piece)
+class Stream:
+    """The tokens of a request, for `for` or `async for`. Closing or dropping it, even unused, cancels the request."""
 
-    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
-        """Say that it is over."""
-        self._result, self._error = result, error
-        self._is_done.set()
-        self._pieces.put(None)
+    def __init__(self, running: Running, channel: Channel, worker: Worker) -> None:
+        self._running = running  # which is cancelled when nobody holds it
+        self._channel = channel
+        self._worker = worker
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Token:
+        try:
+            while (piece := self._channel.take()) is None:
+                self._worker.check_may_wait()
+                self._channel.block(self._channel.readers)
+        except BaseException:
+            self.close()
+            raise
+        return piece
+
+    async def __anext__(self) -> Token:
+        try:
+            while (piece := self._channel.take()) is None:
+                self._worker.check_may_wait()
+                await self._channel.sleep(self._channel.readers)
+        except StopIteration:
+            raise StopAsyncIteration from None
+        except BaseException:  # the task was cancelled, among others
+            self.close()
+            raise
+        return piece
+
+    def close(self) -> None:
+        """Cancel the request unless it has ended."""
+        self._running.cancel()
+
+    async def aclose(self) -> None:
+        """The same, for `contextlib.aclosing`."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _set(woken: asyncio.Future[None]) -> None:
+    if not woken.done():  # its task was cancelled meanwhile
+        woken.set_result(None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from augury.interfaces import Logits
     from augury.request import Request
-    from augury.running import Running
+    from augury.running import Channel
     from augury.tokenizer import Tokenizer
     from augury.types import Draft
     from augury.verify import Accepted
@@ -30,18 +30,18 @@ __all__ = ["Sequence"]
 class Sequence:
     """The state of one request. The history is a buffer that only ever grows; a draft lies behind its end until accepted."""
 
-    def __init__(self, request: Request, running: Running, tokenizer: Tokenizer | None, *, n_vocab: int, n_ctx: int) -> None:
+    def __init__(self, request: Request, channel: Channel, tokenizer: Tokenizer | None, *, n_vocab: int, n_ctx: int) -> None:
         """Prepare to run; costs no slot yet.
 
         Args:
             request: Checked against the model.
-            running: The caller's end, which is given every token.
+            channel: To the caller, who is given every token and the result.
             tokenizer: The model's, or None.
             n_vocab: V.
             n_ctx: Positions of a slot.
         """
         self.request = request
-        self.running = running
+        self.channel = channel
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits
         self.n_kept = 0  # tokens whose states the slot holds
@@ -177,7 +177,7 @@ class Sequence:
         for i, (token, text, logprob, top) in enumerate(emitted):
             is_drafted = i < len(emitted) - 1
             self.pieces.append(Token(token, text, drafter if is_drafted else None, logprob, top))
-            self.running.deliver(self.pieces[-1])
+            self.channel.deliver(self.pieces[-1])
         return len(emitted)
 
     def _finish_after(self, token: int) -> None:
@@ -201,10 +201,13 @@ class Sequence:
         self.error = error
         self.finish_reason = "error"
 
-    def finish(self, error: Exception | None = None) -> None:
-        """Tell the caller that it is over: its own error or that of the round, or else the result."""
-        error = self.error or error
-        self.running.finish(None if error is not None else self.result(), error)
+    def finish(self, error: BaseException | None = None) -> None:
+        """Tell the caller that it is over: what it came to, or the error, its own before that of a round."""
+        try:
+            outcome = self.error or error or self.result()
+        except BaseException as found:  # noqa: BLE001 - the caller must hear of the end whatever happens
+            outcome = found
+        self.channel.finish(outcome)
 
     def result(self) -> Result:
         """What the request came to."""

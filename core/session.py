@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from augury.errors import OptionError
+from augury.guard import guarded
 from augury.interfaces import Session, Target
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ class Shared:
             return list(self._made.values())
 
     def close(self) -> None:
-        """Close, last made first, what can be closed."""
+        """Close, last made first, what can be closed; where that fails the others are closed all the same."""
         for value in reversed(self.values()):
             if callable(close := getattr(value, "close", None)):
-                close()
+                guarded(close)
         self._made.clear()
 
 

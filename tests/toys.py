@@ -74,6 +74,7 @@ def toy_engine(
     planner=None,
     verify="match",
     synthetic=(),
+    max_queue=None,
     **model,
 ):
     """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain."""
@@ -94,4 +95,5 @@ def toy_engine(
         planner=planner,
         config={},
         observers=observers,
+        max_queue=max_queue,
     )

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from toys import ScriptedDrafter, ToyModel, toy_engine
 from augury.engine import Engine
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Drafter
+from augury.running import Channel
 
 GREEDY = {"temperature": 0.0}
 
@@ -72,10 +72,10 @@ def test_threads_may_share_an_engine(engine):
 def test_an_interrupt_leaves_the_engine_usable(engine, monkeypatch):
     running = engine.submit([1], **GREEDY)
 
-    def interrupted():
+    def interrupted(channel, wakers):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running._is_done, "wait", interrupted)
+    monkeypatch.setattr(Channel, "block", interrupted)
     with pytest.raises(KeyboardInterrupt):
         running.result()
     monkeypatch.undo()
@@ -134,13 +134,13 @@ def test_requests_go_on_beside_a_long_evaluation():
 
 
 def test_an_evaluation_that_is_interrupted_frees_its_slot(monkeypatch):
-    def interrupted(future, timeout=None):
+    def interrupted(channel, wakers):
         raise KeyboardInterrupt
 
     with toy_engine(n_ctx=3000, slots=1) as engine:
         toy, was_interrupted = engine._worker._loop._model, threading.Event()
         toy.on_forward = lambda: was_interrupted.wait(30)
-        monkeypatch.setattr(Future, "result", interrupted)
+        monkeypatch.setattr(Channel, "block", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.evaluate([1] * 2900, rows=[0])
         monkeypatch.undo()
@@ -156,7 +156,7 @@ def test_closing_the_engine_ends_evaluations():
 
     def stay_until_closing():
         has_begun.set()
-        while not engine._worker._is_closed:
+        while engine._worker._engine_thread.inbox.empty():
             time.sleep(0.001)
 
     def evaluate():
