@@ -113,7 +113,7 @@ _IGNORED = {
     "the text is printed as the model writes it": "--reasoning-format N --skip-chat-parsing --no-skip-chat-parsing",
     "augury reads no images": "--mmproj-auto --no-mmproj --no-mmproj-auto",
     "drafts branch by --spec-draft-model-tree": "--spec-draft-p-split N --draft-p-split N -ps N --p-split N",
-    "it has no effect in llama.cpp either": """
+    "llama.cpp does not use it either": """
         --spec-ngram-simple-min-hits N --spec-ngram-map-k-min-hits N --spec-ngram-check-rate N""",
     "several lines are one message": "-mli --multiline-input --simple-io",
 }

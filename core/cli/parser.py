@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         scan = _Scan(self, sys.argv[1:] if args is None else args)
         known, unknown = super().parse_known_args(scan.words, namespace)
         if unknown:
-            raise OptionError(f"{unknown[0]!r} was not expected here; put texts with blanks in quotation marks")
+            raise OptionError(f"{unknown[0]!r} was not expected here; quote text that contains spaces")
         for why, names in scan.ignored.items():
             say(f"{self.prog}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")
         return known, unknown
@@ -122,16 +122,15 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def has_commands(self) -> bool:
-        """Whether the words after the first that is no flag are another parser's."""
-        return self._subparsers is not None
-
-    def _get_option_tuples(self, option_string: str) -> list[Any]:  # noqa: ARG002 - argparse's
-        """No flag is the beginning of another: argparse would read -ngl as -n with the value gl."""
-        return []
+        """Whether the words from the first on that is no flag are for another parser."""
+        return any(action.nargs in {argparse.PARSER, argparse.REMAINDER} for action in self._actions)
 
 
 class _Scan:
-    """Puts each flag and its value into one word, so that argparse takes neither for something else."""
+    """Puts each flag and its value into one word, so that argparse takes neither for something else.
+
+    Left to itself it reads -ngl as -n with the value gl, and takes no value that begins with a dash.
+    """
 
     def __init__(self, parser: Parser, words: Sequence[str]) -> None:
         self.words: list[str] = []
@@ -212,9 +211,7 @@ class _Scan:
 
     def _unknown(self, typed: str) -> str:
         if self._parser.has_commands:
-            return (
-                f"there is no flag {typed} in front of a command; name the command first, as in {self._parser.prog} run {typed}"
-            )
+            return f"there is no flag {typed} before the command; name that first, as in {self._parser.prog} COMMAND {typed}"
         if (glued := _GLUED.fullmatch(typed)) is not None and self._is_flag(glued[1]):
             return f"there is no flag {typed}; a value stands apart: {glued[1]} {glued[2]}"
         # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead

@@ -210,7 +210,7 @@ def test_stats_show_drafting(capsys):
         (["run", "-m", "-c", "4096"], 2, "-m needs a value, but -c is a flag"),
         (["run", "-v=1"], 2, "-v takes no value"),
         (["run", "-t4"], 2, "a value stands apart: -t 4"),
-        (["-m", "model"], 2, "name the command first, as in augury run -m"),
+        (["-m", "model"], 2, "name that first, as in augury COMMAND -m"),
         (["run", *HERE, "--prompt-tokens", "a"], 2, "--prompt-tokens is 'a', expected token ids"),
         (["run", *HERE, "--prompt-tokens", "999"], 2, "vocabulary"),
         (["run", *HERE, "-p", "text"], 1, "tokenizer"),
