@@ -59,7 +59,7 @@ def test_damaged_headers_are_read_or_refused_in_bounded_time_and_memory(base, ba
             if len(damaged) >= len(raw) or rng.random() < 0.5:
                 out.truncate(size)  # zeros where the weights would be, so that damage to the header alone is met
         tracemalloc.start()
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             with ModelFile.open(path) as file:
                 assert all(tensor.n_bytes <= file.n_bytes for tensor in file.tensors.values())
@@ -69,7 +69,7 @@ def test_damaged_headers_are_read_or_refused_in_bounded_time_and_memory(base, ba
         except (ModelFileError, UnsupportedError) as error:
             message = str(error)
             outcomes[type(error)] += 1
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert message.startswith(f"{path}: ")

@@ -51,7 +51,7 @@ def start(tmp_path):
 
 
 def answer(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return out.strip(), err
 

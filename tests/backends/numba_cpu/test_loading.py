@@ -83,7 +83,7 @@ def told(tmp_path_factory):
     write_model(small, 1, 32)
     write_model(large, LAYERS, VOCABULARY)
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, small, large, *sys.path], stdout=subprocess.PIPE, check=True, timeout=120
+        [sys.executable, "-c", SCRIPT, small, large, *sys.path], stdout=subprocess.PIPE, check=True, timeout=600
     )
     n_bytes = large.stat().st_size
     large.unlink()

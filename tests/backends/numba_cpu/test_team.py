@@ -148,19 +148,17 @@ def test_busy_processes_cost_their_share_and_not_the_whole_machine():
     file = tiny_file("llama-dense-q4_k")
     model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=512), Progress())
     passes_per_second(model, 0.1)
-    alone = passes_per_second(model, 0.5)
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    alone = passes_per_second(model, 0.3)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))]
     try:
         time.sleep(0.3)
-        beside = max(passes_per_second(model, 1.0) for _ in range(3))
+        # a half is fair, and a test may run beside others; a barrier that spins for a thread without a core gives a hundredth
+        assert any(passes_per_second(model, 0.5) > alone / 25 for _ in range(8))
     finally:
         for other in others:
             other.kill()
             other.wait()
         model.close()
-
-    # a half is fair, and a test may run beside others; a barrier that spins for a thread without a core gives a hundredth
-    assert beside > alone / 25
 
 
 def test_with_affinity_each_thread_stays_on_a_core_of_its_own():
