@@ -85,8 +85,9 @@ class Engine:
         self._n_ctx = model.state_spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
-        drafting = Drafting(chains, planner, model.info.n_vocab)
-        loop = Loop(model, memory, drafting, *observers)
+        self._n_vocab = model.info.n_vocab if tokenizer is None else min(model.info.n_vocab, tokenizer.n_vocab)
+        drafting = Drafting(chains, planner, self._n_vocab)
+        loop = Loop(model, memory, drafting, *observers, n_vocab=self._n_vocab)
         give_back = partial(_give_back, self._drafters, template, loader)
         self._worker = Worker(loop, give_back, n_slots=model.state_spec.n_slots, max_queue=max_queue)
 
@@ -215,8 +216,8 @@ class Engine:
             prompt: A text or token ids.
             messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
-                repeat_last_n, seed, logit_bias (see `augury.sampling.SamplingParams`); max_tokens (None: until an end token
-                or a full context), stop (a text or several), ignore_eos, logprobs (None, or how many alternatives),
+                repeat_last_n, seed, logit_bias, samplers (see `augury.sampling.SamplingParams`); max_tokens (None: until an end
+                token or a full context), stop (a text or several), ignore_eos, logprobs (None, or how many alternatives),
                 cache_prompt (reuse what a slot still holds), speculative (False, or {"n_max", "n_min", "p_min", "type",
                 NAME: {...}}).
 
@@ -232,7 +233,7 @@ class Engine:
         channel = Channel()
         running = Running(channel, self._worker)
         try:
-            self._worker.submit(Sequence(request, channel, self.tokenizer, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx))
+            self._worker.submit(Sequence(request, channel, self.tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx))
         except BaseException:  # Ctrl-C among others: nobody will hold the request
             running.cancel()
             raise
@@ -344,7 +345,7 @@ class Engine:
                 raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
             else:
                 ids = self._template.encode(messages)
-        return checked_tokens(ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
+        return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 
 
 def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: Loader) -> None:

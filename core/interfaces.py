@@ -88,6 +88,12 @@ class Logits(ABC):
     def rows(self) -> np.ndarray:
         """All rows, (r, V) float32; a view that the next pass overwrites."""
 
+    def first(self, n: int) -> Logits:
+        """The same rows over the first n tokens alone, for models whose logits are wider than their vocabulary."""
+        from augury.logits import ArrayLogits
+
+        return ArrayLogits(self.rows()[:, :n])
+
 
 class Model(ABC):
     """A loaded model with the memory of its slots. One thread at a time may call it."""

@@ -57,3 +57,7 @@ class ArrayLogits(Logits):
     def rows(self) -> np.ndarray:
         """All rows, (r, V) float32."""
         return self._array
+
+    def first(self, n: int) -> Logits:
+        """The same rows over the first n tokens alone."""
+        return type(self)(self._array[:, :n])

@@ -51,6 +51,8 @@ class Loop:
         drafting: Drafting,
         on_round: Callable[..., Any] | None = None,
         on_request: Callable[..., Any] | None = None,
+        *,
+        n_vocab: int | None = None,
     ) -> None:
         """Take over a model.
 
@@ -60,12 +62,14 @@ class Loop:
             drafting: The drafters of all slots.
             on_round: Called with a `Round` after every pass.
             on_request: Called with a `Summary` after every request.
+            n_vocab: How many tokens may be chosen; what the model computes beyond them is padding. None: all.
         """
         self._model = model
         self._memory = memory
         self._drafting = drafting
         self._on_round = on_round
         self._on_request = on_request
+        self._n_vocab = n_vocab or model.info.n_vocab
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._taken: set[int] = set()  # slots, also those of evaluations
@@ -254,6 +258,8 @@ class Loop:
         """The pass, the best token of each of its rows where someone asks for no more, and the seconds that it took."""
         start = perf_counter()
         logits = self._model.forward(batch_of(parts))
+        if self._n_vocab < self._model.info.n_vocab:
+            logits = logits.first(self._n_vocab)
         seconds = perf_counter() - start
         has_greedy = any(part.n_rows and part.sequence.sampler.is_plain_argmax for part in parts)
         return logits, logits.argmax().tolist() if has_greedy else [], seconds

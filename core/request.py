@@ -67,7 +67,7 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
         OptionError: An argument is unknown, has the wrong type or is out of range.
     """
     rest = dict(params)
-    sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias") if key in rest})
+    sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias", "samplers") if key in rest})
     speculation = speculation.override(wishes_of(rest))
     max_tokens = _count(rest.pop("max_tokens", None), "max_tokens", at_least=1)
     logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
@@ -77,7 +77,7 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
     flags = {key: _flag(rest.pop(key, default), key) for key, default in (("ignore_eos", False), ("cache_prompt", True))}
     if rest:
-        known = (*sampling_options(), "logit_bias", "speculative", "max_tokens", "logprobs", "stop", *flags)
+        known = (*sampling_options(), "logit_bias", "samplers", "speculative", "max_tokens", "logprobs", "stop", *flags)
         key = next(iter(rest))
         raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
     return Request(

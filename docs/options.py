@@ -43,7 +43,10 @@ Names of `Engine.generate`; the flag of `top_k` is `--top-k`, and so on.
 """
 
 BIAS = """
-`logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token.
+`logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token. `samplers`
+lists the samplers in the order in which they are applied, by default
+`["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]`, llama.cpp's order; those left out are not applied. Greedy
+choice looks at bias and penalties alone.
 """
 
 BENCH = """

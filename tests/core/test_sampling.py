@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import sampling as oracle
 
 from augury.errors import OptionError
 from augury.logits import ArrayLogits
-from augury.sampling import Sampler, SamplingParams
+from augury.sampling import SAMPLERS, Sampler, SamplingParams
 
 V = 24
 NO_HISTORY = np.empty(0, np.int32)
@@ -86,27 +87,42 @@ def test_penalties_change_the_logits_as_documented():
     assert np.abs(draw(params, history=history, array=row) - softmax(expected)).max() < 0.03
 
 
+def shares(lowest=0.0, highest=1.0):
+    return st.sampled_from([lowest, highest]) | st.floats(lowest, highest)
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)  # at a border of top_p rounding alone decides
 @given(
-    st.integers(0, 50),
-    st.integers(1, 6),
-    st.dictionaries(st.integers(0, V - 1), st.floats(-5, 5), max_size=5),
-    st.lists(st.integers(0, V - 1), max_size=9),
-    st.floats(0.5, 2.0),
+    row=st.lists(st.floats(-9, 9, width=32) | st.sampled_from([0.0, 2.0, -np.inf]), min_size=V, max_size=V).filter(
+        lambda values: max(values) > -np.inf
+    ),
+    history=st.lists(st.integers(0, V - 1), max_size=9),
+    bias=st.dictionaries(st.integers(0, V - 2), st.floats(-5, 5) | st.sampled_from([1e30, -1e30]), max_size=5),
+    samplers=st.permutations(SAMPLERS).flatmap(lambda names: st.integers(0, 6).map(lambda n: names[:n])),
+    temperature=st.sampled_from([0.0, 5e-324, 1e-300, 1e-5, 1.0, 1e6]) | st.floats(0.3, 3),
+    top_k=st.sampled_from([0, 1, 3, V, V + 5]),
+    shape=st.fixed_dictionaries({"top_p": shares(), "min_p": shares(), "typical_p": shares()}),
+    penalties=st.fixed_dictionaries(
+        {
+            "repeat_penalty": shares(1e-3, 1e3) | st.floats(0.5, 2),
+            "presence_penalty": shares(-1e3, 1e3) | st.floats(-2, 2),
+            "frequency_penalty": shares(-1e3, 1e3) | st.floats(-2, 2),
+            "repeat_last_n": st.integers(-1, 9),
+        }
+    ),
 )
-def test_candidates_are_those_of_the_whole_vocabulary(seed, k, bias, history, repeat):
-    """Only the top of the vocabulary is looked at; the result is as if all of it were."""
-    row = logits(seed)
+def test_what_is_drawn_from_is_what_the_oracle_says(row, history, bias, samplers, temperature, top_k, shape, penalties):
+    """In any order, at every limit; only the top of the vocabulary is looked at, but the result is as if all of it were."""
+    params = SamplingParams(
+        logit_bias=bias, samplers=samplers, temperature=temperature, top_k=top_k, seed=0, **shape, **penalties
+    )
     past = np.array(history, np.int32)
-    params = SamplingParams(temperature=1.0, logit_bias=bias, repeat_penalty=repeat, seed=0)
-    ids, values = Sampler(params, n_vocab=V)._candidates(row, 0, past, k)
-    full = row.rows()[0].astype(np.float64)
-    for token, value in bias.items():
-        full[token] += value
-    for token in set(history):
-        full[token] = full[token] * repeat if full[token] <= 0 else full[token] / repeat
-    order = np.lexsort((np.arange(V), -full))[:k]
-    assert np.array_equal(ids, order)
-    assert np.array_equal(values, full[order])
+    ids, probabilities = Sampler(params, n_vocab=V).distribution(of([row]), 0, past)
+    expected = oracle.distribution(np.float32(row), history, params)
+    assert (np.diff(probabilities) <= 0).all()
+    assert probabilities.sum() == pytest.approx(1)
+    found = {token: p for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True) if p > 0}
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-300)
 
 
 def test_forbidden_tokens_are_never_drawn_and_bias_forces():

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import vocabularies
 from toys import ScriptedDrafter, toy_engine
 
-from augury.errors import ModelFileError
+from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter
+from augury.tokenizer import load_tokenizer
 from augury.types import Draft
 
 N = 12
@@ -119,3 +121,29 @@ def test_an_error_in_what_one_request_emits_ends_it_alone(of, name):
         with pytest.raises(RuntimeError, match="broken"):
             broken.result()
     assert sorted(summary.n_emitted for summary in summaries) == [0, N, N]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_beyond_the_tokenizer_s_vocabulary_are_never_chosen(way, drafter):
+    tokens = [chr(ord("a") + i) for i in range(12)]
+    tokenizer = load_tokenizer(
+        vocabularies.tiny(tokens=tokens, token_type=None, merges=[], bos_token_id=None, eos_token_id=None)
+    )
+    answers = []
+    for trouble in ([np.inf], [50.0], [np.nan], [-np.inf]):
+        with toy_engine(slots=2, tokenizer=tokenizer, drafter=DRAFTERS[drafter]) as engine:
+            model = engine._worker._loop._model
+            healthy = model.logits
+            model.logits = lambda tokens, healthy=healthy, trouble=trouble, **how: np.append(
+                healthy(tokens, **how)[:12], trouble * 4
+            )
+            first = engine.submit([1, 2], max_tokens=N, **WAYS[way])
+            for refused in ({"logit_bias": {12: 100.0}}, {"prompt": [12]}):
+                with pytest.raises(OptionError, match="token 12, the vocabulary has tokens 0 to 11"):
+                    engine.submit(**{"prompt": [3], "max_tokens": N, **WAYS[way]} | refused)
+            result = first.result()
+        assert max(result.tokens) < 12
+        assert len(result.text) == N
+        answers.append([(piece.token, piece.logprob, piece.top_logprobs) for piece in result.pieces])
+    assert answers == [answers[0]] * 4

@@ -92,3 +92,12 @@ def test_the_log_normalizer_does_not_depend_on_where_a_row_lies():
 
 def test_no_rows_have_no_best_tokens():
     assert KernelLogits(np.zeros((0, 5), np.float32)).argmax().shape == (0,)
+
+
+def test_the_first_tokens_alone_are_what_a_narrower_array_gives():
+    rows = np.random.default_rng(2).standard_normal((3, 300)).astype(np.float32)
+    rows[:, 200:] = 9
+    kernel, right = KernelLogits(rows).first(200), ArrayLogits(rows[:, :200].copy())
+    assert np.array_equal(kernel.argmax(), right.argmax())
+    assert np.array_equal(kernel.top_k(1, 5), right.top_k(1, 5))
+    assert kernel.log_normalizer(2) == pytest.approx(right.log_normalizer(2), abs=1e-12)
