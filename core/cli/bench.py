@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.bench_drafters import run_drafters
+from augury.cli.bench_drafters import TURNS, run_drafters
 from augury.cli.bench_passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
 from augury.cli.bench_roofline import run_roofline
 from augury.cli.bench_startup import run_startup
 from augury.cli.bench_texts import run_texts
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
+from augury.cli.parser import count
 from augury.cli.prompts import ITEMS, add_prompt_flags, add_workload_flag
 from augury.cli.sampling_flags import add_sampling_flags
 from augury.errors import AuguryError, OptionError
@@ -36,7 +37,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     add_prompt_flags(parser, ITEMS)
     add_model_flags(parser, registry, argv, has_slots=False)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, has_short_stop=False)
     group = parser.add_argument_group("drafters compared")
     add_workload_flag(group)
     group.add_argument(
@@ -47,7 +48,10 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         help="another drafter to compare, beside that of --spec-type; repeats",
     )
     group.add_argument(
-        "--turns", type=int, default=3, metavar="N", help="runs of each prompt with and without each drafter (default: 3)"
+        *("-r", "--turns", "--repetitions"),
+        type=count(least=1),
+        metavar="N",
+        help=f"runs of each prompt with and without each drafter (default: {TURNS}); or of each pass (default: 5 at least)",
     )
     group.add_argument("--warm", action="store_true", help="measure drafters also when they have seen the prompt before")
     group.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows speeds, drafts and texts")
@@ -55,7 +59,11 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.add_argument(
         "--compare", type=Path, metavar="OLD.json", help="show what changed since --json, or pytest-benchmark, saved this file"
     )
-    parser.add_argument("--startup", action="store_true", help="time a cold and --turns warm starts to the first token instead")
+    parser.add_argument(
+        "--startup",
+        action="store_true",
+        help=f"time a cold and --turns (default: {TURNS}) warm starts to the first token instead",
+    )
     parser.add_argument(
         "--roofline",
         action="store_true",
@@ -67,8 +75,6 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     is_about_passes = are_passes_wanted(args)
-    if args.turns < 1:
-        raise OptionError(f"--turns is {args.turns}, expected at least 1")
     pairs_of(args)
     if args.startup and (is_about_passes or args.vs or args.against or args.workload):
         raise OptionError(
@@ -88,6 +94,8 @@ def _run(args: argparse.Namespace) -> int:
         return run_startup(args)
     if is_about_passes:
         return run_passes(args)
+    if args.n_predict == 0:
+        raise OptionError("-n is 0, but prompts are answered here; -p 512 -n 0 times the processing of 512 tokens alone")
     warn_of_synthetic(args)
     return run_texts(args) if args.vs else run_drafters(args)
 

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from augury.bench.workload import Item
     from augury.engine import Engine
 
-__all__ = ["DEFAULTS", "exit_code", "run_drafters"]
+__all__ = ["DEFAULTS", "TURNS", "exit_code", "run_drafters"]
 
 # without a seed plain and drafted texts would differ
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 128}
+TURNS = 3
 
 
 def run_drafters(args: argparse.Namespace) -> int:
@@ -41,17 +42,18 @@ def run_drafters(args: argparse.Namespace) -> int:
     check_saved(args.compare, of_passes=False)
     items = read_items(args)
     params = {**DEFAULTS, **request_params(args)}
+    turns = args.turns or TURNS
     outcomes: list[Outcome] = []
     facts: dict[str, Any] = {}
     competitors = _competitors(args)
     with ProgressDisplay() as display:
-        beginnings = _told(display, len(competitors) * len(items) * args.turns * (1 + args.warm))
+        beginnings = _told(display, len(competitors) * len(items) * turns * (1 + args.warm))
         for spec_type, draft_model in competitors:
             load = _loader(args, spec_type, draft_model, display)
-            found, config = _compete(args, items, partial(Contest, load, params), beginnings)
+            found, config = _compete(args, items, partial(Contest, load, params), turns, beginnings)
             outcomes += found
             facts = run_facts(config, items, params["max_tokens"])
-    told = facts_told(facts) | {"n_prompts": len(items), "turns": args.turns, "runs": [each.told() for each in outcomes]}
+    told = facts_told(facts) | {"n_prompts": len(items), "turns": turns, "runs": [each.told() for each in outcomes]}
     if args.json:
         told |= {} if args.compare is None else {"changes": changes_told(args.compare, told)}
         print_json(told)
@@ -116,7 +118,11 @@ def _told(display: Progress, n_pairs: int) -> Iterator[None]:
 
 
 def _compete(
-    args: argparse.Namespace, items: Sequence[Item], contest_of: Callable[[Item], Contest], beginnings: Iterator[None]
+    args: argparse.Namespace,
+    items: Sequence[Item],
+    contest_of: Callable[[Item], Contest],
+    turns: int,
+    beginnings: Iterator[None],
 ) -> tuple[list[Outcome], Mapping[str, Any]]:
     """One drafter on all prompts, cold and, if asked for, warm; and its engines' configuration. Each pair takes a beginning."""
     outcomes = []
@@ -126,7 +132,7 @@ def _compete(
         for item in items:
             contest = contest_of(item)
             try:
-                for turn in range(args.turns):
+                for turn in range(turns):
                     next(beginnings)
                     pairs.append(contest.pair(turn, is_warm=state == "warm"))
             finally:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
 
 _MARGIN = 8
+_PREFILL = 512  # tokens of a prompt where -n 0 stands alone, as in llama-bench
 WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
 _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
@@ -45,7 +46,7 @@ _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 def add_pass_flags(parser: argparse.ArgumentParser) -> None:
     """Add what chooses passes."""
     group = parser.add_argument_group(
-        "passes, instead of drafters, and another program", "-p 512 and -n 64 count tokens here, as in llama-bench."
+        "passes, instead of drafters, and another program", "-p 512 and -n 64 count tokens here, as in llama-bench; 0 is none."
     )
     group.add_argument(
         "--curve",
@@ -78,11 +79,11 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def are_passes_wanted(args: argparse.Namespace) -> bool:
-    """Whether the command line asks for passes: by `--curve`, `-d`, a prompt that is a count, or a mere `--vs` with `-n`."""
+    """Whether the command line asks for passes: by `--curve`, `-d`, a count as prompt, `-n 0`, or `-n` with a mere `--vs`."""
     has_counts = bool(args.prompt) and all(map(are_counts, args.prompt))
     is_about_texts = args.prompt or args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft
-    is_mere_peer = args.vs and args.n_predict != -1 and not is_about_texts
-    return bool(args.curve or args.depth is not None or has_counts or is_mere_peer)
+    is_mere_count = not is_about_texts and (args.n_predict == 0 or (args.vs and args.n_predict != -1))
+    return bool(args.curve or args.depth is not None or has_counts or is_mere_count)
 
 
 def measures_of(args: argparse.Namespace) -> list[Measure]:
@@ -97,10 +98,9 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
             "passes are timed without prompts and drafters; leave out -f, --workload, --prompt-tokens, --spec-type, -md, "
             "--against and --warm"
         )
-    prefills = [n for text in args.prompt for n in converted("-p", text, counts(least=1))]
-    if args.n_predict != -1 and args.n_predict < 1:
-        raise OptionError(f"-n is {args.n_predict}, expected at least 1")
-    decodes = [args.n_predict] if args.n_predict != -1 else []
+    prompts = args.prompt or ([str(_PREFILL)] if args.n_predict == 0 and not args.curve else [])
+    prefills = [n for text in prompts for n in converted("-p", text, counts(least=0)) if n]
+    decodes = [args.n_predict] if args.n_predict > 0 else []
     sizes: dict[Kind, Sequence[int]] = {"curve": args.curve, "prefill": prefills, "decode": decodes}
     measures = [Measure(kind, n, depth) for kind in sizes for depth in args.depth or (0,) for n in sizes[kind]]
     if not measures:
@@ -123,7 +123,7 @@ def run_passes(args: argparse.Namespace) -> int:
         loaded = {"model": model.info.name, "backend": backend, "target": model.target, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
-            timings = sweep(runner, measures, progress=progress)
+            timings = sweep(runner, measures, progress=progress, n_repetitions=args.turns)
             lines = list(_lines(timings))
         else:
             with _peer(args, runner, model) as server:
@@ -149,6 +149,8 @@ def pairs_of(args: argparse.Namespace) -> int:
     """
     if args.vs is None and (args.vs_args or args.pairs is not None):
         raise OptionError("--pairs and --vs-args are about --vs; name a llama-server with that, or leave them out")
+    if args.vs is not None and args.turns is not None:
+        raise OptionError("-r is not about --vs; say with --pairs how many turns each takes")
     if args.pairs is not None and args.pairs < MIN_PAIRS:
         raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
     return args.pairs or MIN_PAIRS

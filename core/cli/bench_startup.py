@@ -6,6 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from augury.bench.startup import measure_startup
+from augury.cli.bench_drafters import TURNS
 from augury.cli.report import print_json, print_lines, say
 from augury.interfaces import Progress
 from augury.models import resolve
@@ -25,7 +26,7 @@ def run_startup(args: argparse.Namespace) -> int:
     words += [] if args.threads is None else ["-t", str(args.threads)]
     if not args.json:
         say("compiling in an empty cache folder, as at the very first start")
-    startup = measure_startup(words, args.turns)
+    startup = measure_startup(words, args.turns or TURNS)
     warm_s = statistics.median(startup.warm_s)
     if args.json:
         warm_starts_s = list(startup.warm_s)
@@ -35,7 +36,7 @@ def run_startup(args: argparse.Namespace) -> int:
     print_lines(
         [
             f"cold start to the first token: {startup.cold_s:.2f} s",
-            f"warm start to the first token: {warm_s:.2f} s (median of {args.turns}, {spread})",
+            f"warm start to the first token: {warm_s:.2f} s (median of {len(startup.warm_s)}, {spread})",
         ]
     )
     return 0

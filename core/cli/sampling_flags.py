@@ -17,8 +17,8 @@ __all__ = ["add_sampling_flags", "request_params"]
 _SPELLINGS = {"temperature": ("--temp",), "typical_p": ("--typical",), "seed": ("-s",)}
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add sampling, limits and stops, in llama.cpp's spelling."""
+def add_sampling_flags(parser: argparse.ArgumentParser, *, has_short_stop: bool = True) -> None:
+    """Add sampling, limits and stops, in llama.cpp's spelling, where `-r` is a stop, but not in its llama-bench."""
     group = parser.add_argument_group("sampling")
     for option in sampling_options().values():
         flag = f"--{option.name.replace('_', '-')}"
@@ -50,7 +50,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         help="tokens to generate; -1 or -2: until an end token or a full context (default: -1)",
     )
     group.add_argument(
-        *("-r", "--stop", "--reverse-prompt"),
+        *(("-r",) if has_short_stop else ()),
+        *("--stop", "--reverse-prompt"),
         action="append",
         default=[],
         dest="stop",

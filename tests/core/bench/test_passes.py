@@ -106,6 +106,13 @@ def test_measures_of_one_depth_take_turns():
     assert runner.calls == [0, *[two, one] * 6]
 
 
+def test_there_are_as_many_rounds_as_asked_for():
+    runner = Script()
+    (timing,) = sweep(runner, [Measure("prefill", 1, 0)], n_repetitions=2)
+    assert len(timing.seconds) == 2
+    assert len(runner.calls) == 1 + 3
+
+
 def test_rounds_that_are_through_are_told_until_there_are_enough():
     told = []
     sweep(Script(), [Measure("curve", 1, 0), Measure("curve", 1, 9)], seconds=1e-3, progress=lambda *words: told.append(words))

@@ -160,7 +160,9 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
     [
         (["--compare", "absent.json"], 1, "absent.json"),
         (["--workload", "absent.jsonl"], 1, "absent.jsonl"),
-        (["--turns", "0"], 2, "--turns is 0"),
+        (["--turns", "0"], 2, "--turns is '0'"),
+        (["-r", "few"], 2, "-r is 'few', expected a whole number"),
+        (["-n", "0"], 2, "-n is 0, but prompts are answered here"),
         (["--startup", "--compare", "x.json"], 2, "--compare"),
         (["--curve", "1", "--html", "x.html"], 2, "--html"),
         (["--html", "absent/x.html"], 1, "no folder absent"),

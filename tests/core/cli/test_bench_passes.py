@@ -7,6 +7,7 @@ import pytest
 from commands import here, run
 from oracles.models import tiny_model
 
+from augury.bench.measure import Timing
 from augury.cli.command_line import make_parser
 from augury.registry import Registry
 
@@ -34,6 +35,27 @@ def test_json_is_one_object_of_figures_by_kind(bench):
     for row in told["curve"] + told["prefill"] + told["decode"]:
         assert row["tok_s"] == pytest.approx(row["n"] * 1e3 / row["ms"])
         assert row["spread_ms"][0] <= row["ms"] <= row["spread_ms"][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "measures"),
+    [
+        (["-p", "6,3", "-n", 0, "-r", 3], [("prefill", 6), ("prefill", 3)]),
+        (["-p", 0, "-n", 4, "-r", 1], [("decode", 4)]),
+        (["-n", 0, "-r", 1], [("prefill", 512)]),
+    ],
+)
+def test_counts_are_those_of_llama_bench(bench, words, measures, monkeypatch):
+    asked = []
+
+    def script(_, found, *, progress, n_repetitions):
+        asked.extend([*found, n_repetitions])
+        return [Timing(measure, (1.0,)) for measure in found]
+
+    monkeypatch.setattr("augury.cli.bench_passes.sweep", script)
+    assert bench(*words)[0] == 0
+    assert [(measure.kind, measure.n) for measure in asked[:-1]] == measures
+    assert asked[-1] == words[-1]
 
 
 def test_the_table_sets_passes_against_a_single_token(bench):
@@ -68,7 +90,8 @@ def test_what_changed_since_passes_were_saved_is_shown(bench, tmp_path):
         (["--curve", "0"], "--curve is '0'"),
         (["--curve", "1", "-d", "-4"], "-d"),
         (["-d", "4"], "nothing to time"),
-        (["-p", "4", "-n", "0"], "-n is 0"),
+        (["-p", "0", "-n", "0"], "nothing to time"),
+        (["--curve", "1", "--vs", "x", "-r", "3"], "-r is not about --vs"),
         (["-p", "4", "--spec-type", "ngram-simple"], "--spec-type"),
         (["-p", "words", "--curve", "2"], "-p is 'words'"),
         (["--curve", "1", "--against", "suffix"], "--against"),
