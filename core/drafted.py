@@ -12,6 +12,7 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from augury.drafter_guard import DrafterGuard
     from augury.sequence import Sequence
     from augury.track import Track
 
@@ -22,9 +23,14 @@ __all__ = ["Course", "Drafted"]
 class Course:
     """What is kept of a running request."""
 
-    members: list[int]  # the drafters of its slot that serve it, by index and priority
+    guards: dict[int, DrafterGuard]  # of the drafters that serve it, by index in its slot's chain and in order of priority
     track: Track | None  # None without a planner
     prefill: Iterator[None]  # what its drafters have left to do with its prompt
+
+    @property
+    def members(self) -> list[int]:
+        """The drafters that it can still ask, by priority."""
+        return [index for index, guard in self.guards.items() if not guard.is_left_out]
 
 
 @define(eq=False)

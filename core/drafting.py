@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from augury.choice import Choice, Offer, Outcome, Wish
 from augury.drafted import Course, Drafted
+from augury.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.planner import N_HINDSIGHT
 from augury.types import Ask, Draft, Verdict
 from augury.verify import match_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Items
-
-    import numpy as np
 
     from augury.interfaces import Drafter
     from augury.planner import Planner
@@ -25,7 +23,13 @@ __all__ = ["Drafting"]
 
 
 class Drafting:
-    """The drafters of all slots. Without a planner the first draft of a chain is taken as it is."""
+    """The drafters of all slots. Without a planner the first draft of a chain is taken as it is.
+
+    A drafter that fails in a request is left out of the rest of it.
+
+    Attributes:
+        on_failure: Told of a drafter's name, the method that failed, and the error, once in a request.
+    """
 
     def __init__(self, chains: Items[Items[Drafter]], planner: Planner | None, n_vocab: int) -> None:
         """Take over the drafters.
@@ -33,9 +37,11 @@ class Drafting:
         Args:
             chains: Of each slot, its drafters by priority, the same kinds in all slots.
             planner: Made for as many drafters; None to draft as far as is allowed.
-            n_vocab: Of the target; a draft ends before a token beyond it.
+            n_vocab: Of the target.
         """
+        self.on_failure: Callable[[str, str, BaseException], object] = warn
         self._chains = chains
+        self._names = [drafter.name for drafter in chains[0]]
         self._planner = planner
         self._n_vocab = n_vocab
         self._courses: dict[int, Course] = {}  # by slot
@@ -46,43 +52,34 @@ class Drafting:
         """A request's prompt is processed: its drafters may begin."""
         speculation = sequence.request.speculation
         if speculation.members and speculation.n_max > 0:
-            members: list[int] = []
+            guards: dict[int, DrafterGuard] = {}
             track = None if self._planner is None else self._planner.track()
-            self._courses[sequence.slot] = Course(members, track, self._prefill(sequence, members))
+            self._courses[sequence.slot] = Course(guards, track, self._prefill(sequence, guards))
 
     def prefill(self, sequence: Sequence) -> bool:
         """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
         course = self._courses.get(sequence.slot)
         return course is None or next(course.prefill, True) is True
 
-    def _prefill(self, sequence: Sequence, members: list[int]) -> Iterator[None]:
-        """Begin with one drafter after another, which become `members`; yields where others shall go on in between."""
-        chain, speculation = self._chains[sequence.slot], sequence.request.speculation
-        for member in speculation.members:
-            index = next(i for i, drafter in enumerate(chain) if drafter.name == member.name)
-            drafter = chain[index]
-            members.append(index)
-            drafter.options = member.options
-            if drafter.session is not None:
-                drafter.session.sampling = sequence.sampler.params
-                drafter.session.verify = speculation.verify
-            seconds, start = 0.0, perf_counter()
-            for _ in drafter.begin(sequence.history, sequence.recorder.n_reused) or ():
-                seconds += sequence.recorder.begun(drafter.name, start)
-                yield
-                start = perf_counter()
-            seconds += sequence.recorder.begun(drafter.name, start)
-            if self._planner is not None:
+    def _prefill(self, sequence: Sequence, guards: dict[int, DrafterGuard]) -> Iterator[None]:
+        """Begin with one drafter after another, and put it among `guards`; yields where others shall go on in between."""
+        chain = self._chains[sequence.slot]
+        for member in sequence.request.speculation.members:
+            index = self._names.index(member.name)
+            guard = guards[index] = DrafterGuard(chain[index], member.name, sequence, self._n_vocab, self.on_failure)
+            seconds = yield from guard.begin(member.options)
+            if self._planner is not None and not guard.is_left_out:
                 self._planner.observe_prompt(index, len(sequence.history), seconds)
 
-    def end(self, sequence: Sequence) -> list[Drafter]:
-        """A request is over; returns the drafters that are to be told so."""
+    def end(self, sequence: Sequence) -> None:
+        """A request is over: tell those of its drafters that have begun."""
         course = self._courses.pop(sequence.slot, None)
-        return [] if course is None else [self._chains[sequence.slot][i] for i in course.members]
+        for guard in course.guards.values() if course is not None else ():
+            guard.end()
 
     def name(self, drafted: Drafted) -> str | None:
         """The drafter whose draft is verified."""
-        return None if drafted.choice.drafter is None else self._chains[drafted.sequence.slot][drafted.choice.drafter].name
+        return None if drafted.choice.drafter is None else self._names[drafted.choice.drafter]
 
     # Before a pass
 
@@ -103,20 +100,19 @@ class Drafting:
 
     def _take_first(self, rounds: Items[Drafted]) -> None:
         """Of every chain the first draft that is not empty, whole."""
-        n_members = max(len(self._courses[each.sequence.slot].members) for each in rounds)
-        for place in range(n_members):
+        members = [self._courses[each.sequence.slot].members for each in rounds]
+        for place in range(max(map(len, members))):
             asks: dict[int, list[tuple[Drafted, int]]] = {}
-            for each in rounds:
-                members = self._courses[each.sequence.slot].members
-                if not len(each.draft) and place < len(members):
-                    asks.setdefault(members[place], []).append((each, each.limit))
+            for each, mine in zip(rounds, members, strict=True):
+                if not len(each.draft) and place < len(mine):
+                    asks.setdefault(mine[place], []).append((each, each.limit))
             for index, some in asks.items():
                 self._ask(index, some)
                 for each, _ in some:
                     speculation = each.sequence.request.speculation
                     # what a drafter drew may end it early: to throw that away would favour other draws
                     n_min = 0 if speculation.verify == "rejection" else speculation.n_min
-                    if (k := len(each.proposals[index])) >= n_min:
+                    if index in each.proposals and (k := len(each.proposals[index])) >= n_min:
                         each.use(index, k)
 
     def _plan(self, planner: Planner, rounds: Items[Drafted], n_beside: int) -> None:
@@ -143,21 +139,23 @@ class Drafting:
         for index, some in asks.items():
             self._ask(index, some, is_waited_for=True)
             for each, _ in some:
-                if (k := len(each.proposals[index])) >= max(each.sequence.request.speculation.n_min, 1):
+                if (k := len(each.proposals.get(index, ()))) >= max(each.sequence.request.speculation.n_min, 1):
                     each.use(index, k, is_probe=each.choice.is_probe)
 
     def _look_back(self, planner: Planner, drafted: Drafted, index: int) -> None:
         """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
         sequence, course = drafted.sequence, self._courses[drafted.sequence.slot]
         assert course.track is not None
-        drafter, start = self._chains[sequence.slot][index], perf_counter()
-        tokens = None if sequence.request.speculation.synthetic else drafter.hindsight(sequence.history, N_HINDSIGHT)
-        seconds = perf_counter() - start
-        sequence.recorder.looked_back(drafter.name, seconds)
-        is_right = None
-        if tokens is not None:
-            pairs = zip(tokens.tolist(), sequence.pieces[-N_HINDSIGHT:], strict=True)
-            is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
+        guard = course.guards[index]
+        is_right, seconds = None, 0.0
+        if not sequence.request.speculation.synthetic:
+            tokens, seconds = guard.hindsight(N_HINDSIGHT), guard.seconds
+            sequence.recorder.looked_back(guard.name, seconds)
+            if guard.is_left_out:
+                return
+            if tokens is not None:
+                pairs = zip(tokens.tolist(), sequence.pieces[-N_HINDSIGHT:], strict=True)
+                is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
         planner.observe_hindsight(index, course.track, is_right, seconds)
 
     def _wish(self, planner: Planner, drafted: Drafted) -> Wish:
@@ -170,21 +168,19 @@ class Drafting:
 
     def _ask(self, index: int, asked: Items[tuple[Drafted, int]], *, is_waited_for: bool = False) -> None:
         """Ask one drafter of several slots together."""
-        drafters = [self._chains[each.sequence.slot][index] for each, _ in asked]
-        asks = [Ask(drafter, each.sequence.history, limit) for drafter, (each, limit) in zip(drafters, asked, strict=True)]
-        start = perf_counter()
-        drafts = type(drafters[0]).draft_together(asks)
-        seconds = (perf_counter() - start) / len(asks)
-        for (each, limit), draft in zip(asked, drafts, strict=True):
-            proposal = draft.cut(min(limit, _n_known(draft.tokens[:limit], self._n_vocab)))
-            each.proposals[index] = proposal
-            each.sequence.recorder.drafted(drafters[0].name, len(proposal), seconds)
+        guards = [self._courses[each.sequence.slot].guards[index] for each, _ in asked]
+        asks = [Ask(guard.drafter, each.sequence.history, limit) for guard, (each, limit) in zip(guards, asked, strict=True)]
+        for (each, _), guard, draft in zip(asked, guards, draft_for_all(guards, asks), strict=True):
+            each.sequence.recorder.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
             if is_waited_for:
-                each.draft_s += seconds
+                each.draft_s += guard.seconds
+            if draft is None:
+                continue
+            each.proposals[index] = draft
             if self._planner is not None:
                 track = self._courses[each.sequence.slot].track
                 assert track is not None
-                self._planner.observe_draft(index, track, len(proposal), seconds)
+                self._planner.observe_draft(index, track, len(draft), guard.seconds)
 
     # After it
 
@@ -198,24 +194,25 @@ class Drafting:
         verdict = Verdict(len(drafted.draft), len(path), n_emitted, is_used=used is not None, path=path)
         sequence.recorder.round(verdict.n_offered, n_emitted)
         course = self._courses.get(sequence.slot)
-        for index in course.members if course is not None else ():
-            drafter = self._chains[sequence.slot][index]
+        for index, guard in course.guards.items() if course is not None else ():
+            assert course is not None
             proposal = drafted.proposals.get(index)
             n_proposed = 0 if proposal is None else len(proposal)
             if index == used:
                 own = Verdict(verdict.n_offered, len(path), n_emitted, is_used=True, n_proposed=n_proposed, path=path)
-                sequence.recorder.verified(drafter.name, own, drafted.draft.depth)
+                sequence.recorder.verified(guard.name, own, drafted.draft.depth)
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
-            if course is not None and course.track is not None:
+            if guard.is_left_out:
+                continue
+            if course.track is not None:
                 truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
                 proposed = None if proposal is None else _as_chain(proposal, truth.tolist())
-                if proposed == [] and drafter.is_costly:
+                if proposed == [] and guard.drafter.is_costly:
                     proposed = _MISS  # it was paid for
                 course.track.score(index, proposed, truth.tolist())
-            start = perf_counter()
-            drafter.accept(sequence.history, own)
-            sequence.recorder.told(drafter.name, perf_counter() - start)
+            guard.accept(own)
+            sequence.recorder.told(guard.name, guard.seconds)
         return verdict
 
     def observe_round(self, rounds: Items[Drafted], verdicts: Items[Verdict], n_beside: int, pass_s: float) -> None:
@@ -245,8 +242,3 @@ def _as_chain(proposal: Draft, emitted: Items[int]) -> list[int]:
     path = match_tree(tokens, parents, lambda _, depth: [*emitted, *_MISS][depth]).path
     is_at_leaf = (path[-1] if len(path) else -1) not in parents
     return [tokens[node] for node in path] + ([] if is_at_leaf else _MISS)
-
-
-def _n_known(tokens: np.ndarray, n_vocab: int) -> int:
-    """How many of `tokens` stand before the first that the target does not have."""
-    return next((i for i, token in enumerate(tokens.tolist()) if not 0 <= token < n_vocab), len(tokens))

@@ -86,8 +86,8 @@ class Engine:
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = model.info.n_vocab if tokenizer is None else min(model.info.n_vocab, tokenizer.n_vocab)
-        drafting = Drafting(chains, planner, self._n_vocab)
-        loop = Loop(model, memory, drafting, *observers, n_vocab=self._n_vocab)
+        self._drafting = Drafting(chains, planner, model.info.n_vocab)
+        loop = Loop(model, memory, self._drafting, *observers, n_vocab=self._n_vocab)
         give_back = partial(_give_back, self._drafters, template, loader)
         self._worker = Worker(loop, give_back, n_slots=model.state_spec.n_slots, max_queue=max_queue)
 
@@ -107,6 +107,7 @@ class Engine:
         spec_verify: Literal["match", "rejection"] = "match",
         spec_synth_rates: Iterable[float] | None = None,
         spec_synth_len: float | None = None,
+        spec_timeout: float = 30.0,
         threads: int | None = None,
         n_ctx: int = 4096,
         slots: int = 1,
@@ -137,6 +138,9 @@ class Engine:
                 draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it. Trees are
                 verified as always.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
+            spec_timeout: Seconds. A drafter two of whose calls in a request take longer is left out of the rest of it: a call
+                cannot be interrupted, only not be made again. A call is one of a drafter's methods, or one step of a `begin`
+                that takes steps.
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together.
             slots: Sequences that run at once; requests beyond them queue.
@@ -165,6 +169,7 @@ class Engine:
             is_fixed=spec_fixed or spec_verify == "rejection",
             verify=spec_verify,
             synthetic=synthetic_rates(spec_synth_rates, spec_synth_len),
+            timeout_s=spec_timeout,
         )
         if speculation.synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")

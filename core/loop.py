@@ -308,8 +308,7 @@ class Loop:
 
     def _release(self, sequence: Sequence) -> None:
         self._free(sequence.slot)
-        for drafter in self._drafting.end(sequence):
-            guarded(drafter.end)
+        self._drafting.end(sequence)
         summary = sequence.recorder.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)

@@ -166,6 +166,7 @@ class Speculation:
     is_fixed: bool = False  # the first draft of the chain is taken as it is; otherwise the planner decides
     verify: Literal["match", "rejection"] = "match"
     synthetic: tuple[float, ...] = ()  # chances by position that stand in for the target's verdict, for benchmarks
+    timeout_s: float = 30.0  # a drafter two of whose calls take longer is left out of the rest of the request
 
     def __attrs_post_init__(self) -> None:
         for name in ("n_max", "n_min"):
@@ -173,6 +174,8 @@ class Speculation:
                 raise OptionError(f"speculative: {name} is {value!r}, expected a whole number of at least 0")
         if self.n_min > self.n_max > 0:
             raise OptionError(f"speculative: n_min is {self.n_min}, expected at most n_max, which is {self.n_max}")
+        if not _is_number(self.timeout_s) or not self.timeout_s > 0:
+            raise OptionError(f"spec_timeout is {self.timeout_s!r}, expected a number of seconds above 0")
         if self.verify not in VERIFY:
             raise OptionError(f"spec_verify is {self.verify!r}, expected one of {', '.join(VERIFY)}")
         if self.synthetic and self.verify != "match":
@@ -264,7 +267,7 @@ class Speculation:
         """What is in force, in the form in which a request gives it."""
         told: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
         if self.members:
-            told |= {"is_fixed": self.is_fixed, "verify": self.verify}
+            told |= {"is_fixed": self.is_fixed, "verify": self.verify, "timeout_s": self.timeout_s}
             told |= {"synthetic": list(self.synthetic)} if self.synthetic else {}
         return told | {member.name: attrs.asdict(member.options) for member in self.members if options_of(type(member.options))}
 

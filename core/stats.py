@@ -32,6 +32,7 @@ class _Counts:
     begin_s: float = 0.0
     draft_s: float = 0.0
     accept_s: float = 0.0
+    failed: str | None = None
 
     def verified(self, verdict: Verdict, depth: int) -> None:
         """A draft, `depth` tokens deep, was verified."""
@@ -63,12 +64,14 @@ class Recorder:
         self._effective = effective
         self._started_at = self._first_token_at = self._last_token_at = 0.0
 
-    def begun(self, drafter: str, start: float) -> float:
-        """A drafter was at the request's prompt since `start`, which is prompt time; returns for how many seconds."""
+    def begun(self, drafter: str, seconds: float) -> None:
+        """A drafter was at the request's prompt for so long until now, which is prompt time."""
         self._first_token_at = self._last_token_at = perf_counter()
-        seconds = self._last_token_at - start
         self._counts[drafter].begin_s += seconds
-        return seconds
+
+    def failed(self, drafter: str, told: str) -> None:
+        """A drafter failed, as `told` says, and is left out of the rest of the request."""
+        self._counts[drafter].failed = told
 
     def start(self, n_prompt: int, n_reused: int) -> None:
         """The request has a slot, which holds `n_reused` of its `n_prompt` tokens."""

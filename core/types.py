@@ -36,10 +36,22 @@ __all__ = [
 
 
 def tokens_array(tokens: Any) -> np.ndarray:
-    """A read-only (n,) int32 array of `tokens`, which may be any sequence of ints."""
-    array = np.array(tokens, dtype=np.int32).reshape(-1)
-    array.flags.writeable = False
-    return array
+    """A read-only (n,) int32 copy of `tokens`, which may be any sequence of ints.
+
+    Raises:
+        ValueError: It is something else, or has an int that is no int32.
+    """
+    given = np.array(tokens)
+    array = given.astype(np.int32, copy=False) if given.dtype.kind in "iu" or not given.size else None
+    if array is None or array.ndim != 1 or (array is not given and not np.array_equal(array, given)):
+        raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32")
+    return read_only(array)
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view of an array that nobody who holds it can make writable."""
+    view: np.ndarray = np.asarray(array.data.toreadonly())
+    return view
 
 
 @frozen(eq=False)
@@ -271,6 +283,7 @@ class DrafterStats:
     begin_s: float = 0.0
     draft_s: float = 0.0
     accept_s: float = 0.0
+    failed: str | None = None  # the method and its error, after which the request went on without the drafter
 
 
 @frozen

@@ -50,6 +50,7 @@ def answers(engine, n, way):
     for result in results:
         stats = result.stats
         assert stats.n_emitted == len(result.tokens) == stats.n_rounds + stats.n_accepted
+        assert all(drafter.failed is None for drafter in stats.drafters.values())
     return results
 
 

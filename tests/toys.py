@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.engine import Engine
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader
 from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.speculation import Member, Speculation
+from augury.testing.drafter.engines import StrictEngine
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -75,14 +75,19 @@ def toy_engine(
     verify="match",
     synthetic=(),
     max_queue=None,
+    kind=StrictEngine,
+    timeout_s=30.0,
     **model,
 ):
-    """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain."""
+    """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain.
+
+    Unless `kind` is `Engine`, which forgives, none of them may fail.
+    """
     toy = ToyModel(n_slots=slots, n_ctx=n_ctx, **model)
     makers = [drafter] if callable(drafter) else drafter or []
     chains = [[make(toy) for make in makers] for _ in range(slots)]
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])
-    return Engine(
+    return kind(
         toy,
         Contiguous(NoOptions(), toy.state_spec),
         chains,
@@ -90,7 +95,13 @@ def toy_engine(
         tokenizer=tokenizer,
         template=None,
         speculation=Speculation(
-            members, n_max, min(n_min, n_max), is_fixed=planner is None, verify=verify, synthetic=synthetic
+            members,
+            n_max,
+            min(n_min, n_max),
+            is_fixed=planner is None,
+            verify=verify,
+            synthetic=synthetic,
+            timeout_s=timeout_s,
         ),
         planner=planner,
         config={},

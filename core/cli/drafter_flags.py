@@ -88,6 +88,13 @@ def add_speculation_flags(parser: Any) -> None:
         metavar="N",
         help="the same as one chance for every token: N tokens of an endless draft are accepted on average",
     )
+    parser.add_argument(
+        "--spec-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a drafter two of whose calls take longer is left out of the rest of the request (default: 30)",
+    )
 
 
 def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -> None:

@@ -99,6 +99,7 @@ def load_engine(
             spec_verify=args.spec_verify,
             spec_synth_rates=args.spec_synth_rates,
             spec_synth_len=args.spec_synth_len,
+            spec_timeout=args.spec_timeout,
             threads=args.threads,
             n_ctx=args.ctx_size,
             slots=args.parallel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,9 +82,11 @@ class CheckItem(pytest.Item):
         self._check.run(self._subject)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A broken contract in words, with the script that broke it; of anything else the traceback."""
+        """A broken contract in words, with what led to it and the plugin's own error; of anything else the traceback."""
         if isinstance(excinfo.value, ContractError):
-            return "\n".join([str(excinfo.value), *getattr(excinfo.value, "__notes__", ())])
+            cause = excinfo.value.__cause__
+            told = [] if cause is None else ["", *traceback.format_exception(cause)]
+            return "\n".join([str(excinfo.value), *getattr(excinfo.value, "__notes__", ()), *told])
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:

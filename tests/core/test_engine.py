@@ -10,7 +10,6 @@ from toys import ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine import Engine
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
-from augury.interfaces import Drafter
 from augury.running import Channel
 
 GREEDY = {"temperature": 0.0}
@@ -81,24 +80,6 @@ def test_an_interrupt_leaves_the_engine_usable(engine, monkeypatch):
     monkeypatch.undo()
     assert running.result().finish_reason == "cancelled"
     assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
-
-
-def test_a_failing_drafter_fails_its_request_not_the_engine():
-    class Failing(Drafter):
-        name = "failing"
-        fails = True
-
-        def draft(self, history, limit):
-            if self.fails:
-                raise RuntimeError("no idea")
-            return super().draft(history, limit)
-
-    with toy_engine(drafter=lambda _: Failing(None, None)) as engine:
-        with pytest.raises(RuntimeError, match="no idea"):
-            engine.generate([1], max_tokens=5, **GREEDY)
-        with pytest.raises(RuntimeError, match="no idea"):
-            list(engine.stream([1], max_tokens=5, **GREEDY))
-        assert len(engine.generate([1], max_tokens=5, speculative={"n_max": 0}, **GREEDY).tokens) == 5
 
 
 def test_evaluate_gives_every_row_or_those_asked_for(engine):
@@ -188,6 +169,9 @@ def test_rows_that_are_no_positions_are_refused(engine, rows):
         {"memory": None},
         {"spec_type": None},
         {"spec_type": [5]},
+        {"spec_timeout": 0},
+        {"spec_timeout": float("nan")},
+        {"spec_timeout": "long"},
         {"spec_options": 5},
         {"spec_type": "ngram-simple", "spec_options": {"ngram-simple": 5}},
         {"spec_type": "ngram-simple", "spec_options": {"ngram-simple": {5: 5}}},

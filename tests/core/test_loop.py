@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
-from augury.interfaces import Drafter
 from augury.pass_costs import PassCosts, PassTime
 from augury.planner import Planner
-from augury.types import Draft
 
 GREEDY = {"temperature": 0.0}
 scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6)
@@ -77,19 +75,6 @@ def test_what_exceeds_the_limit_is_cut_and_what_is_short_thrown_away():
     with toy_engine(drafter=scripted([(6, 0)]), n_max=4) as engine:
         assert engine.generate([1], max_tokens=11, **GREEDY).stats.accepted_by_position == (2, 2, 2, 2)
         assert engine.generate([1], max_tokens=3, speculative={"n_min": 3}, **GREEDY).stats.n_drafted == 0
-
-
-def test_tokens_that_the_target_does_not_have_end_a_draft():
-    class Foreign(Drafter):
-        name = "foreign"
-
-        def draft(self, history, limit):
-            return Draft([3, 99, 1])
-
-    with toy_engine(drafter=lambda _: Foreign(None, None)) as engine:
-        result = engine.generate([1], max_tokens=8, **GREEDY)
-    assert list(result.tokens) == ToyModel().plain([1], 8)
-    assert len(result.stats.accepted_by_position) == 1
 
 
 @pytest.mark.parametrize("drafter", [None, scripted([(7, 0)]), scripted([(1, 3)])])
@@ -199,21 +184,9 @@ def test_a_request_cancelled_while_its_drafter_begins_ends_without_the_rest():
         assert list(engine.generate([1, 2, 3], max_tokens=9, **GREEDY).tokens) == ToyModel().plain([1, 2, 3], 9)
 
 
-def test_a_drafter_that_fails_in_a_step_of_its_begin_fails_the_request_and_not_the_engine():
-    class Failing(SteppingDrafter):
-        def step(self, i):
-            if i == 3:
-                raise RuntimeError("no memory")
-
-    with toy_engine(drafter=Failing) as engine:
-        with pytest.raises(RuntimeError, match="no memory"):
-            engine.generate([1], max_tokens=5, **GREEDY)
-        assert len(engine.generate([1], max_tokens=5, speculative={"n_max": 0}, **GREEDY).tokens) == 5
-
-
 def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_to_take(monkeypatch):
     now = [0.0]
-    for module in ("drafting", "loop", "stats"):
+    for module in ("drafter_guard", "loop", "stats"):
         monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
     seen = []
 
@@ -249,18 +222,13 @@ def test_observers_see_rounds_and_requests_whose_sums_agree():
     assert np.isfinite([each.forward_s for each in rounds]).all()
 
 
-def test_a_failing_observer_or_end_is_logged_and_harms_no_request(caplog):
-    class Ending(ScriptedDrafter):
-        def end(self):
-            raise RuntimeError("cannot end")
-
+def test_a_failing_observer_is_logged_and_harms_no_request(caplog):
     def failing(**seen):
         raise RuntimeError("cannot watch")
 
-    with toy_engine(drafter=Ending, observers=(failing, failing)) as engine:
+    with toy_engine(observers=(failing, failing)) as engine:
         result = engine.generate([1], max_tokens=5, **GREEDY)
     assert list(result.tokens) == ToyModel().plain([1], 5)
-    assert "cannot end" in caplog.text
     assert "cannot watch" in caplog.text
 
 

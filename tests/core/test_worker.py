@@ -8,6 +8,7 @@ import threading
 import pytest
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
+from augury.engine import Engine
 from augury.errors import AuguryError
 from augury.interfaces import MemoryManager
 
@@ -79,7 +80,7 @@ NOBODY = ("memory.end", "drafter.end", "drafting.observe_round", "loop._on_round
 @pytest.mark.parametrize("where", [*ALONE, *TOGETHER, *NOBODY])
 def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
     for n in (1, 2, 3, 5, 8, 12):
-        with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(ignore, ignore)) as engine:
+        with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(ignore, ignore), kind=Engine) as engine:
             gate = threading.Event()
             engine._worker._loop._model.on_forward = lambda gate=gate: gate.wait(SECONDS)
             fault = Fault(error, n)
@@ -152,14 +153,15 @@ def test_a_warning_that_cannot_be_given_harms_nobody(error, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    monkeypatch.setattr(logging.getLogger("augury.loop"), "handlers", [logging.StreamHandler(closed)])
-    monkeypatch.setattr(logging.getLogger("augury.loop"), "level", logging.INFO)
-    monkeypatch.setattr(logging.getLogger("augury.loop"), "propagate", False)
+    for name in ("augury.loop", "augury.drafting"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.StreamHandler(closed)])
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
+        monkeypatch.setattr(logging.getLogger(name), "propagate", False)
 
     def failing(**seen):
         raise error
 
-    with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(failing, failing)) as engine:
+    with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(failing, failing), kind=Engine) as engine:
         Fault(error, 1, n_times=99).into(engine._drafters[0], "end")
         runnings = [engine.submit(prompt, max_tokens=5, **GREEDY) for prompt in PROMPTS]
         runnings[1].cancel()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.drafter_guard import misfit
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import Round, Way
@@ -225,18 +226,12 @@ def _path(draft: Draft) -> list[int]:
 
 def _misfit(draft: Draft, n_vocab: int) -> str | None:
     """What does not fit in a draft, or None."""
-    parents, probabilities, k = draft.parents, draft.probabilities, len(draft)
-    if parents is not None:
-        if len(parents) != k:
-            return f"{len(parents)} parents of {k} tokens"
-        if ((parents < -1) | (parents >= np.arange(k))).any():
-            return f"parents {parents.tolist()}, where each is -1 or stands before its token"
-    if probabilities is not None:
-        if probabilities.shape != (k, n_vocab):
-            return f"probabilities of shape {probabilities.shape}, expected {(k, n_vocab)}"
+    if (seen := misfit(draft, n_vocab)) is not None:
+        return seen
+    if (probabilities := draft.probabilities) is not None:
         is_sum_1 = abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE
         if not (np.isfinite(probabilities).all() and (probabilities >= 0).all() and is_sum_1.all()):
             return "probabilities that are negative or not finite, or do not sum to 1"
-        if (probabilities[np.arange(k), draft.tokens] <= 0).any():
+        if (probabilities[np.arange(len(draft)), draft.tokens] <= 0).any():
             return "a token whose probability is 0"
     return None

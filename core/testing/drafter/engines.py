@@ -13,12 +13,13 @@ from augury.testing.toys import TINY_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from augury.registry import Registry
     from augury.testing.drafter.world import Subject, Tally
     from augury.types import Result
 
-__all__ = ["N_TOKENS", "WAYS", "Output", "answers", "compare", "counted", "engine_with", "output", "plain"]
+__all__ = ["N_TOKENS", "WAYS", "Output", "StrictEngine", "answers", "compare", "counted", "engine_with", "output", "plain"]
 
 N_TOKENS = 40  # that an answer has
 WAYS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,28 @@ Output = list[tuple[tuple[int, ...], list[float | None]]]
 """Of each prompt tokens and their log-probabilities."""
 
 
+class StrictEngine(Engine):
+    """An engine that does not forgive: of a drafter that fails it says so when it is left."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._failures = failures = list[tuple[str, str, BaseException]]()
+        self._drafting.on_failure = lambda *failure: failures.append(failure)  # the thread must not hold the engine
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close.
+
+        Raises:
+            ContractError: A drafter failed.
+        """
+        super().__exit__(kind, error, trace)
+        if error is None and self._failures:
+            name, method, failure = self._failures[0]
+            raise contract.ERROR.broken(
+                name, f"{type(failure).__name__}: {failure}, in `{method}`, in a running engine"
+            ) from failure
+
+
 def engine_with(
     *drafters: Subject,
     registry: Registry,
@@ -38,8 +61,8 @@ def engine_with(
     is_fixed: bool = True,
     n_ctx: int = 320,
 ) -> Engine:
-    """An engine on the tiny target with a chain of drafters, or with none."""
-    return Engine.load(
+    """An engine on the tiny target with a chain of drafters, or with none; it does not forgive them anything."""
+    return StrictEngine.load(
         TINY_TARGET,
         backend=backend,
         spec_type=[each.name for each in drafters],

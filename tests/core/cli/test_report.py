@@ -1,10 +1,13 @@
 """What is in force, in brief, and only where somebody reads it."""
 
+import json
 import re
 
 import pytest
 from commands import here, run
 from oracles.models import tiny_model
+
+from augury.drafters.ngram_simple import NgramSimple
 
 DRAFTER = f"draft-model:model={tiny_model('llama-dense-q4_0')}"
 
@@ -52,3 +55,17 @@ def test_what_is_not_a_terminal_gets_the_last_line_alone(capsys):
     *others, last = err.splitlines()
     assert not [line for line in others if line.startswith(("llama-dense", "drafts:"))]
     assert "generated 1 tokens" in last
+
+
+def test_a_drafter_that_failed_is_a_line_of_the_statistics(capsys, monkeypatch):
+    def failing(drafter, history, limit):
+        raise LookupError("where am I?")
+
+    monkeypatch.setattr(NgramSimple, "draft", failing)
+    words = ["run", *here(), "-c", 64, "--prompt-tokens", "1,2", "-n", 4, "--spec-fixed", "--spec-type", "ngram-simple"]
+    code, _, err = run(capsys, *words, "--stats")
+    assert code == 0
+    assert err.count("plugin=ngram-simple method=draft") == 1
+    assert "  left out, for it failed in draft: LookupError: where am I?" in err.splitlines()
+    _, out, _ = run(capsys, *words, "--json")
+    assert json.loads(out)["draft"]["drafters"]["ngram-simple"]["failed"] == "draft: LookupError: where am I?"

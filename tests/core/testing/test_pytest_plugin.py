@@ -18,9 +18,18 @@ class Long(Drafter):
         return Draft([1] * (limit + 1))
 
 
+class Lost(Drafter):
+    name = "lost"
+
+    def draft(self, history, limit):
+        if self.session.n_slots > 2:
+            raise LookupError("where am I?")
+        return Draft()
+
+
 @hookimpl
 def augury_drafters():
-    return [Long]
+    return [Long, Lost]
 """
 
 
@@ -62,6 +71,15 @@ def test_a_broken_contract_is_a_failure_of_one_sentence(run):
     assert "too-long: A draft has at most `limit` tokens. Seen: 65 tokens where the limit was 64" in ended.stdout
     assert "Traceback" not in ended.stdout
     assert "drafters in the checks" not in ended.stdout
+
+
+def test_what_a_drafter_raises_is_shown_with_its_own_traceback(run):
+    ended = run("--augury-drafter", "lost", "-k", "greedy")
+    assert ended.returncode == 1
+    assert (
+        "lost: A drafter that knows nothing declines; its methods raise nothing. Seen: LookupError: where am I?" in ended.stdout
+    )
+    assert 'raise LookupError("where am I?")' in ended.stdout
 
 
 def test_a_drafter_that_declines_every_time_is_told_so(run):
