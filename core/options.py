@@ -156,19 +156,24 @@ def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> An
 
     Args:
         options_class: What a plugin declared.
-        values: Texts or JSON values by field name; dashes count as underscores.
+        values: Texts or JSON values by field name or alias, such as `ngram_size_n` for "spec-ngram-size-n"; dashes count as
+            underscores.
         where: What the messages begin with, such as "--spec-type ngram-simple".
 
     Raises:
         OptionError: A key is unknown, or a value has the wrong type or is out of range.
     """
     known = options_of(options_class)
+    names = {alias.removeprefix("spec-").replace("-", "_"): each.name for each in known.values() for alias in each.aliases}
+    names |= {name: name for name in known}
     converted = {}
     for key, value in values.items():
-        name = key.replace("-", "_")
-        if name not in known:
-            message = f"{where}: there is no option {key!r}{nearest(name, known)}"
+        name = names.get(key.replace("-", "_"))
+        if name is None:
+            message = f"{where}: there is no option {key!r}{nearest(key.replace('-', '_'), known)}"
             raise OptionError(message)
+        if name in converted:
+            raise OptionError(f"{where}: {key} is another name of {name}, which is given, too; give one of them")
         converted[name] = known[name].convert(value, where)
     return options_class(**converted)
 

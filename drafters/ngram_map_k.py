@@ -35,8 +35,16 @@ __all__ = ["NgramMapK", "NgramMapKOptions"]
 class NgramMapKOptions:
     """Options of `ngram-map-k`."""
 
-    n: int = option(12, help="length of the key that is looked up", ge=1, le=1024, aliases=("spec-ngram-map-k-size-n",))
-    m: int = option(48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k-size-m",))
+    n: int = option(
+        12,
+        help="length of the key that is looked up",
+        ge=1,
+        le=1024,
+        aliases=("spec-ngram-map-k-size-n", "spec-ngram-size-n"),
+    )
+    m: int = option(
+        48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k-size-m", "spec-ngram-size-m")
+    )
 
 
 class NgramMapK(NgramMap):

@@ -40,10 +40,22 @@ _LEAD = 2  # times the others together
 class NgramMapK4vOptions:
     """Options of `ngram-map-k4v`."""
 
-    n: int = option(12, help="length of the key that is looked up", ge=1, le=1024, aliases=("spec-ngram-map-k4v-size-n",))
-    m: int = option(48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k4v-size-m",))
+    n: int = option(
+        12,
+        help="length of the key that is looked up",
+        ge=1,
+        le=1024,
+        aliases=("spec-ngram-map-k4v-size-n", "spec-ngram-size-n"),
+    )
+    m: int = option(
+        48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k4v-size-m", "spec-ngram-size-m")
+    )
     min_hits: int = option(
-        1, help="how often a key must have been found for a draft", ge=1, le=_MAX_COUNT, aliases=("spec-ngram-min-hits",)
+        1,
+        help="how often a key must have been found for a draft",
+        ge=1,
+        le=_MAX_COUNT,
+        aliases=("spec-ngram-min-hits",),
     )
 
 

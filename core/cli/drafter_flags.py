@@ -6,10 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.draft_params import DraftParams
-from augury.cli.parser import count
+from augury.cli.parser import converted, count
 from augury.cli.report import say, synthetic_text
-from augury.errors import AuguryError
-from augury.options import options_of, parse_specs
+from augury.errors import AuguryError, OptionError
+from augury.options import Spec, options_of, parse_specs
 from augury.speculation import VERIFY, synthetic_rates
 
 if TYPE_CHECKING:
@@ -19,10 +19,19 @@ if TYPE_CHECKING:
     from augury.options import Option
     from augury.registry import Registry
 
-__all__ = ["add_drafter_flags", "add_speculation_flags", "drafter_options", "flag_of", "names_in_use", "warn_of_synthetic"]
+__all__ = [
+    "add_drafter_flags",
+    "add_speculation_flags",
+    "drafter_options",
+    "flag_of",
+    "limits_apart",
+    "names_in_use",
+    "warn_of_synthetic",
+]
 
 _DEST = "drafter_values"
 _SPEC_TYPE = ("--spec-type", "--spec-config", "--spec-draftless")
+_LIMITS = {"n_max": ("draft_max", "--draft-max"), "n_min": ("draft_min", "--draft-min")}
 _DRAFT_MODEL = ("-md", "--model-draft", "--spec-draft-model", "-draft", "--draft-params")
 
 
@@ -166,6 +175,33 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
             drafter = registry.choose("drafter", None) if spec.name == "auto" else registry.find("drafter", spec.name)
             names.append(drafter.name)
     return names
+
+
+def limits_apart(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
+    """`n_max` and `n_min` of one drafter alone, which are the limits of all drafts where it has no such options itself.
+
+    So `--spec-type draft:n_max=4` is read as in ik_llama.cpp.
+
+    Returns:
+        What `--spec-type` says besides, and the limits as `Engine.load` calls them.
+
+    Raises:
+        OptionError: Several drafters are to have limits of their own, or one is no number.
+    """
+    specs = [spec for text in spec_types for spec in parse_specs(text)]
+    limits: dict[str, int] = {}
+    for spec in specs:
+        for key, value in spec.values:
+            if key not in _LIMITS or key in options_of(registry.find("drafter", spec.name).options_class):
+                continue
+            if len(specs) > 1:
+                raise OptionError(f"--spec-type: {spec.name} has no {key} of its own; {_LIMITS[key][1]} limits all drafters")
+            limits[_LIMITS[key][0]] = converted(f"--spec-type {spec.name}:{key}", value, count(least=0))
+    if not limits:
+        return spec_types, limits
+    (spec,) = specs
+    rest = tuple((key, value) for key, value in spec.values if key not in _LIMITS or _LIMITS[key][0] not in limits)
+    return [str(Spec(spec.name, rest))], limits
 
 
 def warn_of_synthetic(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury import log
 from augury.cache_type import CACHE_TYPES
-from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, names_in_use
+from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, limits_apart, names_in_use
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
@@ -84,17 +84,17 @@ def load_engine(
     from augury.engine import Engine
 
     log.configure(verbosity=args.verbose, is_quiet=args.quiet)
+    rest, limits = limits_apart(spec_type, args.registry)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         engine = Engine.load(
             args.model,
             backend=args.backend,
             memory=args.memory,
-            spec_type=spec_type,
+            spec_type=rest,
             draft_model=draft_model,
             spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),
-            draft_max=args.draft_max,
-            draft_min=args.draft_min,
+            **{"draft_max": args.draft_max, "draft_min": args.draft_min, **limits},
             spec_fixed=args.spec_fixed,
             spec_verify=args.spec_verify,
             spec_synth_rates=args.spec_synth_rates,

@@ -25,6 +25,12 @@ def test_options_carry_what_the_three_doors_need():
     assert found["model"].is_optional
 
 
+def test_an_alias_is_a_key_too():
+    assert build(Options, {"size_n": "3"}, "here") == build(Options, {"size-n": 3}, "here") == Options(n=3)
+    with pytest.raises(OptionError, match="size_n is another name of n, which is given, too"):
+        build(Options, {"n": 3, "size_n": 4}, "here")
+
+
 def test_texts_and_json_values_build_the_same():
     texts = build(Options, {"n": "3", "p": "0.25", "mode": "b", "fast": "true", "model": "x.gguf"}, "here")
     assert texts == build(Options, {"n": 3, "p": 0.25, "mode": "b", "fast": True, "model": "x.gguf"}, "here")

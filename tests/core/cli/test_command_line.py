@@ -108,6 +108,18 @@ def test_flags_of_a_drafter_are_its_options(capsys):
         assert "n=2" in told["spec_type"]
 
 
+def test_a_spec_type_of_ik_llama_cpp_is_understood(capsys):
+    words = [
+        "--prompt-tokens",
+        REPEATING,
+        "--spec-type",
+        "ngram-map-k4v:n_max=3,ngram_size_n=2,ngram_size_m=4,ngram_min_hits=1",
+    ]
+    (told,) = objects(capsys, *GREEDY, *words)
+    assert told["spec_type"] == "ngram-map-k4v:n=2,m=4,min_hits=1"
+    assert told["speculative"]["n_max"] == 3
+
+
 @pytest.mark.parametrize("flag", ["--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"])
 def test_a_draft_is_no_longer_than_asked_for(capsys, flag):
     words = ["--prompt-tokens", REPEATING, "-md", MODEL]

@@ -3,7 +3,7 @@
 import pytest
 
 from augury.cli.command_line import make_parser
-from augury.cli.drafter_flags import drafter_options, names_in_use
+from augury.cli.drafter_flags import drafter_options, limits_apart, names_in_use
 from augury.drafters.draft_model import DraftModelOptions
 from augury.errors import OptionError
 from augury.options import options_of
@@ -87,6 +87,36 @@ def test_spec_config_is_spec_type_by_another_name():
     args = parsed("--spec-config", "draft;ngram-cache:n=4,m=2", "--spec-type", "suffix")
     assert args.spec_type == ["draft;ngram-cache:n=4,m=2", "suffix"]
     assert names_in_use(args.spec_type, REGISTRY) == ["draft-model", "ngram-cache", "suffix"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "rest", "limits"),
+    [
+        (["draft:n_max=4,p_min=0.0"], ["draft:p_min=0.0"], {"draft_max": 4}),
+        (
+            ["ngram-map-k4v:n_max=64,n_min=2,ngram_size_n=8"],
+            ["ngram-map-k4v:ngram_size_n=8"],
+            {"draft_max": 64, "draft_min": 2},
+        ),
+        (["ngram-mod:n_max=64,n_min=48"], ["ngram-mod:n_max=64,n_min=48"], {}),
+        (["suffix", "draft"], ["suffix", "draft"], {}),
+        ([], [], {}),
+    ],
+)
+def test_limits_in_ik_llama_cpps_spec_type_are_those_of_all_drafts(texts, rest, limits):
+    assert limits_apart(texts, REGISTRY) == (rest, limits)
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["ngram-simple:n_max=8;draft"], "ngram-simple has no n_max of its own; --draft-max limits all drafters"),
+        (["draft:n_min=x"], "--spec-type draft:n_min is 'x', expected a whole number of at least 0"),
+    ],
+)
+def test_limits_that_cannot_be_had_are_refused(texts, told):
+    with pytest.raises(OptionError, match=told):
+        limits_apart(texts, REGISTRY)
 
 
 # --spec-self
