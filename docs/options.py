@@ -31,8 +31,10 @@ page is written by `make docs`, and a test compares it with what plugins and com
 
 `--spec-type` takes `name:key=value,key=value;name`. Each key is a flag as well, `--spec-NAME-KEY`, and the aliases below mean
 the same, as keys too: `ngram_size_n` for `--spec-ngram-size-n`. `n_max` and `n_min` of one drafter alone are `--draft-max` and
-`--draft-min` where it has no such options. What is marked *per request* may be sent with a request: `{"speculative": {"draft-model": {"p_min": 0.5}}}`; every
-request may also send `n_max`, `n_min`, `p_min`, and a `type`: `"none"` or some of the drafters that were loaded.
+`--draft-min` where it has no such options.
+
+What is marked *per request* may be sent with a request: `{"speculative": {"draft-model": {"p_min": 0.5}}}`; every request may
+also send `n_max`, `n_min`, `p_min`, and a `type`: `"none"` or some of the drafters that were loaded.
 `{"speculative": false}`, in Python `speculative=False`, is short for `"type": "none"`. llama.cpp's spelling
 `{"speculative.n_max": 8}` means the same as `{"speculative": {"n_max": 8}}`.
 """

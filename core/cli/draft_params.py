@@ -31,7 +31,16 @@ _TWINS = {  # the target's flags, by the draft model's options; any other option
     "backend": ("--backend",),
     "p_min": ("--draft-p-min", "--spec-draft-p-min"),
 }
-_AS_TARGET = ("parallel", "memory", "n_predict", "stop", "logit_bias", "ignore_eos", *sampling_options())  # by `dest`
+_AS_TARGET = (
+    "parallel",
+    "memory",
+    "n_predict",
+    "stop",
+    "logit_bias",
+    "samplers",
+    "ignore_eos",
+    *sampling_options(),
+)  # by `dest`
 
 
 class DraftParams(FlagsAction):

@@ -138,7 +138,6 @@ _REFUSED = {
         --penalize-nl --cfg-negative-prompt N --cfg-negative-prompt-file N --cfg-scale N=1 --banned-string-file N --banned-n N
         --allowlist-unicode-rule N --allowlist-pieces N --allowlist-keyword N --allowlist-keyword-delay N
         --expiring-logit-bias-file N""",
-    "samplers take their turns in llama.cpp's default order": "--samplers N --sampler-seq N --sampling-seq N",
     "a draft model drafts greedily": "--spec-draft-sampling N=greedy --spec-replace N N",
     "augury cannot constrain what is generated": """
         --grammar N --grammar-file N -j N --json-schema N -jf N --json-schema-file N""",

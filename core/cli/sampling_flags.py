@@ -7,7 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.parser import count
-from augury.sampling import sampling_options
+from augury.cli.report import say
+from augury.errors import OptionError
+from augury.sampling import SAMPLERS, sampling_options
 
 if TYPE_CHECKING:
     from augury.options import Option
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["add_sampling_flags", "request_params"]
 
 _SPELLINGS = {"temperature": ("--temp",), "typical_p": ("--typical",), "seed": ("-s",)}
+# Of llama.cpp and ik_llama.cpp: samplers that do nothing unless flags of their own say so, which are refused here; and letters.
+_OFF = ("dry", "top_n_sigma", "xtc", "adaptive_p", "tfs_z")
+_LETTERS = dict(zip("ekypmt", SAMPLERS, strict=True)) | dict(zip("dsxafnw", (*_OFF, "top_n_sigma", "adaptive_p"), strict=True))
+_SAMPLERS = {name.replace("_", ""): name for name in (*SAMPLERS, *_OFF)}
+_SAMPLERS |= {
+    "typical": "typ_p",
+    "typicalp": "typ_p",
+    "typ": "typ_p",
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "tfs": "tfs_z",
+}
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, has_short_stop: bool = True) -> None:
@@ -32,6 +46,19 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, has_short_stop: bool 
             metavar="N" if option.kind is int else "P",
             help=option.help + default,
         )
+    group.add_argument(
+        "--samplers",
+        action=_SetSamplers,
+        metavar="NAME;NAME;...",
+        help=f"what is applied, in this order; the others are not (default: {';'.join(SAMPLERS)})",
+    )
+    group.add_argument(
+        *("--sampler-seq", "--sampling-seq"),
+        action=_SetSamplers,
+        dest="samplers",
+        metavar="LETTERS",
+        help=f"the same by llama.cpp's letters (default: {''.join(list(_LETTERS)[: len(SAMPLERS)])})",
+    )
     group.add_argument(
         "-l",
         "--logit-bias",
@@ -74,6 +101,8 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     params = {name: value for name in sampling_options() if (value := getattr(args, name)) is not None}
     if args.n_predict >= 0:
         params["max_tokens"] = args.n_predict
+    if args.samplers is not None:
+        params["samplers"] = args.samplers
     if args.logit_bias:
         params["logit_bias"] = dict(args.logit_bias)
     if args.stop:
@@ -93,6 +122,22 @@ class _SetOption(argparse.Action):
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         is_random = self.dest == "seed" and values == "-1"  # llama.cpp's word for it
         setattr(namespace, self.dest, None if is_random else self._option.convert(values, str(flag)))
+
+
+class _SetSamplers(argparse.Action):
+    """Keeps the names of samplers."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
+        names = []
+        for text in values if self.metavar == "LETTERS" else filter(None, values.split(";")):
+            known, expected = (_LETTERS, _LETTERS) if self.metavar == "LETTERS" else (_SAMPLERS, SAMPLERS)
+            if (name := known.get(re.sub("[-_ ]", "", text.lower()))) is None:
+                raise OptionError(f"{flag} names {text!r}, expected some of {', '.join(expected)}")
+            names.append(name)
+        if off := [name for name in names if name in _OFF]:
+            left_out = f"{', '.join(off)} of {flag} {'is' if len(off) == 1 else 'are'} ignored"
+            say(f"{parser.prog}: {left_out}: augury knows no such sampler")
+        setattr(namespace, self.dest, tuple(dict.fromkeys(name for name in names if name not in _OFF)))
 
 
 def _bias(text: str) -> tuple[int, float]:

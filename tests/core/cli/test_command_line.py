@@ -154,6 +154,14 @@ def test_every_sampling_flag_is_taken(capsys):
     assert [len(each["top"]) for each in told["logprobs"]] == [2] * 4
 
 
+def test_samplers_change_what_is_drawn(capsys):
+    words = [*HERE, "--prompt-tokens", "1,2", "-n", "20", "-s", "3", "--temp", "2", "--top-k", "0", "--min-p", "0.5"]
+    first, last, none = (
+        objects(capsys, *words, "--samplers", order)[0]["tokens"] for order in ("temperature;min_p", "min_p;temperature", "")
+    )
+    assert first != last != none != first
+
+
 def test_a_biased_token_is_chosen(capsys):
     (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1", "--logit-bias", "77+1000")
     assert told["tokens"] == [77] * 12

@@ -8,8 +8,10 @@ from commands import run
 
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
+from augury.cli.sampling_flags import request_params
 from augury.errors import OptionError
 from augury.registry import Registry
+from augury.sampling import SAMPLERS
 
 REGISTRY = Registry.discover()
 STORED = json.loads((Path(__file__).parents[2] / "data" / "flags" / "flags.json").read_text())
@@ -110,6 +112,30 @@ def test_what_is_switched_off_is_ignored(capsys, words):
 def test_another_name_means_the_same(words, expected):
     args = vars(parsed(*words))
     assert {key: args[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--samplers", "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"], SAMPLERS),
+        (["--sampler-seq", "edskypmxt"], SAMPLERS),
+        (["--samplers", "temp;top-k;nucleus;typical"], ("temperature", "top_k", "top_p", "typ_p")),
+        (["--sampling-seq", "tk"], ("temperature", "top_k")),
+        (["--samplers", ""], ()),
+        ([], None),
+    ],
+)
+def test_samplers_come_in_the_order_that_is_typed(capsys, words, names):
+    args = parsed(*words)
+    assert args.samplers == names
+    assert request_params(args).get("samplers") == names
+    assert capsys.readouterr().err.count("augury knows no such sampler") == (names == SAMPLERS)
+
+
+@pytest.mark.parametrize("words", [["--samplers", "top_k;infill"], ["--sampler-seq", "kz"]])
+def test_a_sampler_that_does_not_exist_is_refused(words):
+    with pytest.raises(OptionError, match=f"{words[0]} names '(infill|z)', expected some of"):
+        parsed(*words)
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--usage"], ["-ngl", "99", "--help"]])
