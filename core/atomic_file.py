@@ -54,6 +54,7 @@ class AtomicFile:
         """
         self.path = path
         self._waits = waits
+        self._has_waited = False
         self._part = path.with_name(f".{path.name}{_SUFFIX}")
 
     def __enter__(self) -> Self:
@@ -121,7 +122,9 @@ class AtomicFile:
     def _wait(self) -> None:
         if not self._waits:
             raise BlockingIOError(f"another process is writing {self.path}")
-        get_logger("augury.atomic_file").warning("another process is making this file: waiting for it", path=str(self.path))
+        if not self._has_waited:
+            get_logger("augury.atomic_file").warning("waiting for another process that makes this file", path=str(self.path))
+        self._has_waited = True
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
 

@@ -79,7 +79,7 @@ def test_a_second_process_waits_for_the_first_and_says_so(writer, tmp_path, capl
         pass
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(lambda: AtomicFile(tmp_path / "file").__enter__())
-        while "waiting for it" not in caplog.text:
+        while "waiting for another" not in caplog.text:
             assert not found.done()
         writer.communicate()
         second = found.result()
