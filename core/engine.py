@@ -20,6 +20,7 @@ from augury.guard import guarded
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
 from augury.loop import Loop
+from augury.memory_limit import lack_of_memory
 from augury.options import build
 from augury.planner import Planner
 from augury.registry import Registry
@@ -208,8 +209,10 @@ class Engine:
             )
             engine.load_s = perf_counter() - start
             return engine  # noqa: TRY300 - whatever fails above gives back what was loaded
-        except BaseException:
+        except BaseException as error:
             loader.close()
+            if (lack := lack_of_memory(error)) is not None:
+                raise lack from error
             raise
 
     # Requests

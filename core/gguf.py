@@ -16,6 +16,7 @@ from attrs import field, frozen
 
 from augury.errors import ModelFileError
 from augury.gguf_header import quoted, read_header
+from augury.memory_limit import lack_of_memory
 from augury.tensor_type import TensorType
 
 if TYPE_CHECKING:
@@ -237,6 +238,8 @@ def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), identity
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        if (lack := lack_of_memory(error)) is not None:
+            raise lack from error
         msg = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ModelFileError(msg) from error
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError
+from augury.memory_limit import lack_of_memory
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,6 +51,8 @@ class Channel:
             error = AuguryError(f"a plugin or backend raised {type(outcome).__name__} on the engine's thread")
             error.__cause__ = outcome  # it meant that thread: raised here it would end the program
             outcome = error
+        elif isinstance(outcome, Exception):
+            outcome = lack_of_memory(outcome) or outcome
         self.outcome = outcome
         self._wake(self.readers)
         self._wake(self.waiters)

@@ -11,6 +11,7 @@ from attrs import frozen
 from augury.cache_type import check_cache_types
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Backend
+from augury.memory_limit import n_bytes_of_machine, require_address_space
 from augury.options import option
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 
+# Measured. LLVM ends the process where it gets no memory, and other libraries crash, so these are asked for beforehand.
+_COMPILER_BYTES = 256 << 20
+_PROGRAM_BYTES = (192 << 20) + _COMPILER_BYTES  # numba and what it imports, too
+_THREAD_BYTES = 74 << 20  # a stack, and what malloc reserves for a thread
 MAX_THREADS = 1024  # more than any machine has cores, few enough that a typing error is answered at once
 
 
@@ -48,9 +53,9 @@ class NumbaCpu(Backend):
             raise UnsupportedError("affinity=cores: this system does not let threads be kept on cores; leave the option out")
         if self.options.affinity == "cores" and threads > len(cores):
             raise OptionError(f"affinity=cores with {threads} threads, but there are {len(cores)} cores; lower -t")
+        require_address_space(_PROGRAM_BYTES, "compiling kernels")
         # numba is imported here, not at the top: listing plugins must not wait for it
         from augury.backends.numba_cpu.lowering import state_bytes
-        from augury.backends.numba_cpu.memory import n_bytes_of_machine
         from augury.backends.numba_cpu.model import NumbaCpuModel
 
         wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
@@ -59,6 +64,7 @@ class NumbaCpu(Backend):
         n_needed, n_there = file.n_bytes + state_bytes(plan, options), n_bytes_of_machine()
         if n_needed > n_there:
             raise CapacityError(f"{wanted} needs {n_needed / 2**30:.1f} GiB, there are {n_there / 2**30:.1f} GiB; {advice}")
+        require_address_space(n_needed + _COMPILER_BYTES + threads * _THREAD_BYTES, wanted)
         bound = cores if self.options.affinity == "cores" else ()
         try:
             return NumbaCpuModel(file, plan, options, threads, progress, bound, keep=self.options.keep_weights)

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 
 from augury.types import Allocation
 
 _LINE = 64
 _SLACK = 64  # a kernel may read (never use) up to one vector behind an array
-
-
-def n_bytes_of_machine(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """How much memory this process can ever have: the machine's, or what its container is allowed."""
-    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = limit_file.read_text().strip()
-    except OSError:  # no control group
-        return n_bytes
-    return min(n_bytes, int(limit)) if limit.isdecimal() else n_bytes  # "max" where there is no limit
 
 
 class Arena:

@@ -7,6 +7,7 @@ what a crash of the machine made of it is told by the checksums. Of several proc
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -38,6 +39,7 @@ WORTH_BYTES = 64 << 20  # what is smaller is packed within a tenth of a second
 _SUFFIX = ".packed"
 _KEPT_FILES = 4  # those used last: each takes as much of the disk as its model
 _SPARED = 2.0  # a file is made only where so many times its size is free
+_TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # these say nothing about a file, which may be good
 _LOGGER = "augury.backends.numba_cpu"
 
 
@@ -105,6 +107,8 @@ class PackedFile:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno in _TRANSIENT:
+                raise
             get_logger(_LOGGER).warning("packed weights are made anew", path=str(self.path), reason=str(error))
             return None
         return matrices

@@ -46,15 +46,14 @@ class Team:
             self.state[own + kernels.READ // 8] = read
             self.state[own + kernels.WRITE // 8] = write
             self.state[own + kernels.CORE // 8] = -1
-        threads = [
-            threading.Thread(target=_follow, args=(self.state, index, cores), name=f"augury-cpu-{index}", daemon=True)
-            for index in range(1, n_threads)
-        ]
-        for thread in threads:
-            thread.start()
+        threads: list[threading.Thread] = []
         self._cores = cores
         self._leader: int | None = None  # the thread that was last kept on its core
         self._finalizer = weakref.finalize(self, _stop, self.state, files, threads)
+        for index in range(1, n_threads):
+            thread = threading.Thread(target=_follow, args=(self.state, index, cores), name=f"augury-cpu-{index}", daemon=True)
+            thread.start()  # which fails where there is no memory for its stack; those before it end with the team
+            threads.append(thread)
 
     def run(self, tape: np.ndarray) -> None:
         """Run a tape (n_records, 16) int64 to its end."""

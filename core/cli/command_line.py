@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from augury.cli import bench, chat, completion, inspect, new_drafter, plugins, pull, run, tune
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
+from augury.memory_limit import lack_of_memory
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             return _run(words)
+        except Exception as error:
+            if (lack := lack_of_memory(error)) is not None:
+                raise lack from error
+            raise
         finally:
             sys.stdout.flush()  # here, where it can still be said that this fails
     except KeyboardInterrupt:
@@ -69,8 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         place = error.filename or ("standard output" if error.errno in _OF_WRITING else None)
         return _fail(f"{place}: {error.strerror}" if place else str(error))
-    except MemoryError as error:
-        return _fail(f"memory does not suffice: {error}; ask for less context, fewer slots or shorter passes")
     except AuguryError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from augury.errors import OptionError, UnsupportedError
+from augury.memory_limit import require_address_space
 from augury.tokenizer.bpe import ByteLevelCodec
 from augury.tokenizer.partition import Partition
 from augury.tokenizer.sentence_piece import SentencePieceCodec
@@ -169,6 +170,8 @@ def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
     vocabulary = read_vocabulary(metadata)
     if vocabulary is None:
         return None
+    # measured: the libraries end the process where they get no memory
+    require_address_space((96 << 20) + 2048 * len(vocabulary.tokens), "the tokenizer")
     if vocabulary.kind == "gpt2":
         return Tokenizer(vocabulary, ByteLevelCodec(vocabulary, strings(metadata, "merges")))
     if vocabulary.kind == "llama":

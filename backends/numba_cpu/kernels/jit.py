@@ -29,6 +29,7 @@ from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
 from augury.atomic_file import AtomicFile, sweep
+from augury.memory_limit import require_address_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -42,6 +43,7 @@ _OPTIMISATION = 2
 # Versions of the kernels, of Python or of numba that were used lately; a folder takes a few MB.
 _KEPT_FOLDERS = 12
 _CHECKSUM_BYTES = 16
+_COMPILER_BYTES = 64 << 20  # more than a kernel takes: LLVM ends the process where it gets no memory
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -73,6 +75,7 @@ def _compile(compiled: Any, signature: tuple[Any, ...]) -> None:
     """Compile at `_OPTIMISATION`, unless numba was told to do less."""
     from numba.core.registry import cpu_target
 
+    require_address_space(_COMPILER_BYTES, "compiling a kernel")
     assert cpu_target.target_context is not None  # made by now, so that it is made with numba's own level
     level = config.OPT
     config.OPT = type(level)(min(level, _OPTIMISATION))

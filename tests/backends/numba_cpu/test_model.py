@@ -13,7 +13,6 @@ from oracles.passes import joined, run_of
 
 from augury.backends.numba_cpu import NumbaCpu
 from augury.backends.numba_cpu.kernels import team as offsets
-from augury.backends.numba_cpu.memory import n_bytes_of_machine
 from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.gguf import ModelFile
@@ -408,14 +407,6 @@ def test_more_memory_than_the_machine_has_is_refused_at_once(options):
     with pytest.raises(CapacityError, match="GiB; ask for a smaller context"):
         load(tiny_file("llama-dense"), **options)
     assert time.process_time() - start < 5
-
-
-def test_the_limit_of_a_container_counts(tmp_path):
-    whole = n_bytes_of_machine(tmp_path / "absent")
-    (tmp_path / "limit").write_text("1048576\n")
-    (tmp_path / "none").write_text("max\n")
-    assert n_bytes_of_machine(tmp_path / "limit") == 1048576 < whole
-    assert n_bytes_of_machine(tmp_path / "none") == whole
 
 
 def test_an_absurd_number_of_threads_is_refused():

@@ -75,7 +75,7 @@ def test_memory_that_does_not_suffice_is_told_in_a_line(capsys, monkeypatch):
     monkeypatch.setattr("augury.cli.command_line._run", fail)
     code, out, err = run(capsys, "run")
     assert (code, out) == (1, "")
-    assert err.startswith("augury: memory does not suffice: Unable to allocate 183. GiB; ask for less")
+    assert err.startswith("augury: there is too little memory: Unable to allocate 183. GiB; ask for less")
 
 
 def test_several_prompts_come_in_their_order_whatever_the_slots(capsys):

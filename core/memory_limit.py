@@ -1,0 +1,99 @@
+"""How much memory this process may have, and what to say where that is too little."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+
+from augury.errors import AuguryError, CapacityError
+
+TYPE_CHECKING = False  # typing's own would be imported for this alone, at the very start of a command
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["lack_of_memory", "n_bytes_of_machine", "require_address_space"]
+
+# What the loader of shared libraries and Python say where memory has run out, beside MemoryError and ENOMEM.
+_SIGNS = ("failed to map segment", "cannot allocate memory", "can't start new thread")
+_ADVICE = "ask for less context, fewer slots or threads, or raise the limit (ulimit -v, or the container's)"
+
+
+def n_bytes_of_machine(process: str = "/proc/self") -> int:
+    """How much memory this process can ever have: the machine's, or what the narrowest of its control groups is allowed."""
+    n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min((n_bytes, *_limits(process)))
+    except (OSError, ValueError):  # no control groups
+        return n_bytes
+
+
+def _limits(process: str) -> Iterator[int]:
+    """The limits of the process' control groups of both versions, and of all groups above them that can be seen."""
+    groups = {}
+    for line in _read(f"{process}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            groups["cgroup" if controllers else "cgroup2"] = path
+    for line in _read(f"{process}/mountinfo").splitlines():
+        words, _, (kind, _, options, *_) = (part.split() for part in line.partition(" - "))
+        if kind not in groups or (kind == "cgroup" and "memory" not in options.split(",")):
+            continue
+        root, mount = map(_unescaped, words[3:5])
+        path = os.path.relpath(groups[kind], root)
+        folder = mount if path.startswith("..") else os.path.normpath(os.path.join(mount, path))  # noqa: PTH118
+        while len(folder) >= len(mount) and folder != "/":
+            yield from _limits_of(folder)
+            folder = os.path.dirname(folder)  # noqa: PTH120 - pathlib would be imported for this alone
+
+
+def _limits_of(folder: str) -> Iterator[int]:
+    """What a control group of either version says; "max" means that it has no limit of its own."""
+    for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+        if (limit := _read(f"{folder}/{name}").strip()).isdecimal():
+            yield int(limit)
+    for line in _read(f"{folder}/memory.stat").splitlines():  # version 1, of groups above what the container shows, too
+        if line.startswith("hierarchical_memory_limit "):
+            yield int(line.split()[1])
+
+
+def _unescaped(word: str) -> str:
+    r"""A path of mountinfo, in which a blank is \040."""
+    return os.fsdecode(os.fsencode(word).decode("unicode_escape").encode("latin-1"))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return ""
+
+
+def require_address_space(n_bytes: int, what: str) -> None:
+    """Refuse in advance what could not be undone: many libraries end the process where they get no memory.
+
+    Raises:
+        CapacityError: The process may not map so many bytes more, as under `ulimit -v`.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        mmap.mmap(-1, n_bytes, flags=flags).close()
+    except OSError as error:
+        raise CapacityError(f"{what} needs {n_bytes >> 20} MiB of address space, which is not there; {_ADVICE}") from error
+
+
+def lack_of_memory(error: BaseException) -> CapacityError | None:
+    """The error to raise in place of one that a lack of memory caused; None where something else did."""
+    if isinstance(error, AuguryError):
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        said = str(cause)
+        is_lack = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
+        if is_lack or any(sign in said.lower() for sign in _SIGNS):
+            lack = CapacityError(f"there is too little memory: {said or 'an allocation failed'}; {_ADVICE}")
+            lack.__cause__ = error
+            return lack
+        cause = cause.__cause__ or cause.__context__
+    return None
