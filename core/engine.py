@@ -224,10 +224,11 @@ class Engine:
             prompt: A text or token ids.
             messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
-                repeat_last_n, seed, logit_bias, samplers (see `augury.sampling.SamplingParams`); max_tokens (None: until an end
-                token or a full context), stop (a text or several), ignore_eos, logprobs (None, or how many alternatives),
-                cache_prompt (reuse what a slot still holds), speculative (False, or {"n_max", "n_min", "p_min", "type",
-                NAME: {...}}).
+                repeat_last_n, seed, logit_bias, samplers (see `augury.sampling.SamplingParams`); max_tokens (None or -1: until
+                an end token or a full context), min_tokens (before so many neither end tokens nor stop texts end it), stop (a
+                text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt (reuse
+                what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
+                "p_min", "type", NAME: {...}}).
 
         Raises:
             OptionError: An argument is unknown or out of range.
@@ -235,7 +236,10 @@ class Engine:
             AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
         self._worker.check()  # before a template is rendered for nothing
-        request = make_request(self._tokens(prompt, messages), self._speculation, params)
+        request = make_request(self._tokens(prompt, messages), self._speculation, params, n_vocab=self._n_vocab)
+        if request.echo:
+            decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
+            request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
         if request.stop and self.tokenizer is None:
             raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
         channel = Channel()

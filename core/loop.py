@@ -261,7 +261,7 @@ class Loop:
         if self._n_vocab < self._model.info.n_vocab:
             logits = logits.first(self._n_vocab)
         seconds = perf_counter() - start
-        has_greedy = any(part.n_rows and part.sequence.sampler.is_plain_argmax for part in parts)
+        has_greedy = any(part.n_rows and part.sequence.is_plain_argmax for part in parts)
         return logits, logits.argmax().tolist() if has_greedy else [], seconds
 
     def _settle(self, part: Part, logits: Logits, argmax: list[int], row: int) -> Verdict | None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Request", "checked_tokens", "make_request"]
 
 
+_FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
+_OTHERS = ("logit_bias", "samplers", "speculative", "max_tokens", "min_tokens", "logprobs", "stop", "stop_token_ids")
+
+
 @frozen(eq=False)
 class Request:
     """One prompt and how it is to be continued."""
@@ -27,10 +31,14 @@ class Request:
     prompt: np.ndarray  # (p,) int32, see `checked_tokens`
     sampling: SamplingParams = Factory(SamplingParams)
     max_tokens: int | None = None  # None: until an end token or a full context
+    min_tokens: int = 0  # until so many are emitted end tokens are not chosen, and stop texts that they complete do not count
     stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()  # end tokens beside the model's
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives to report; 0: the emitted token's alone; None: nothing
     cache_prompt: bool = True
+    echo: bool = False  # whether the result holds the prompt
+    prompt_text: str | None = None  # what it holds of its text
     speculation: Speculation = Factory(Speculation)
 
 
@@ -60,8 +68,8 @@ def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
     return tokens_array(tokens)
 
 
-def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any]) -> Request:
-    """A request from checked token ids and the keyword arguments of `generate` and `stream`.
+def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any], *, n_vocab: int) -> Request:
+    """A request from checked token ids and the keyword arguments of `generate` and `stream`, for a model of V tokens.
 
     Raises:
         OptionError: An argument is unknown, has the wrong type or is out of range.
@@ -69,20 +77,42 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
     rest = dict(params)
     sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias", "samplers") if key in rest})
     speculation = speculation.override(wishes_of(rest))
-    max_tokens = _count(rest.pop("max_tokens", None), "max_tokens", at_least=1)
+    max_tokens = rest.pop("max_tokens", None)
+    max_tokens = None if max_tokens == -1 else _count(max_tokens, "max_tokens", at_least=1)
+    min_tokens = _count(rest.pop("min_tokens", None), "min_tokens", at_least=0) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise OptionError(f"min_tokens is {min_tokens}, expected at most max_tokens, which is {max_tokens}")
     logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
     stop = rest.pop("stop", ())
     stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
-    flags = {key: _flag(rest.pop(key, default), key) for key, default in (("ignore_eos", False), ("cache_prompt", True))}
+    flags: dict[str, Any] = {key: _flag(rest.pop(key, default), key) for key, default in _FLAGS.items()}
+    ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if rest:
-        known = (*sampling_options(), "logit_bias", "samplers", "speculative", "max_tokens", "logprobs", "stop", *flags)
+        known = (*sampling_options(), *_OTHERS, *flags)
         key = next(iter(rest))
         raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
     return Request(
-        prompt, sampling=sampling, max_tokens=max_tokens, stop=tuple(stops), logprobs=logprobs, speculation=speculation, **flags
+        prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(stops),
+        stop_token_ids=ends,
+        logprobs=logprobs,
+        speculation=speculation,
+        **flags,
     )
+
+
+def _token_ids(value: Any, name: str, n_vocab: int) -> frozenset[int]:
+    ids = () if value is None else value
+    if not isinstance(ids, list | tuple | set | frozenset | np.ndarray) or not all(
+        isinstance(each, int | np.integer) and not isinstance(each, bool) and 0 <= each < n_vocab for each in ids
+    ):
+        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a list of token ids from 0 to {n_vocab - 1}")
+    return frozenset(int(each) for each in ids)
 
 
 def _count(value: Any, name: str, *, at_least: int) -> int | None:

@@ -47,7 +47,7 @@ def _bias(value: Mapping[int, float] | None) -> dict[int, float]:
 
 
 def _samplers(value: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
         raise OptionError(f"samplers is {value!r}, expected a list of names in order, of {', '.join(SAMPLERS)}")
     names = tuple(value)
     for i, name in enumerate(names):
@@ -122,13 +122,23 @@ _NOTHING_RECENT = np.empty(0, np.int32), np.empty(0, np.int64)
 class Sampler:
     """Draws the tokens of one request."""
 
-    def __init__(self, params: SamplingParams, *, n_vocab: int, forbidden: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        n_vocab: int,
+        forbidden: frozenset[int] = frozenset(),
+        late: frozenset[int] = frozenset(),
+        n_early: int = 0,
+    ) -> None:
         """Prepare to draw.
 
         Args:
             params: How to draw.
             n_vocab: V, of the logits.
             forbidden: Tokens that are never drawn, such as end tokens that are to be ignored.
+            late: Tokens that are not among the first `n_early` of the request.
+            n_early: See `late`.
 
         Raises:
             OptionError: A biased token is outside the vocabulary.
@@ -137,13 +147,12 @@ class Sampler:
             if not 0 <= token < n_vocab:
                 raise OptionError(f"logit_bias names token {token}, the vocabulary has tokens 0 to {n_vocab - 1}")
         bias = dict(params.logit_bias) | dict.fromkeys(forbidden, -np.inf)
-        if sum(each == -np.inf for each in bias.values()) >= n_vocab:
-            raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one")
+        early_bias = bias | dict.fromkeys(late if n_early else (), -np.inf)
+        if sum(each == -np.inf for each in early_bias.values()) >= n_vocab:
+            raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one that is no end token")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = attrs.evolve(params, seed=seed)
-        biased = sorted(bias)
-        self._biased = np.array(biased, np.int32)
-        self._biases = np.array([bias[token] for token in biased])
+        self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
         self._n_vocab = n_vocab
         self._samplers = params.active_samplers
         self._has_early_penalties = self._samplers[:1] == ("penalties",)  # they then choose among all tokens
@@ -158,8 +167,8 @@ class Sampler:
 
     @property
     def is_plain_argmax(self) -> bool:
-        """Whether every token is simply its row's argmax, so that a whole pass can be chosen in one call."""
-        return self.params.is_greedy and not len(self._biased) and not self.params.active_samplers
+        """Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one call."""
+        return self.params.is_greedy and not len(self._bias[0]) and not self.params.active_samplers
 
     def choose(self, logits: Logits, row: int, history: np.ndarray, index: int) -> int:
         """The token that follows `history`, or -1 where the row is not finite.
@@ -170,25 +179,26 @@ class Sampler:
             history: (h,) int32, prompt and output before this token.
             index: How many tokens the request emitted before this one.
         """
-        ids, probabilities = self.distribution(logits, row, history)
+        ids, probabilities = self.distribution(logits, row, history, index)
         if len(ids) == 1:
             return int(ids[0])
         sums = np.cumsum(probabilities)
         return int(ids[np.searchsorted(sums, self._uniform(index) * sums[-1], side="right")])
 
-    def distribution(self, logits: Logits, row: int, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def distribution(self, logits: Logits, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
         """What the token that follows `history` is drawn from.
 
         Args:
             logits: Of a pass.
             row: Which of its rows.
             history: (h,) int32, prompt and output before this token.
+            index: How many tokens the request emitted before this one.
 
         Returns:
             ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0. Where
             the row is not finite, -1 is certain.
         """
-        ids, values = self._candidates(logits, row, history)
+        ids, values = self._candidates(logits, row, history, *(self._bias if index >= self._n_early else self._early_bias))
         if not len(ids) or not np.isfinite(values[0]):
             return _NO_TOKEN, np.ones(1)
         weights = None  # exp(values), but for a factor
@@ -217,17 +227,19 @@ class Sampler:
             self._acceptances = np.concatenate([self._acceptances, self._acceptance_stream.random(256)])
         return float(self._acceptances[index]), self._uniform(index)
 
-    def _candidates(self, logits: Logits, row: int, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _candidates(
+        self, logits: Logits, row: int, history: np.ndarray, biased: np.ndarray, biases: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The best tokens and their logits in float64 after bias and early penalties, best first, equals by rising id."""
         recent, counts = self._recent(history) if self._has_early_penalties else _NOTHING_RECENT
-        touched = np.unique(np.concatenate([self._biased, recent])) if len(recent) else self._biased
+        touched = np.unique(np.concatenate([biased, recent])) if len(recent) else biased
         # whatever is untouched and among the best after the change was among the best n + m before it
         ids, values = logits.top_k(row, min(self._n_top + len(touched), self._n_vocab))
         values = values.astype(np.float64)
         if not len(touched) or not len(ids) or not np.isfinite(values[0]):
             return ids, values
         changed = logits.gather(row, touched).astype(np.float64)
-        changed[np.searchsorted(touched, self._biased)] += self._biases
+        changed[np.searchsorted(touched, biased)] += biases
         if len(recent):
             at = np.searchsorted(touched, recent)
             changed[at] = self._penalised(changed[at], counts)
@@ -252,6 +264,12 @@ class Sampler:
         while index >= len(self._uniforms):
             self._uniforms = np.concatenate([self._uniforms, self._stream.random(256)])
         return float(self._uniforms[index])
+
+
+def _arrays(bias: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Its tokens, rising, and what is added to their logits."""
+    tokens = sorted(bias)
+    return np.array(tokens, np.int32), np.array([bias[token] for token in tokens])
 
 
 def _best_first(ids: np.ndarray, values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:

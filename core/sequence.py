@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from augury.errors import ModelFileError
 from augury.sampling import Sampler
 from augury.stats import Recorder
 from augury.text import TextStream
-from augury.types import Result, Token
+from augury.types import Result, Token, TokenLogprob
 from augury.verify import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 
 if TYPE_CHECKING:
@@ -50,9 +50,12 @@ class Sequence:
         self.error: Exception | None = None
         members = request.speculation.members
         self.recorder = Recorder([member.name for member in members], request.speculation.effective())
-        self._end_tokens = tokenizer.eog if tokenizer is not None else frozenset()
-        forbidden = self._end_tokens if request.ignore_eos else frozenset()
-        self.sampler = Sampler(request.sampling, n_vocab=n_vocab, forbidden=forbidden)
+        eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
+        forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
+        self._end_tokens = (eog | request.stop_token_ids) - forbidden
+        self.sampler = Sampler(
+            request.sampling, n_vocab=n_vocab, forbidden=forbidden, late=self._end_tokens, n_early=request.min_tokens
+        )
         self._text = TextStream(tokenizer, request.stop)
         self._n_prompt = len(request.prompt)
         self._n = self._n_prompt
@@ -72,6 +75,11 @@ class Sequence:
         return self._n - self._n_prompt
 
     @property
+    def is_plain_argmax(self) -> bool:
+        """Whether the next tokens are simply their rows' argmax."""
+        return self.sampler.is_plain_argmax and self.n_emitted >= self.request.min_tokens
+
+    @property
     def n_left(self) -> int:
         """Tokens that may still be emitted."""
         n_room = len(self._buffer) - self._n
@@ -86,7 +94,7 @@ class Sequence:
             draft: k proposed tokens, with k less than `n_left`.
             logits: Of the pass.
             first_row: The row behind the history; the next k are those behind the draft's tokens.
-            argmax: Of all rows; may be empty unless `Sampler.is_plain_argmax`.
+            argmax: Of all rows; may be empty unless `is_plain_argmax`.
         """
         tokens = draft.tokens.tolist()
         if draft.parents is not None:
@@ -95,17 +103,17 @@ class Sequence:
         self._buffer[n : n + len(tokens)] = tokens
         choose: Callable[[int], int] = (
             argmax[first_row : first_row + len(tokens) + 1].__getitem__
-            if sampler.is_plain_argmax
+            if self.is_plain_argmax
             else lambda i: sampler.choose(logits, first_row + i, self._view[: n + i], n_emitted + i)
         )
         speculation = self.request.speculation
         if speculation.synthetic:
             return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), choose)
-        if speculation.verify == "rejection" and not sampler.is_plain_argmax:
+        if speculation.verify == "rejection" and not self.is_plain_argmax:
             return reject(
                 tokens,
                 draft.probabilities,
-                lambda i: sampler.distribution(logits, first_row + i, self._view[: n + i]),
+                lambda i: sampler.distribution(logits, first_row + i, self._view[: n + i], n_emitted + i),
                 lambda i: sampler.uniforms(n_emitted + i),
             )
         return match(tokens, choose)
@@ -134,7 +142,7 @@ class Sequence:
 
         def choose(node: int, depth: int) -> int:
             row = first_row + 1 + node
-            if self.sampler.is_plain_argmax:
+            if self.is_plain_argmax:
                 return argmax[row]
             if node >= 0:
                 self._buffer[self._n + depth - 1] = draft[node]
@@ -167,34 +175,38 @@ class Sequence:
                 break
             self._buffer[self._n] = token
             self._n += 1
-            text = self._text.push(token)
+            may_stop = self.n_emitted > self.request.min_tokens
+            text = self._text.push(token, may_stop=may_stop)
             self._finish_after(token)
             if self.finish_reason is not None:
-                text += self._text.flush()
+                text += self._text.flush(may_stop=may_stop)
             emitted.append((token, text, *self._logprobs(logits, row, token)))
             if self.finish_reason is not None:
                 break
-        for i, (token, text, logprob, top) in enumerate(emitted):
+        for i, (token, text, *logprobs) in enumerate(emitted):
             is_drafted = i < len(emitted) - 1
-            self.pieces.append(Token(token, text, drafter if is_drafted else None, logprob, top))
+            self.pieces.append(Token(token, text, drafter if is_drafted else None, *logprobs))
             self.channel.deliver(self.pieces[-1])
         return len(emitted)
 
     def _finish_after(self, token: int) -> None:
-        if self._text.is_stopped or (token in self._end_tokens and not self.request.ignore_eos):
+        if self._text.is_stopped or token in self._end_tokens:
             self.finish_reason = "stop"
         elif self.n_left == 0:
-            self.finish_reason = "length"
+            self.finish_reason = "length" if self.n_emitted == self.request.max_tokens else "context"
 
-    def _logprobs(self, logits: Logits, row: int, token: int) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    def _logprobs(self, logits: Logits, row: int, token: int) -> tuple[Any, ...]:
+        """`logprob`, `bytes` and `top_logprobs` of a `Token`."""
         if self.request.logprobs is None:
-            return None, ()
+            return ()
         normalizer = logits.log_normalizer(row)
         logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
-        if self.request.logprobs == 0:
-            return logprob, ()
         ids, values = logits.top_k(row, self.request.logprobs)
-        return logprob, tuple((int(each), float(value) - normalizer) for each, value in zip(ids, values, strict=True))
+        top = zip(ids.tolist(), values.tolist(), strict=True)
+        return logprob, self._bytes(token), tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
+
+    def _bytes(self, token: int) -> bytes | None:
+        return None if self.tokenizer is None else self.tokenizer.piece(token)
 
     def fail(self, error: Exception) -> None:
         """End this request alone with an error, which its caller is told instead of a result."""
@@ -217,4 +229,6 @@ class Sequence:
             finish_reason=self.finish_reason or "cancelled",
             stats=self.recorder.summary(),
             pieces=tuple(self.pieces),
+            prompt=tuple(self.request.prompt.tolist()) if self.request.echo else None,
+            prompt_text=self.request.prompt_text,
         )

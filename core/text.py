@@ -23,22 +23,30 @@ class TextStream:
         self._held = ""
         self.is_stopped = False
 
-    def push(self, token: int) -> str:
-        """The text that can be shown now that `token` has come; sets `is_stopped` once a stop string is complete."""
-        return self._release(self._decoder.push(token)) if self._decoder is not None else ""
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """The text that can be shown now that `token` has come; sets `is_stopped` once a stop string is complete.
 
-    def flush(self) -> str:
+        One that is complete where it may not stop, or before, is text like any other.
+        """
+        return self._release(self._decoder.push(token), may_stop=may_stop) if self._decoder is not None else ""
+
+    def flush(self, *, may_stop: bool = True) -> str:
         """The rest, after the last token."""
         if self._decoder is None or self.is_stopped:
             return ""
-        shown = self._release(self._decoder.flush())
+        shown = self._release(self._decoder.flush(), may_stop=may_stop)
         if not self.is_stopped:
             shown, self._held = shown + self._held, ""
         return shown
 
-    def _release(self, text: str) -> str:
+    def _release(self, text: str, *, may_stop: bool) -> str:
+        n_seen = len(self._held)
         self._held += text
-        ends = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if may_stop:
+            found = [self._held.find(stop, max(n_seen - len(stop) + 1, 0)) for stop in self._stops]
+            ends = [at for at in found if at >= 0]
+        else:
+            ends = []
         if ends:
             self.is_stopped = True
             return self._held[: min(ends)]

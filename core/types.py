@@ -31,6 +31,7 @@ __all__ = [
     "Summary",
     "Timings",
     "Token",
+    "TokenLogprob",
     "Verdict",
 ]
 
@@ -235,6 +236,20 @@ class Verdict:
 
 
 @frozen
+class TokenLogprob:
+    """How probable a token was, under the model's own distribution, and what it stands for by itself."""
+
+    token: int
+    logprob: float  # natural logarithm
+    bytes: bytes | None = None  # one token may hold a part of a character; of a control token its name; None: no tokenizer
+
+    @property
+    def text(self) -> str:
+        """Its bytes as text, with U+FFFD for what is not UTF-8."""
+        return (self.bytes or b"").decode(errors="replace")
+
+
+@frozen
 class Token:
     """One emitted token, as a stream yields it.
 
@@ -246,7 +261,8 @@ class Token:
     text: str
     drafter: str | None = None
     logprob: float | None = None  # natural logarithm, under the model's own distribution; None unless asked for
-    top_logprobs: tuple[tuple[int, float], ...] = ()  # the n most probable tokens, best first
+    bytes: bytes | None = None  # what it stands for by itself; None unless logprobs are asked for
+    top_logprobs: tuple[TokenLogprob, ...] = ()  # the n most probable tokens, best first
 
 
 @frozen
@@ -322,9 +338,11 @@ class Result:
 
     tokens: tuple[int, ...]
     text: str
-    finish_reason: str  # "stop" (end token or stop string), "length" (max_tokens or context full) or "cancelled"
+    finish_reason: str  # "stop" (end token or stop text), "length" (max_tokens), "context" (it is full) or "cancelled"
     stats: Summary
     pieces: tuple[Token, ...] = ()
+    prompt: tuple[int, ...] | None = None  # its tokens, with `echo`
+    prompt_text: str | None = None  # the text that was given, or that of the tokens, control tokens included; with `echo`
 
 
 @frozen

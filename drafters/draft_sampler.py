@@ -39,7 +39,7 @@ class DraftSampler:
 
     def draw(self, logits: Logits, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
         """The token behind `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""
-        ids, probabilities = self._sampler.distribution(logits, row, text)
+        ids, probabilities = self._sampler.distribution(logits, row, text, len(text))
         is_known = (ids >= 0) & (ids < self._n_vocab)
         if not is_known.any():
             return None

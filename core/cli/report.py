@@ -10,6 +10,7 @@ import attrs
 
 from augury.options import Spec
 from augury.table import table
+from augury.types import TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -138,10 +139,25 @@ def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, 
         told["synthetic"] = list(rates)
     if has_logprobs:
         told["logprobs"] = [
-            {"token": piece.token, "logprob": piece.logprob, "top": [list(pair) for pair in piece.top_logprobs]}
+            {
+                **_logprob(TokenLogprob(piece.token, piece.logprob, piece.bytes)),
+                "top": [_logprob(each) for each in piece.top_logprobs],
+            }
             for piece in result.pieces
+            if piece.logprob is not None
         ]
+    if result.prompt is not None:
+        told |= {"prompt": list(result.prompt), "prompt_text": result.prompt_text}
     return told
+
+
+def _logprob(each: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": each.token,
+        "text": each.text,
+        "bytes": None if each.bytes is None else list(each.bytes),
+        "logprob": each.logprob,
+    }
 
 
 def show_configuration(engine: Engine) -> None:

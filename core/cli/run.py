@@ -35,12 +35,13 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, has_slots=True)
     add_sampling_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
+    parser.add_argument("--echo", action="store_true", help="with --json: tell each prompt's tokens and text beside its answer")
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show drafting figures")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    params = request_params(args)
+    params = request_params(args) | {"echo": args.echo}
     prompts = read_prompts(args)
     if all(prompt.error for prompt in prompts):
         prompts[0].arguments()  # which says so, before a model is loaded for nothing
@@ -122,5 +123,5 @@ def _print_object(told: Mapping[str, Any]) -> None:
 
 def _print_logprobs(result: Result) -> None:
     for piece in result.pieces:
-        top = " ".join(f"{token}:{logprob:.4f}" for token, logprob in piece.top_logprobs)
+        top = " ".join(f"{each.token}:{each.logprob:.4f}" for each in piece.top_logprobs)
         say(f"{piece.token} {piece.logprob:.4f} {piece.text!r} {top}".rstrip())

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.parser import count
+from augury.cli.parser import count, counts
 from augury.cli.report import say
 from augury.errors import OptionError
 from augury.sampling import SAMPLERS, sampling_options
@@ -86,6 +86,22 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, has_short_stop: bool 
         help="end before this text; repeats",
     )
     group.add_argument("--ignore-eos", action="store_true", help="go on behind end tokens")
+    group.add_argument(
+        "--min-tokens",
+        type=count(least=0),
+        default=0,
+        metavar="N",
+        help="end tokens and stop texts end nothing before so many tokens",
+    )
+    group.add_argument(
+        *("--stop-token-id", "--stop-token-ids"),
+        action="extend",
+        type=counts(least=0),
+        default=[],
+        dest="stop_token_ids",
+        metavar="ID,ID",
+        help="end behind these tokens as well; repeats",
+    )
     parser.add_argument(
         "--logprobs", type=count(least=0), metavar="N", help="report log-probabilities, and those of the N best tokens"
     )
@@ -107,6 +123,10 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
         params["logit_bias"] = dict(args.logit_bias)
     if args.stop:
         params["stop"] = args.stop
+    if args.min_tokens:
+        params["min_tokens"] = args.min_tokens
+    if args.stop_token_ids:
+        params["stop_token_ids"] = args.stop_token_ids
     if args.logprobs is not None:
         params["logprobs"] = args.logprobs
     return params | {"ignore_eos": args.ignore_eos, "cache_prompt": not args.no_cache_prompt}

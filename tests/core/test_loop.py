@@ -83,7 +83,7 @@ def test_a_full_context_ends_a_request_cleanly(drafter, n_prompt):
     prompt = list(range(n_prompt))
     with toy_engine(n_ctx=10, drafter=drafter) as engine:
         result = engine.generate(prompt, **GREEDY)
-    assert result.finish_reason == "length"
+    assert result.finish_reason == "context"
     assert list(result.tokens) == ToyModel().plain(prompt, 10 - n_prompt + 1)
 
 

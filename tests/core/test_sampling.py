@@ -117,7 +117,7 @@ def test_what_is_drawn_from_is_what_the_oracle_says(row, history, bias, samplers
         logit_bias=bias, samplers=samplers, temperature=temperature, top_k=top_k, seed=0, **shape, **penalties
     )
     past = np.array(history, np.int32)
-    ids, probabilities = Sampler(params, n_vocab=V).distribution(of([row]), 0, past)
+    ids, probabilities = Sampler(params, n_vocab=V).distribution(of([row]), 0, past, 0)
     expected = oracle.distribution(np.float32(row), history, params)
     assert (np.diff(probabilities) <= 0).all()
     assert probabilities.sum() == pytest.approx(1)

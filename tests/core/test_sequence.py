@@ -101,7 +101,7 @@ def test_rows_that_a_rejection_leaves_out_do_not_matter(drafter, way):
 
 @pytest.mark.parametrize(("of", "name"), [("sampler", "distribution"), ("_text", "push"), (None, "_logprobs")])
 def test_an_error_in_what_one_request_emits_ends_it_alone(of, name):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("broken")
 
     def add(sequence):

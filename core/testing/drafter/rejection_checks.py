@@ -90,7 +90,7 @@ def _chances(engine: Engine) -> dict[tuple[int, ...], float]:
         longer = {}
         for tokens, chance in chances.items():
             text = np.array([*_PROMPT, *tokens], np.int32)
-            ids, probabilities = sampler.distribution(ArrayLogits(engine.evaluate(text, [len(text) - 1])), 0, text)
+            ids, probabilities = sampler.distribution(ArrayLogits(engine.evaluate(text, [len(text) - 1])), 0, text, len(text))
             for token, probability in zip(ids.tolist(), probabilities.tolist(), strict=True):
                 longer[*tokens, token] = chance * probability
         chances = longer

@@ -162,6 +162,24 @@ def test_samplers_change_what_is_drawn(capsys):
     assert first != last != none != first
 
 
+def test_json_tells_the_prompt_on_request_and_what_tokens_stand_for(capsys):
+    (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1,2", "--echo", "--logprobs", "1")
+    assert (told["prompt"], told["prompt_text"]) == ([1, 2], "")
+    (top,) = told["logprobs"][0]["top"]
+    assert shape(top) == {"token": "int", "text": "str", "bytes": "NoneType", "logprob": "float"}
+    assert {**told["logprobs"][0], "top": [top]} == {**top, "top": [top]}
+
+
+def test_a_token_of_one_s_own_ends_a_text_but_not_before_min_tokens(capsys):
+    words = [*GREEDY, "--prompt-tokens", "1"]
+    (plain,) = objects(capsys, *words)
+    last = plain["tokens"][2]
+    (told,) = objects(capsys, *words, "--stop-token-ids", f"{last},5")
+    assert (told["tokens"], told["finish_reason"]) == (plain["tokens"][: plain["tokens"].index(last) + 1], "stop")
+    (told,) = objects(capsys, *words, "--stop-token-id", str(last), "--min-tokens", "12")
+    assert (len(told["tokens"]), last in told["tokens"]) == (12, False)
+
+
 def test_a_biased_token_is_chosen(capsys):
     (told,) = objects(capsys, *GREEDY, "--prompt-tokens", "1", "--logit-bias", "77+1000")
     assert told["tokens"] == [77] * 12
