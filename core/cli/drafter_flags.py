@@ -6,9 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.draft_params import DraftParams
+from augury.cli.foreign_flags import FOREIGN_DRAFTERS
 from augury.cli.parser import converted, count
 from augury.cli.report import say, synthetic_text
-from augury.errors import AuguryError, OptionError
+from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import Spec, options_of, parse_specs
 from augury.speculation import VERIFY, synthetic_rates
 
@@ -172,6 +173,10 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
     names = []
     for text in spec_types:
         for spec in parse_specs(text):
+            if spec.name in FOREIGN_DRAFTERS and spec.name not in registry.drafters:
+                raise PluginError(
+                    f"--spec-type {spec.name}: augury has no such drafter; augury plugins lists those that it has"
+                )
             drafter = registry.choose("drafter", None) if spec.name == "auto" else registry.find("drafter", spec.name)
             names.append(drafter.name)
     return names

@@ -16,7 +16,10 @@ from attrs import evolve, frozen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FOREIGN_FLAGS", "ForeignFlag", "ignored"]
+__all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "ForeignFlag", "ignored"]
+
+FOREIGN_DRAFTERS = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "eagle3", "mtp", "dflash", "dspark")
+"""Values of `--spec-type` in llama.cpp and ik_llama.cpp for which augury has nothing alike."""
 
 _SWITCHED = ("on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled", "none")
 
@@ -120,8 +123,8 @@ _IGNORED = {
 
 _REFUSED = {
     "augury chat holds conversations": """
-        -cnv --conversation -i --interactive -if --interactive-first -st --single-turn --in-prefix-bos --in-prefix N
-        --in-suffix N""",
+        -cnv --conversation -i --interactive -if --interactive-first --in-prefix-bos --in-prefix N --in-suffix N""",
+    "augury run --chat answers once": "-st --single-turn",
     "augury run takes prompts and several sequences at once": "-p N --prompt N -f N --file N -np N --parallel N",
     'give system messages in a file of JSON lines with -f: {"messages": [{"role": "system", "content": ...}, ...]}': """
         -sys N --system-prompt N -sysf N --system-prompt-file N -spf N""",

@@ -84,8 +84,8 @@ def load_engine(
     from augury.engine import Engine
 
     log.configure(verbosity=args.verbose, is_quiet=args.quiet)
-    rest, limits = limits_apart(spec_type, args.registry)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
+    rest, limits = limits_apart(spec_type, args.registry)
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         engine = Engine.load(
             args.model,

@@ -240,6 +240,8 @@ def test_stats_show_drafting(capsys):
         (["run", "--tempp", "0"], 2, "'--temp'"),
         (["run", "--topk", "0"], 2, "'--top-k'"),
         (["run", "-n", "many"], 2, "-n is 'many', expected a whole number"),
+        (["run", "--predict", "x"], 2, "--predict is 'x', expected a whole number"),
+        (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "mtp:n_max=1,p_min=0.0"], 1, "augury has no such drafter"),
         (["run", "-c", "-1"], 2, "-c is '-1', expected a whole number of at least 0"),
         (["run", "-ctk", "q9_0"], 2, "-ctk is 'q9_0', expected one of f16"),
         (["run", "--typical", "x"], 2, "--typical: typical_p is 'x'"),
