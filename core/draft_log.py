@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["DRAFT_LOGGER", "draft_lines"]
 
 DRAFT_LOGGER = logging.getLogger("augury.drafts")
-"""At level DEBUG the loop gives it a text of several lines for every draft that was verified."""
+"""At level DEBUG the loop gives it a text of several lines for every draft that was verified; drafters may then compute how
+confident they are."""
 
 
 def draft_lines(
@@ -37,16 +38,19 @@ def draft_lines(
         drafter: Who proposed the draft.
 
     Returns:
-        A line that sums up, and one for every token: drafted, with which probability where the drafter drew it, and what the
+        A line that sums up, and one for every token: how probable the drafter took it to be, where it says so, and what the
         target chose at its place, with which probability under the model's own distribution.
     """
     path = list(accepted.path)[: n_emitted - 1]
     reached = [-1, *path]  # the tokens behind which the target's word counts
     chosen = dict(zip(reached, accepted.tokens, strict=False))
     parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
+    confidence = draft.confidence
+    if draft.probabilities is not None:
+        confidence = draft.probabilities[np.arange(len(draft)), draft.tokens]
     rows = [["drafted", "p", "target", "p", ""]]
     for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), parents, strict=True)):
-        p = "" if draft.probabilities is None else f"{draft.probabilities[i, token]:.3f}"
+        p = "" if confidence is None else f"{confidence[i]:.3f}"
         rows.append([_text(sequence, token), p, *_told(sequence, chosen, parent, logits, first_row)])
         rows[-1].append("accepted" if i in path else "rejected" if parent in chosen else "not reached")
     rows.append(["", "", *_told(sequence, chosen, reached[-1], logits, first_row), "the target's own"])

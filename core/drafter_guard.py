@@ -145,11 +145,12 @@ class DrafterGuard:
             raise PluginError(f"returned a {type(draft).__name__}, expected a Draft")
         if not len(draft.tokens):
             return _NO_DRAFT
-        parents, probabilities = draft.parents, draft.probabilities
+        parents, probabilities, confidence = draft.parents, draft.probabilities, draft.confidence
         copy = Draft(
             draft.tokens[:limit],
             None if parents is None else parents[:limit],
             None if probabilities is None else np.array(probabilities[:limit], np.float32),
+            None if confidence is None else np.array(confidence[:limit], np.float32),
         )
         if (seen := misfit(copy, self._n_vocab)) is not None:
             raise PluginError(f"returned a Draft with {seen}")
@@ -237,6 +238,8 @@ def misfit(draft: Draft, n_vocab: int) -> str | None:
             return f"parents {parents.tolist()}, where each is -1 or stands before its token"
     if probabilities is not None and probabilities.shape != (expected := (len(tokens), n_vocab)):
         return f"probabilities of shape {probabilities.shape}, expected {expected}"
+    if draft.confidence is not None and draft.confidence.shape != (len(tokens),):
+        return f"confidence of shape {draft.confidence.shape}, expected {(len(tokens),)}"
     return None
 
 

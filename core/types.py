@@ -171,6 +171,7 @@ class Draft:
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
     parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
     probabilities: np.ndarray | None = None  # (k, V) float32: what each token was drawn from; None: it was certain
+    confidence: np.ndarray | None = None  # (k,) float32: how probable the drafter takes each token to be; -vv shows it
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -191,7 +192,8 @@ class Draft:
             return self
         parents = None if self.parents is None else self.parents[:k]
         probabilities = None if self.probabilities is None else self.probabilities[:k]
-        return Draft(self.tokens[:k], parents, probabilities)
+        confidence = None if self.confidence is None else self.confidence[:k]
+        return Draft(self.tokens[:k], parents, probabilities, confidence)
 
 
 @frozen(eq=False)

@@ -159,7 +159,11 @@ class DraftModel(Drafter):
             return Draft(self._translation.back(written.tokens)[:limit])
         if written.candidates:
             return branched(written, limit, self.options.p_min)
-        return Draft(written.tokens, probabilities=np.stack(written.probabilities) if written.probabilities else None)
+        return Draft(
+            written.tokens,
+            probabilities=np.stack(written.probabilities) if written.probabilities else None,
+            confidence=np.array(written.confidence, np.float32) if written.confidence else None,
+        )
 
 
 @frozen(eq=False)

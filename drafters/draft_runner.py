@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import Factory, define, evolve, frozen
 
+from augury.draft_log import DRAFT_LOGGER
 from augury.drafters.draft_line import Line
 from augury.log import get_logger
 from augury.types import Batch
@@ -42,11 +44,13 @@ class Written:
     Attributes:
         tokens: One behind the other.
         probabilities: What each was drawn from, (V,) float32; empty unless a sampler was given.
+        confidence: How probable each is; empty unless that was computed, for `p_min` or to be shown.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
     """
 
     tokens: list[int] = Factory(list)
     probabilities: list[np.ndarray] = Factory(list)
+    confidence: list[float] = Factory(list)
     candidates: list[list[tuple[int, float]]] = Factory(list)
 
 
@@ -155,8 +159,11 @@ class DraftRunner:
         """Write one token more, unless the draft model is too unsure of its best one, has none, or the target none like it."""
         if best < 0:
             return False
-        if wish.p_min > 0 and _probabilities(logits, row, np.array([best], np.int32))[0] < wish.p_min:
-            return False
+        p = None
+        if wish.p_min > 0 or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+            p = float(_probabilities(logits, row, np.array([best], np.int32))[0])
+            if p < wish.p_min:
+                return False
         if wish.sampler is not None:
             text = np.concatenate([wish.history, np.array(written.tokens, np.int32)])
             if (drawn := wish.sampler.draw(logits, row, text)) is None:
@@ -171,6 +178,8 @@ class DraftRunner:
             ids = ids[ids < self._n_vocab]
             written.candidates.append(list(zip(ids.tolist(), _probabilities(logits, row, ids).tolist(), strict=True)))
         written.tokens.append(best)
+        if p is not None:
+            written.confidence.append(p)
         return True
 
     def _can_follow(self, line: Line, history: np.ndarray, start: int) -> bool:

@@ -74,6 +74,16 @@ def test_texts_are_shown_where_there_is_a_tokenizer(caplog):
     assert _text(Row(), 2) == "2 'c'"
 
 
+def test_how_confident_a_drafter_is_is_shown(caplog):
+    class Sure(ScriptedDrafter):
+        def draft(self, history, limit):
+            tokens = super().draft(history, limit).tokens
+            return Draft(tokens, confidence=np.linspace(1, 0.5, len(tokens), dtype=np.float32))
+
+    _, drafts = told(caplog, lambda model: Sure(model, [(4, 0)]), speculative={"n_max": 3})
+    assert [line.split()[1] for line in drafts[0][2:5]] == ["1.000", "0.833", "0.667"]  # cut with the draft
+
+
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
 def test_it_costs_nothing_where_it_is_not_asked_for_and_changes_no_token(caplog, monkeypatch, level):
     calls = []

@@ -120,6 +120,7 @@ NO_DRAFTS = {
     "parents [-2, 0], where each": returning(Draft([1, 2], [-2, 0])),
     "1 parents of 2 tokens": returning(Draft([1, 2], [-1])),
     "probabilities of shape (2, 15), expected (2, 16)": returning(Draft([1, 2], probabilities=np.ones((2, 15)) / 15)),
+    "confidence of shape (1,), expected (2,)": returning(Draft([1, 2], confidence=np.ones(1))),
     "probabilities of shape (1, 16)": returning(Draft([1, 2], probabilities=np.ones((1, 16)) / 16)),
     "could not convert string": returning(Draft([1, 2], probabilities=np.full((2, 16), "a"))),
     "tokens are float64 of shape (1,)": changed("tokens", [0.5]),

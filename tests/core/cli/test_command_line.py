@@ -1,6 +1,7 @@
 """Commands as a user types them, on a tiny model without a tokenizer: prompts are token ids."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +224,9 @@ def test_very_verbose_shows_every_draft(capsys, flag, n):
     _, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", REPEATING, flag, "-md", MODEL, "--spec-type", "draft-model")
     assert ("DEBUG augury.drafts slot 0: draft-model drafted " in err) == bool(n)
     assert ("the target's own" in err) == bool(n)
+    drafted = re.findall(r"^  \d+ +(0\.\d{3})  \d+ +(0\.\d{3})  accepted$", err, re.MULTILINE)
+    assert [one for one, _ in drafted] == [other for _, other in drafted]  # the model drafts for itself
+    assert bool(drafted) == bool(n)
     assert "INFO augury.loop" in err
 
 
