@@ -21,6 +21,18 @@ def engine():
         yield made
 
 
+def test_a_lack_of_memory_is_a_capacity_error_at_load_and_in_a_request(engine, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 183. GiB")
+
+    monkeypatch.setattr(ToyModel, "forward", fail)
+    with pytest.raises(CapacityError, match="there is too little memory: Unable to allocate 183"):
+        engine.generate([1, 2], max_tokens=7)
+    monkeypatch.setattr("augury.engine.Loader.open", fail)
+    with pytest.raises(CapacityError, match="there is too little memory: Unable to allocate 183"):
+        Engine.load("model.gguf")
+
+
 def test_streaming_yields_the_tokens_of_the_result(engine):
     pieces = list(engine.stream([1, 2], max_tokens=7, **GREEDY))
     assert [piece.token for piece in pieces] == ToyModel(n_ctx=600).plain([1, 2], 7)

@@ -1,4 +1,7 @@
-"""Model files with damage: each is loaded and answers, or is refused, in bounded time and memory, by an `AuguryError`."""
+"""Model files with damage: each is loaded and answers, or is refused, in bounded time and memory, by an `AuguryError`.
+
+Three in ten are files of other kinds; see `fuzz`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from pathlib import Path
 
 import damage
+import fuzz
 import gguf
 from oracles.models import NAMES, tiny_model
 from torture.engines import REGISTRY
@@ -45,7 +49,12 @@ def run(seed, counts):
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="augury-torture-") as folder:
         path = Path(folder) / "damaged.gguf"
+        others = [prepare(Path(folder)) for prepare in fuzz.KINDS.values()]
         for number in range(N_FILES):
+            if rng.random() < 0.3:
+                counts[f"other_files_{rng.choice(others)(rng)}"] += 1
+                counts["files"] += 1
+                continue
             path.write_bytes(damaged(rng))
             how = {"backend": rng.choice(BACKENDS), "n_ctx": rng.choice([16, 128]), "spec_type": "none", "threads": 1}
             prompt = [rng.randrange(128) for _ in range(rng.randint(1, 12))]

@@ -95,7 +95,7 @@ def run(seed, counts, home, models):
         cache = Path(folder) / "cache"
         if rng.random() < 0.9:
             shutil.copytree(template, cache)
-            for path in [path for path in cache.rglob("*.nb*") if rng.random() < 0.02]:
+            for path in [path for path in cache.rglob("*.kernel") if rng.random() < 0.02]:
                 path.unlink()  # so that something is compiled
         for _ in range(rng.randint(1, 3)):
             if rng.random() < 0.5 and cache.exists():

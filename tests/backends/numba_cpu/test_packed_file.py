@@ -1,5 +1,6 @@
 """Packed weights that are kept: found again, made anew when anything changed, and never needed."""
 
+import errno
 import os
 import shutil
 import time
@@ -14,6 +15,7 @@ from oracles.passes import run_of
 
 from augury.atomic_file import AtomicFile
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, loading, packed_file
+from augury.backends.numba_cpu.packed_file import PackedFile
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
@@ -225,6 +227,21 @@ def test_what_killed_starts_left_is_removed_and_pushes_out_nothing(folder, packi
         assert [file.name for file in files_in(folder) if file.suffix == ".part"] == [".other.packed.part"]
     assert len(packings) == n_matrices
     assert len(files_in(folder)) == 1
+
+
+def test_trouble_that_says_nothing_about_a_file_leaves_it_there(folder, packings, path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    logits_of(path)
+    n_matrices, before = len(packings), [file.stat() for file in files_in(folder)]
+    with monkeypatch.context() as patched:
+        patched.setattr(PackedFile, "_checked", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            logits_of(path)
+    assert [file.stat() for file in files_in(folder)] == before
+    logits_of(path)
+    assert len(packings) == n_matrices
 
 
 def test_a_folder_that_may_only_be_read_serves(folder, packings, path, monkeypatch):

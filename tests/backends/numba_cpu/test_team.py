@@ -52,6 +52,24 @@ def team(request):
     team.close()
 
 
+def test_where_a_thread_cannot_start_those_before_it_end(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def fail_late(thread):
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_late)
+    with pytest.raises(RuntimeError) as caught:
+        Team(4)
+    del caught  # which holds the team
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("late_ns", [0, LATE_NS])
 def test_every_thread_takes_part_in_every_record_however_long_it_waits(team, late_ns):
     counts = np.zeros(N_RECORDS, np.int64)
