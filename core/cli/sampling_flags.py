@@ -31,8 +31,14 @@ _SAMPLERS |= {
 }
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, *, has_short_stop: bool = True) -> None:
-    """Add sampling, limits and stops, in llama.cpp's spelling, where `-r` is a stop, but not in its llama-bench."""
+def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, has_short_stop: bool = True) -> None:
+    """Add sampling, limits and stops, in llama.cpp's spelling.
+
+    Args:
+        parser: Of the command.
+        n_predict: The default of `-n`.
+        has_short_stop: Whether `-r` is a stop, which it is not in llama-bench.
+    """
     group = parser.add_argument_group("sampling")
     for option in sampling_options().values():
         flag = f"--{option.name.replace('_', '-')}"
@@ -72,9 +78,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, has_short_stop: bool 
     group.add_argument(
         *("-n", "--n-predict", "--predict"),
         type=count(least=-2),
-        default=-1,
+        default=n_predict,
         metavar="N",
-        help="tokens to generate; -1 or -2: until an end token or a full context (default: -1)",
+        help=f"tokens to generate; -1 or -2: until an end token or a full context (default: {n_predict})",
     )
     group.add_argument(
         *(("-r",) if has_short_stop else ()),

@@ -1,72 +1,122 @@
-"""The conversation behind `augury chat`, with an engine that answers from a list."""
+"""`augury chat` as a process, in terminals and pipes, with an engine that answers in upper case."""
 
-from augury.cli.chat import Conversation
-from augury.errors import CapacityError
-from augury.types import Result, Summary, Token
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import talkers
 
-class Running:
-    def __init__(self, text):
-        self.text = text
-
-    def __iter__(self):
-        yield Token(1, self.text, "ngram-simple")
-
-    def result(self):
-        return Result((1,), self.text, "stop", Summary(n_emitted=1, n_rounds=1))
+LONG_S = 60  # for a machine with much else to do
 
 
-class Engine:
-    """Repeats what the last message says; raises where it says so."""
+class Terminal:
+    """A pseudo-terminal with a chat in it."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, *words, kind="xterm"):
+        self._end, other = pty.openpty()
+        env = {**os.environ, "TERM": kind, "PROMPT_TOOLKIT_NO_CPR": "1"}
+        command = [sys.executable, talkers.__file__, "chat", *map(str, words)]
+        self.process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=env, start_new_session=True)
+        os.close(other)
+        self._shown = ""
 
-    def submit(self, *, messages, **params):
-        self.asked.append((messages, params))
-        if messages[-1]["content"] == "too long":
-            raise CapacityError("the prompt has 9 tokens")
-        return Running(messages[-1]["content"].upper())
+    def expect(self, text):
+        """Wait until it is shown, and pass over all that was shown up to it."""
+        while text not in self._shown:
+            assert select.select([self._end], [], [], LONG_S)[0], f"no {text!r} in {self._shown!r}"
+            self._shown += os.read(self._end, 4096).decode()
+        before, _, self._shown = self._shown.partition(text)
+        return before
 
+    def type(self, text):
+        self.expect(">")  # the prompt
+        os.write(self._end, text.encode())
 
-def talk(*lines, has_stats=False):
-    engine = Engine()
-    conversation = Conversation(engine, {"seed": 1}, has_stats=has_stats)
-    return engine, conversation, [conversation.hear(line) for line in lines]
+    def interrupt(self):
+        os.write(self._end, b"\x03")
 
+    def wait(self):
+        """The exit code."""
+        return self.process.wait(LONG_S)
 
-def test_answers_are_streamed_and_remembered(capsys):
-    engine, conversation, _ = talk("hello", "again")
-    assert capsys.readouterr().out == "HELLO\nAGAIN\n"
-    assert [each["content"] for each in engine.asked[1][0]] == ["hello", "HELLO", "again"]
-    assert engine.asked[1][1] == {"seed": 1}
-    assert [each["role"] for each in conversation.messages] == ["user", "assistant"] * 2
+    def __enter__(self):
+        return self
 
-
-def test_reset_forgets_the_conversation():
-    engine, _, _ = talk("hello", "/reset", "again")
-    assert [each["content"] for each in engine.asked[1][0]] == ["again"]
-
-
-def test_stats_are_those_of_the_last_answer(capsys):
-    talk("/stats", "hello", "/stats")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "no answer yet"
-    assert "generated 1 tokens" in lines[1]
-
-
-def test_a_flag_shows_stats_after_every_answer(capsys):
-    talk("hello", "/help", has_stats=True)
-    assert capsys.readouterr().err.count("tok/s |") == 1
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self._end)
 
 
-def test_exit_leaves_and_other_lines_do_not(capsys):
-    assert talk("hello", "", "/help", "/bogus", "/exit")[2] == [True, True, True, True, False]
-    assert "/bogus" in capsys.readouterr().err
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_ctrl_c_clears_a_line_stops_an_answer_and_leaves_at_last(tmp_path, kind):
+    session = tmp_path / "talk.json"
+    with Terminal("--session", session, kind=kind) as terminal:
+        terminal.type("half a line\x03")
+        terminal.expect("again leaves")
+        terminal.type("story\r")
+        terminal.expect("STORY")
+        terminal.interrupt()
+        terminal.expect("(stopped: /continue goes on)")
+        terminal.type("more\r")
+        terminal.expect("MORE")
+        terminal.type("\x03")
+        terminal.expect("again leaves")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+    assert [each["content"] for each in json.loads(session.read_text())["messages"]] == ["story", "STORY", "more", "MORE"]
 
 
-def test_a_failed_answer_leaves_the_conversation_as_it_was(capsys):
-    _, conversation, heard = talk("hello", "too long", "again")
-    assert heard == [True, True, True]
-    assert "9 tokens" in capsys.readouterr().err
-    assert [each["content"] for each in conversation.messages] == ["hello", "HELLO", "again", "AGAIN"]
+def test_a_pasted_text_is_one_message_and_ctrl_d_leaves(tmp_path):
+    session = tmp_path / "talk.json"
+    with Terminal("--session", session) as terminal:
+        terminal.type("\x1b[200~one\rtwo\r\rfour\x1b[201~\r")
+        terminal.expect("FOUR")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert [each["content"] for each in json.loads(session.read_text())["messages"]] == ["one\ntwo\n\nfour", "ONE\nTWO\n\nFOUR"]
+    with Terminal("--session", session) as terminal:
+        terminal.expect("2 messages from")
+        terminal.type("/exit\r")
+        assert terminal.wait() == 0
+
+
+def test_sigterm_at_the_prompt_ends_with_143():
+    with Terminal() as terminal:
+        terminal.expect(">")
+        terminal.process.terminate()
+        assert terminal.wait() == 143
+
+
+def piped(text, *words, **kwargs):
+    command = [sys.executable, talkers.__file__, "chat", *map(str, words)]
+    ended = subprocess.run(command, input=text, capture_output=True, check=False, **kwargs)
+    return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"one\n\ntwo\n/exit\nthree\n", (0, "ONE\nTWO\n", "")),
+        (b"one\n\xff\n", (1, "", "augury: standard input: not text in UTF-8\n")),
+        (b"too long\nmore\n", (1, "MORE\n", None)),
+    ],
+)
+def test_lines_that_are_piped_in_are_messages(text, expected):
+    code, out, err = piped(text)
+    assert (code, out, err if expected[2] is not None else None) == expected
+
+
+def test_a_damaged_session_is_an_error_before_anything_is_loaded_and_is_left_as_it_is(tmp_path):
+    session = tmp_path / "talk.json"
+    session.write_text('{"messages": [')
+    code, out, err = piped(b"hello\n", "--session", session)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"augury: {session}: this is no conversation that augury saved; it is left as it is")
+    assert Path(session).read_text() == '{"messages": ['
+    assert piped(b"hello\n", "--session", tmp_path / "absent" / "talk.json")[0] == 1

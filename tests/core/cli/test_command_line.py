@@ -361,7 +361,7 @@ def test_a_prompt_comes_from_standard_input_and_an_empty_one_is_an_error():
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["plugins"], ["--version"]])
 def test_what_needs_no_model_imports_nothing_heavy(words):
-    heavy = ("numba", "rich", "tokenizers", "gguf", "jinja2", "huggingface_hub", "sentencepiece", "structlog")
+    heavy = ("numba", "rich", "tokenizers", "gguf", "jinja2", "huggingface_hub", "prompt_toolkit", "sentencepiece", "structlog")
     code = (
         "import sys\nfrom augury.cli import main\n"
         f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"

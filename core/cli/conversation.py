@@ -1,0 +1,225 @@
+"""A conversation: what was said, the commands that a line may be instead of a message, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from augury.atomic_file import write_atomically
+from augury.bench.workload import read_text
+from augury.cli.report import drafting_lines, run_line, say
+from augury.cli.writer import Writer
+from augury.errors import AuguryError, CapacityError, UnsupportedError
+from augury.table import table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.engine import Engine
+    from augury.types import Result, Summary
+
+    Messages = list[dict[str, str]]
+
+__all__ = ["Conversation", "read_messages"]
+
+_COMMANDS = {
+    "/continue": "go on with an answer that was cut off or stopped",
+    "/drop": "forget the oldest question and its answer, which makes room in the context",
+    "/reset": "forget the conversation",
+    "/save FILE": "write the conversation to a file",
+    "/load FILE": "go on with the conversation in a file",
+    "/stats": "figures of the last answer",
+    "/help": "this list",
+    "/exit": "leave; so do Ctrl-D and Ctrl-C twice. Ctrl-C stops an answer, and clears a line",
+}
+_MAKE_ROOM = "/drop forgets the oldest question and its answer, /reset everything; -c N loads the model with more context"
+
+
+class Conversation:
+    """The messages so far.
+
+    Attributes:
+        messages: As `Engine.submit` takes them.
+        has_failed: Whether a message had no answer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: Mapping[str, Any],
+        *,
+        has_stats: bool = False,
+        is_stoppable: bool = True,
+        session: Path | None = None,
+        messages: Messages | None = None,
+    ) -> None:
+        """Begin or go on.
+
+        Args:
+            engine: Answers.
+            params: Of each request.
+            has_stats: Whether to colour drafted tokens, and to show figures after each answer.
+            is_stoppable: Whether Ctrl-C ends an answer only, or else is the caller's.
+            session: The file that the conversation is written to after every change.
+            messages: What it goes on from.
+        """
+        self.messages: Messages = list(messages or ())
+        self.has_failed = False
+        self._engine = engine
+        self._params = params
+        self._has_stats = has_stats
+        self._is_stoppable = is_stoppable
+        self._session = session
+        self._kept = list(self.messages)  # what the session's file holds
+        self._summary: Summary | None = None  # of the last answer
+
+    def hear(self, text: str) -> bool:
+        """Answer a message, or do what a command says; false where the user wants to leave."""
+        if text.startswith("/") and "\n" not in text:  # several lines are never a command
+            command, _, argument = text.partition(" ")
+            if command == "/exit":
+                return False
+            self._obey(command, argument.strip())
+        elif text:
+            self._answer([*self.messages, {"role": "user", "content": text}])
+        try:
+            self.keep()
+        except OSError as error:  # the conversation is worth more than its file
+            say(f"augury: {self._session}: {error.strerror}; the conversation is not saved, /save FILE takes another place")
+        return True
+
+    def keep(self) -> None:
+        """Write what has changed to the session's file."""
+        if self._session is not None and self.messages != self._kept:
+            write_messages(self._session, self.messages)
+            self._kept = list(self.messages)
+
+    def _obey(self, command: str, argument: str) -> None:
+        match command:
+            case "/help":
+                for line in table(list(_COMMANDS.items())):
+                    say(line)
+            case "/continue" if self.messages:
+                self._answer(self.messages)
+            case "/continue":
+                say("there is no answer yet")
+            case "/drop":
+                self._drop()
+            case "/reset":
+                self.messages, self._summary = [], None
+                say("the conversation is forgotten")
+            case "/save" | "/load" if argument:
+                self._save_or_load(command, Path(argument).expanduser())
+            case "/save" | "/load":
+                say(f"name a file: {command} FILE")
+            case "/stats":
+                for line in [run_line([self._summary]), *drafting_lines(self._summary)] if self._summary else ["no answer yet"]:
+                    say(line)
+            case _:
+                say(f"there is no command {command}; /help lists those that there are")
+
+    def _drop(self) -> None:
+        """Forget the first question with what follows it; what stands before it, such as a system prompt, stays."""
+        questions = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+        if not questions:
+            say("there is nothing to forget")
+            return
+        first, end = [*questions, len(self.messages)][:2]
+        asked = " ".join(self.messages[first]["content"].split())
+        del self.messages[first:end]
+        say(f"forgotten: {asked if len(asked) <= 60 else f'{asked[:57]}...'}")
+
+    def _save_or_load(self, command: str, path: Path) -> None:
+        try:
+            if command == "/load":
+                self.messages, self._summary = read_messages(path), None
+                say(f"{_n_messages(self.messages)} from {path}")
+                return
+            if path.exists():
+                read_messages(path)  # of another kind of file nothing is lost by a slip of the hand
+            write_messages(path, self.messages)
+            say(f"{_n_messages(self.messages)} to {path}")
+        except AuguryError as error:
+            say(f"augury: {error}")
+        except OSError as error:
+            say(f"augury: {path}: {error.strerror}")
+
+    def _answer(self, asked: Messages) -> None:
+        """Write the model's answer to `asked`, or the rest of one that `asked` ends with."""
+        writer = Writer(has_tokenizer=True, is_coloured=self._has_stats)
+        try:
+            result = self._written(asked, writer)
+        except UnsupportedError:  # no other message will do better
+            raise
+        except AuguryError as error:
+            self.has_failed = True
+            say(f"augury: {error}; {_MAKE_ROOM if isinstance(error, CapacityError) else '/reset starts anew'}")
+            return
+        finally:
+            writer.end()
+        if result is None or not result.tokens:
+            say("stopped before the answer began; the question is forgotten")
+            return
+        self._summary = result.stats
+        if self._has_stats:
+            say(run_line([self._summary]))
+        if asked[-1]["role"] == "assistant":
+            asked, begun = asked[:-1], asked[-1]["content"]
+        else:
+            begun = ""
+        self.messages = [*asked, {"role": "assistant", "content": begun + result.text}]
+        self._say_why_it_ended(result)
+
+    def _written(self, asked: Messages, writer: Writer) -> Result | None:
+        """Write an answer as it comes; None where it was stopped before it could begin."""
+        running = None
+        try:
+            running = self._engine.submit(messages=asked, **self._params)
+            for piece in running:
+                writer.write(piece)
+        except KeyboardInterrupt:
+            if not self._is_stoppable:
+                raise
+            if running is None:
+                return None
+            running.cancel()
+        return running.result()
+
+    def _say_why_it_ended(self, result: Result) -> None:
+        match result.finish_reason:
+            case "length":
+                say(f"(cut off after {len(result.tokens)} tokens: /continue goes on, -n N sets another limit)")
+            case "context":
+                say(f"(the context of {self._engine.config['n_ctx']} tokens is full: {_MAKE_ROOM})")
+            case "cancelled":
+                say("(stopped: /continue goes on)")
+
+
+def read_messages(path: Path) -> Messages:
+    """The conversation in a file.
+
+    Raises:
+        AuguryError: The file cannot be read, or holds something else.
+    """
+    text = read_text(path)
+    try:
+        messages = json.loads(text)["messages"]
+        is_right = isinstance(messages, list) and all(
+            message.keys() == {"role", "content"} and all(isinstance(value, str) for value in message.values())
+            for message in messages
+        )
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise AuguryError(f"{path}: this is no conversation that augury saved; it is left as it is, name another file")
+    return messages
+
+
+def write_messages(path: Path, messages: Messages) -> None:
+    """Write a conversation to a file, whole or not at all."""
+    write_atomically(path, json.dumps({"messages": messages}, ensure_ascii=False, indent=1) + "\n")
+
+
+def _n_messages(messages: Messages) -> str:
+    return "1 message" if len(messages) == 1 else f"{len(messages)} messages"
