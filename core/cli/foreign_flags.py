@@ -130,8 +130,8 @@ _REFUSED = {
         -sys N --system-prompt N -sysf N --system-prompt-file N -spf N""",
     "augury processes no escapes; in most shells $'a\\nb' is a text with a line break": "-e --escape",
     "give texts in UTF-8 with -f": "-bf N --binary-file N --in-file N --context-file N",
-    "augury prints only what is generated; redirect standard output with > FILE": """
-        --display-prompt -o N --output N --output-file N""",
+    "augury run --json --echo tells the prompt": "--display-prompt",
+    "redirect standard output with > FILE": "-o N --output N --output-file N",
     "redirect standard error with 2> FILE": "--log-file N -ld N --logdir N --log-prompts-dir N",
     "special tokens are never printed; run --json lists all tokens": "-sp --special",
     "augury knows no such sampler; see augury run --help": """

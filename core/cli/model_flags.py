@@ -12,6 +12,7 @@ from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
+from augury.errors import OptionError
 
 if TYPE_CHECKING:
     import argparse
@@ -86,6 +87,10 @@ def load_engine(
     log.configure(verbosity=args.verbose, is_quiet=args.quiet)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
     rest, limits = limits_apart(spec_type, args.registry)
+    n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
+    if n_min > n_max > 0:
+        names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")
+        raise OptionError(f"{names[0]} is {n_min}, expected at most {names[1]}, which is {n_max}")
     with ProgressDisplay() if progress is None else nullcontext(progress) as shown:
         engine = Engine.load(
             args.model,
@@ -94,7 +99,8 @@ def load_engine(
             spec_type=rest,
             draft_model=draft_model,
             spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),
-            **{"draft_max": args.draft_max, "draft_min": args.draft_min, **limits},
+            draft_max=n_max,
+            draft_min=n_min,
             spec_fixed=args.spec_fixed,
             spec_verify=args.spec_verify,
             spec_synth_rates=args.spec_synth_rates,

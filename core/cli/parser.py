@@ -92,6 +92,8 @@ class FlagsAction(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """Parses in full words only, so that a new flag never changes what an abbreviation means.
 
+    What it gives has one attribute more, `typed`: by the name of each other the flag that gave it, for messages.
+
     Attributes:
         foreign: Flags of other programs that are ignored, refused or rewritten where this parser has none of that name.
     """
@@ -111,6 +113,7 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(scan.words, namespace)
         if unknown:
             raise OptionError(f"{unknown[0]!r} was not expected here; quote text that contains spaces")
+        known.typed = {**getattr(known, "typed", {}), **scan.typed}
         for why, names in scan.ignored.items():
             say(f"{self.prog}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {why}")
         return known, unknown
@@ -134,6 +137,7 @@ class _Scan:
 
     def __init__(self, parser: Parser, words: Sequence[str]) -> None:
         self.words: list[str] = []
+        self.typed: dict[str, str] = {}  # by where argparse keeps its value, which flag gave it last
         self.ignored: dict[str, list[str]] = {}  # names of flags by why they are
         self._parser = parser
         self._rest = deque(words)
@@ -163,6 +167,7 @@ class _Scan:
         return typed.replace("_", "-") if typed.startswith("--") else typed
 
     def _read_own(self, typed: str, name: str, action: argparse.Action, value: str | None) -> None:
+        self.typed[action.dest] = typed
         if action.nargs == 0 and value is not None:
             raise OptionError(f"{typed} takes no value, but {value!r} was given")
         if action.nargs is not None:  # argparse's to read

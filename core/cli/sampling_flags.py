@@ -121,7 +121,9 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
         OptionError: A value is out of range.
     """
     params = {name: value for name in sampling_options() if (value := getattr(args, name)) is not None}
-    if args.n_predict >= 0:
+    if args.n_predict == 0:
+        raise OptionError(f"{args.typed['n_predict']} is 0, expected at least 1, or -1 for no limit")
+    if args.n_predict > 0:
         params["max_tokens"] = args.n_predict
     if args.samplers is not None:
         params["samplers"] = args.samplers

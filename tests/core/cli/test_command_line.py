@@ -246,6 +246,12 @@ def test_stats_show_drafting(capsys):
         (["run", "-n", "many"], 2, "-n is 'many', expected a whole number"),
         (["run", "--predict", "x"], 2, "--predict is 'x', expected a whole number"),
         (["run", *HERE, "--prompt-tokens", "1", "--spec-type", "mtp:n_max=1,p_min=0.0"], 1, "augury has no such drafter"),
+        (["run", *HERE, "--prompt-tokens", "1", "--n-predict", "0"], 2, "--n-predict is 0, expected at least 1"),
+        (
+            ["run", *HERE, "--prompt-tokens", "1", "--draft-n-min", "5", "--draft", "4"],
+            2,
+            "--draft-n-min is 5, expected at most --draft, which is 4",
+        ),
         (["run", "-c", "-1"], 2, "-c is '-1', expected a whole number of at least 0"),
         (["run", "-ctk", "q9_0"], 2, "-ctk is 'q9_0', expected one of f16"),
         (["run", "--typical", "x"], 2, "--typical: typical_p is 'x'"),
