@@ -17,7 +17,7 @@ import numpy as np
 from augury.errors import PluginError
 from augury.interfaces import Drafter
 from augury.log import get_logger
-from augury.types import Draft
+from augury.types import Draft, read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -79,6 +79,17 @@ class DrafterGuard:
         self._sequence = sequence
         self._n_vocab = n_vocab
         self._n_slow = 0
+        self._text = np.empty(len(sequence.history) + sequence.n_left, np.int32)
+        self._shown = read_only(self._text)
+        self._n_shown = 0
+
+    @property
+    def history(self) -> np.ndarray:
+        """The request's text as the drafter sees it, (h,) int32: a copy, for what it does to that is to reach nobody else."""
+        history = self._sequence.history
+        self._text[self._n_shown : len(history)] = history[self._n_shown :]
+        self._n_shown = len(history)
+        return self._shown[: len(history)]
 
     def begin(self, options: Any) -> Generator[None, None, float]:
         """Let it begin; yields where others shall go on in between, and returns the seconds that it took."""
@@ -90,7 +101,7 @@ class DrafterGuard:
             if drafter.session is not None:
                 drafter.session.sampling = sequence.sampler.params
                 drafter.session.verify = sequence.request.speculation.verify
-            begun: Any = drafter.begin(sequence.history, sequence.recorder.n_reused)
+            begun: Any = drafter.begin(self.history, sequence.recorder.n_reused)
             if not isinstance(begun, Iterator | None):
                 raise PluginError(f"returned a {type(begun).__name__}, expected None or an iterator")
             steps = steps if begun is None else begun
@@ -118,7 +129,7 @@ class DrafterGuard:
         """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
         tokens: Any = None
         with _Call([self], "hindsight"):
-            tokens = self.drafter.hindsight(self._sequence.history, n)
+            tokens = self.drafter.hindsight(self.history, n)
             is_array = isinstance(tokens, np.ndarray)
             if tokens is not None and not (is_array and tokens.dtype.kind in "iu" and tokens.shape == (n,)):
                 seen = f"{tokens.dtype} of shape {tokens.shape}" if is_array else f"a {type(tokens).__name__}"
@@ -128,7 +139,7 @@ class DrafterGuard:
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""
         with _Call([self], "accept"):
-            self.drafter.accept(self._sequence.history, verdict)
+            self.drafter.accept(self.history, verdict)
 
     def end(self) -> None:
         """Tell it that the request is over."""

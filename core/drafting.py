@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from augury.choice import Choice, Offer, Outcome, Wish
 from augury.drafted import Course, Drafted
 from augury.drafter_guard import DrafterGuard, draft_for_all, warn
@@ -169,7 +171,7 @@ class Drafting:
     def _ask(self, index: int, asked: Items[tuple[Drafted, int]], *, is_waited_for: bool = False) -> None:
         """Ask one drafter of several slots together."""
         guards = [self._courses[each.sequence.slot].guards[index] for each, _ in asked]
-        asks = [Ask(guard.drafter, each.sequence.history, limit) for guard, (each, limit) in zip(guards, asked, strict=True)]
+        asks = [Ask(guard.drafter, guard.history, limit) for guard, (_, limit) in zip(guards, asked, strict=True)]
         for (each, _), guard, draft in zip(asked, guards, draft_for_all(guards, asks), strict=True):
             each.sequence.recorder.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
             if is_waited_for:
@@ -184,14 +186,10 @@ class Drafting:
 
     # After it
 
-    def settle(self, drafted: Drafted, path: Items[int], n_emitted: int) -> Verdict:
-        """Tell a sequence's drafters what became of the round; `path` is what was accepted of its draft.
-
-        Returns:
-            The verdict on the draft that was verified.
-        """
+    def settle(self, drafted: Drafted, verdict: Verdict) -> None:
+        """Tell a sequence's drafters what became of the round; the verdict is on the draft that was verified."""
         sequence, used = drafted.sequence, drafted.choice.drafter if len(drafted.draft) else None
-        verdict = Verdict(len(drafted.draft), len(path), n_emitted, is_used=used is not None, path=path)
+        n_emitted = verdict.n_emitted
         sequence.recorder.round(verdict.n_offered, n_emitted)
         course = self._courses.get(sequence.slot)
         for index, guard in course.guards.items() if course is not None else ():
@@ -199,7 +197,7 @@ class Drafting:
             proposal = drafted.proposals.get(index)
             n_proposed = 0 if proposal is None else len(proposal)
             if index == used:
-                own = Verdict(verdict.n_offered, len(path), n_emitted, is_used=True, n_proposed=n_proposed, path=path)
+                own = attrs.evolve(verdict, n_proposed=n_proposed)
                 sequence.recorder.verified(guard.name, own, drafted.draft.depth)
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
@@ -213,7 +211,6 @@ class Drafting:
                 course.track.score(index, proposed, truth.tolist())
             guard.accept(own)
             sequence.recorder.told(guard.name, guard.seconds)
-        return verdict
 
     def observe_round(self, rounds: Items[Drafted], verdicts: Items[Verdict], n_beside: int, pass_s: float) -> None:
         """A pass over `rounds` and `n_beside` other tokens took so long."""

@@ -181,7 +181,7 @@ class Target(ABC):
     A drafter may make such passes inside `draft`, for its own slot, and inside `draft_together`, for all slots that are asked
     for, at positions from `len(history) - 1` on: the history's last token is fed first, for its states are not there yet. Such
     a pass sees what the slots hold. What it stores lies behind that, lasts until verification writes over it, and is nothing
-    to rely on in the next call.
+    to rely on in the next call. Only the thread that called the drafter may make it.
     """
 
     n_layers: int
@@ -191,7 +191,8 @@ class Target(ABC):
         """Compute the first `batch.n_layers` layers and the output; the logits last until the next pass.
 
         Raises:
-            OptionError: The number of layers is missing or out of range, or a position is one that the slot holds.
+            OptionError: The number of layers is missing or out of range, a position is one that the slot holds, or the batch
+                names tokens, slots, positions or rows that do not exist, has arrays of other lengths, or moves states.
             CapacityError: A position does not fit into a slot.
         """
 
@@ -212,6 +213,8 @@ class Session(ABC):
     def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Model:
         """Load a second model, with slots of its own; the same reference, options and backend load once.
 
+        Its `forward` checks every batch, and raises an `OptionError` for one that names what the model does not have.
+
         Args:
             reference: A name or a path.
             options: How it is loaded.
@@ -231,7 +234,8 @@ class Drafter(Plugin, ABC):
     """Guesses what comes next. One instance serves one slot and sees its requests one after another.
 
     `history` is a read-only (h,) int32 view of prompt and output so far. Its last token was just sampled and is not yet in the
-    target's memory. A drafter never writes into it and may keep no reference beyond the request.
+    target's memory. A drafter never writes into it and may keep no reference beyond the request. One that fails in a method, by
+    an exception or by what it returns, is left out of the rest of the request.
 
     `scope` declares how long what it learns from texts lives, and so who may feel it: the `request`, the `slot` with its
     further requests, or the `process`, all slots together and whatever it may save for the next one.

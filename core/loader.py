@@ -9,7 +9,7 @@ from augury.gguf import ModelFile
 from augury.log import get_logger
 from augury.models import resolve
 from augury.options import build, parse_specs
-from augury.session import Shared
+from augury.session import SecondModel, Shared
 from augury.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Loader:
             file = self.open(reference)
             device = self._backend if backend is None else make_backend(self._registry, backend)
             self.models.append(device.load(file, plan_of(file, self._registry), options, self._progress))
-            return self.models[-1]
+            return self.models[-1] if purpose == "target" else SecondModel(self.models[-1])
 
         return self.shared.get(("model", purpose, str(reference), options, backend), make)
 

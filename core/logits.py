@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.interfaces import Logits
+from augury.types import read_only
 
 __all__ = ["ArrayLogits"]
 
@@ -13,8 +14,7 @@ class ArrayLogits(Logits):
     """Rows of logits (r, V) float32, read-only to those who hold the handle."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self._array = array.view()
-        self._array.flags.writeable = False
+        self._array = read_only(array)
 
     def argmax(self) -> np.ndarray:
         """The most probable token of each row, (r,) int32; of equals the lowest id, -1 where the row is not finite.

@@ -104,11 +104,15 @@ class Loop:
         if passed is None:
             return
         logits, argmax, forward_s = passed
-        settled, row = [], 0
+        emitted, row = [], 0
         for part in parts:
-            verdict = self._attempt([part.sequence], self._settle, part, logits, argmax, row)
+            emitted.append(self._attempt([part.sequence], self._verify, part, logits, argmax, row))
             row += part.n_rows
+        settled = []
+        for part, verdict in zip(parts, emitted, strict=True):
             if verdict is not None:
+                if part.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
+                    self._attempt([part.sequence], self._drafting.settle, part.drafted, verdict)
                 settled.append((part, verdict))
         n_tokens = sum(len(part.tokens) for part in parts)
         drafted = [(part.drafted, verdict) for part, verdict in settled if part.drafted is not None]
@@ -264,8 +268,8 @@ class Loop:
         has_greedy = any(part.n_rows and part.sequence.is_plain_argmax for part in parts)
         return logits, logits.argmax().tolist() if has_greedy else [], seconds
 
-    def _settle(self, part: Part, logits: Logits, argmax: list[int], row: int) -> Verdict | None:
-        """Verify, emit what was accepted, keep it and tell the drafters; None where nothing was to be emitted."""
+    def _verify(self, part: Part, logits: Logits, argmax: list[int], row: int) -> Verdict | None:
+        """Verify, emit what was accepted, and keep it; None where nothing was to be emitted."""
         sequence = part.sequence
         if not part.n_rows:
             self._keep(part, part.tokens)
@@ -284,10 +288,10 @@ class Loop:
             return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             guarded(_log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
-        path = accepted.path[: n_emitted - 1]
+        path = tuple(accepted.path[: n_emitted - 1])
         kept = [0, *(node + 1 for node in path)]
         self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
-        return self._drafting.settle(part.drafted, path, n_emitted)
+        return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)
 
     def _keep(self, part: Part, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """Keep some tokens of a part, those at `path` in it; None: at its beginning."""

@@ -44,7 +44,7 @@ def tokens_array(tokens: Any) -> np.ndarray:
     """
     given = np.array(tokens)
     array = given.astype(np.int32, copy=False) if given.dtype.kind in "iu" or not given.size else None
-    if array is None or array.ndim != 1 or (array is not given and not np.array_equal(array, given)):
+    if array is None or array.ndim != 1 or (array is not given and not (array == given).all()):
         raise ValueError(f"tokens are {given.dtype} of shape {given.shape}, expected a row of int32")
     return read_only(array)
 

@@ -1,17 +1,21 @@
 """A drafter that fails is left out of its request: the tokens, its neighbours and the rest of its chain do not feel it."""
 
 import logging
+from contextlib import suppress
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.passes import run_of
 from toys import ScriptedDrafter, toy_engine
 
 from augury.choice import Choice
 from augury.engine import Engine
 from augury.pass_costs import PassCosts, PassTime
 from augury.planner import Planner
+from augury.session import EngineTarget
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -435,3 +439,110 @@ def test_whatever_fails_at_any_time_the_tokens_are_those_of_plain_decoding(
         assert stats.n_emitted == 40 == stats.n_rounds + stats.n_accepted
         assert sum(stats.draft_lengths) == stats.n_drafted
         assert stats.n_accepted == sum(piece.drafter is not None for piece in result.pieces)
+
+
+WAYS = [GREEDY, {"temperature": 0.8, "seed": 4, "repeat_penalty": 1.4, "top_k": 4}]
+
+
+def scribble(array):
+    """Write into an array and into whatever its memory belongs to, as far as Python lets one."""
+    while array is not None:
+        with suppress(ValueError, AttributeError):
+            array.flags.writeable = True
+        with suppress(ValueError, TypeError):
+            array[:] = 7
+        array = getattr(array, "base", None) if isinstance(array, np.ndarray) else getattr(array, "obj", None)
+
+
+class Scribbling(ScriptedDrafter):
+    """Writes wherever it can, into what it is given and into what it gave, during the pass, too."""
+
+    name = "scribbling"
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.drafts, self.told = [], None
+        before = model.on_forward
+        model.on_forward = lambda: (before(), [self.spoil(draft) for draft in self.drafts])
+
+    def begin(self, history, n_reused):
+        self.text = history.tolist()
+        scribble(history)
+
+    def draft(self, history, limit):
+        self.past = history = np.array(self.text)
+        history.flags.writeable = False
+        draft = super().draft(history, limit)
+        self.drafts.append(Draft(draft.tokens, range(-1, len(draft) - 1), np.full((len(draft), VOCAB), 1 / VOCAB)))
+        return self.drafts[-1]
+
+    def spoil(self, draft):
+        for array in (draft.tokens, draft.parents, draft.probabilities):
+            scribble(array)
+
+    def accept(self, history, verdict):
+        self.text += history[-verdict.n_emitted :].tolist()
+        scribble(history)
+        with suppress(TypeError):
+            verdict.path[:] = [99]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_drafter_writes_into_reaches_nobody(way):
+    with toy_engine() as plain:
+        expected = [result.tokens for result in plain.generate(PROMPTS, max_tokens=40, **way)]
+    with toy_engine(drafter=[Scribbling, Other], slots=2, kind=Engine) as engine:
+        results = engine.generate(PROMPTS, max_tokens=40, **way)
+    assert [result.tokens for result in results] == expected
+    for result in results:
+        own, other = result.stats.drafters["scribbling"], result.stats.drafters["other"]
+        assert (own.failed, other.failed) == (None, None), "the other still sees the right text"
+        assert own.accepted > 0
+
+
+def test_a_text_cannot_be_made_writable():
+    class Trying(ScriptedDrafter):
+        name = "trying"
+
+        def draft(self, history, limit):
+            history.flags.writeable = True
+
+    results, _ = run(Trying)
+    assert "ValueError: cannot set WRITEABLE flag to True" in results[0].stats.drafters["trying"].failed
+    for array in (Draft([1, 2]).tokens, Draft([1], [-1]).parents):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+def test_a_pass_of_a_drafter_s_own_is_harmless_in_any_of_its_calls():
+    class Passing(ScriptedDrafter):
+        name = "passing"
+
+        def anywhere(self):
+            for slot in range(2):
+                start = self.memory.prepare(slot, 0).mark
+                if start + 4 < 64:
+                    self.target.forward(attrs.evolve(run_of([7, 7, 7, 7], slot=slot, start=start, rows=[]), n_layers=1))
+
+        def begin(self, history, n_reused):
+            super().begin(history, n_reused)
+            self.anywhere()
+
+        def draft(self, history, limit):
+            self.anywhere()
+            return super().draft(history, limit)
+
+        def accept(self, history, verdict):
+            super().accept(history, verdict)
+            self.anywhere()
+
+        def end(self):
+            super().end()
+            self.anywhere()
+
+    with toy_engine(drafter=Passing, slots=2) as engine:
+        loop = engine._worker._loop
+        for drafter in engine._drafters:
+            drafter.memory, drafter.target = loop._memory, EngineTarget(loop._model, loop._memory)
+        results = engine.generate([*PROMPTS, *PROMPTS], max_tokens=N, **GREEDY)
+    assert [list(result.tokens) for result in results] == [ToyModel().plain(prompt, N) for prompt in [*PROMPTS, *PROMPTS]]

@@ -35,3 +35,13 @@ def test_gather_picks_tokens_of_one_row():
 def test_rows_cannot_be_written_through_the_handle():
     with pytest.raises(ValueError, match="read-only"):
         ArrayLogits(np.zeros((1, 2), np.float32)).rows()[0] = 1
+
+
+def test_rows_cannot_be_made_writable():
+    array = np.zeros((2, 5), np.float32)
+    rows = ArrayLogits(array[:, :4]).rows()
+    for view in (rows, rows[0]):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            view.flags.writeable = True
+    array[0, 0] = 1
+    assert rows[0, 0] == 1, "it is a view"

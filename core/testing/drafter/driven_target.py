@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.interfaces import Target
+from augury.session import checked_batch
 from augury.testing.drafter import contract
 from augury.types import Batch
 
@@ -37,6 +38,7 @@ class DrivenTarget(Target):
         Raises:
             ContractError: The pass takes all layers, or would write over what a slot holds.
         """
+        batch = checked_batch(batch, self.model)
         if batch.n_layers is None:
             raise contract.LAYERS.broken("Session.target.forward", "a pass without n_layers")
         for slot, position in zip(batch.slots.tolist(), batch.positions.tolist(), strict=True):
