@@ -337,6 +337,8 @@ class Engine:
         process that was forked off it does nothing, for the engine is the parent's.
         """
         self._worker.close()
+        if self._template is not None:
+            self._template.close()
 
     def __enter__(self) -> Self:
         return self

@@ -81,9 +81,10 @@ class Renderer:
         return reply["text"]
 
     def close(self) -> None:
-        """End the process; the next rendering starts another. May be called twice."""
-        with self._lock:
-            self._end()
+        """End the process; the next rendering starts another. May be called twice, and does nothing in a fork."""
+        if self._pid == os.getpid():
+            with self._lock:
+                self._end()
 
     def _exchange(self, line: bytes) -> dict[str, str]:
         process = self._running()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
+from augury.chat import ChatTemplate
 from augury.engine import Engine
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.running import Channel
@@ -202,6 +203,15 @@ def test_a_closed_engine_says_so():
     assert running.result().finish_reason in {"cancelled", "length"}
     with pytest.raises(AuguryError, match="closed"):
         engine.generate([1], **GREEDY)
+
+
+def test_a_closed_engine_takes_the_process_along_that_renders_templates():
+    with toy_engine() as engine:
+        engine._template = ChatTemplate("a")
+        assert engine._template.render([{"role": "user", "content": "b"}]) == "a"
+        process = engine._template._renderer._process
+        assert process.poll() is None
+    assert process.poll() is not None
 
 
 def test_an_idle_engine_uses_no_processor_time(engine):
