@@ -276,12 +276,7 @@ class Engine:
 
     def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
         """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
-        running = self.submit(prompt, messages=messages, **params)
-        try:
-            return iter(running)
-        except BaseException:
-            running.cancel()
-            raise
+        return iter(self.submit(prompt, messages=messages, **params))
 
     def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
         """The same for `async for`: no thread waits for the tokens, and the event loop goes on meanwhile.
@@ -318,7 +313,7 @@ class Engine:
             self._worker.evaluate(tokens, rising, channel)
             logits: np.ndarray = self._worker.wait(channel)
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
-            channel.is_cancelled = True
+            channel.cancel()
             raise
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
 

@@ -7,6 +7,7 @@ engine waiting. A caller that has nothing to read leaves a function that wakes i
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,25 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self.is_cancelled = False  # read by the engine before every round
         self.unread: deque[Token] = deque()
         self.outcome: Any = None  # what it came to, or the exception that ended it; None while it goes on
         self.readers: Wakers = deque()  # called at the next token or the end
         self.waiters: Wakers = deque()  # called at the end
+        self._cancelled_by: list[object] = []
+        self._held_by: list[object] = []
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants to hear more. Read by the engine before every round."""
+        return bool(self._cancelled_by)
+
+    def cancel(self) -> None:
+        """End the task after the round in progress; no effect on one that has ended."""
+        self._cancelled_by.append(self)
+
+    def cancel_without(self, holder: object) -> None:
+        """Cancel when `holder` is collected: by a reference's callback that no Ctrl-C can interrupt, as it could `__del__`."""
+        self._held_by.append(weakref.ref(holder, self._cancelled_by.append))
 
     def deliver(self, piece: Token) -> None:
         """Pass on a token."""
@@ -62,7 +77,7 @@ class Channel:
             try:
                 wakers.popleft()()
             except Exception:  # noqa: BLE001 - the reader's event loop was closed: nobody is left to read
-                self.is_cancelled = True
+                self.cancel()
 
     def take(self) -> Token | None:
         """The next token if it is there already, else None.
@@ -114,9 +129,7 @@ class Running:
     def __init__(self, channel: Channel, worker: Worker) -> None:
         self._channel = channel
         self._worker = worker  # the engine lives while someone may wait for it
-
-    def __del__(self) -> None:
-        self.cancel()
+        channel.cancel_without(self)
 
     def __iter__(self) -> Stream:
         return Stream(self, self._channel, self._worker)
@@ -157,7 +170,7 @@ class Running:
 
     def cancel(self) -> None:
         """End the request after the round in progress; no effect on one that has ended."""
-        self._channel.is_cancelled = True
+        self._channel.cancel()
 
 
 class Stream:
@@ -167,6 +180,7 @@ class Stream:
         self._running = running  # which is cancelled when nobody holds it
         self._channel = channel
         self._worker = worker
+        channel.cancel_without(self)
 
     def __iter__(self) -> Self:
         return self
@@ -198,13 +212,10 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the request unless it has ended."""
-        self._running.cancel()
+        self._channel.cancel()
 
     async def aclose(self) -> None:
         """The same, for `contextlib.aclosing`."""
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
 

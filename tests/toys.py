@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from augury.interfaces import Drafter, Progress
@@ -60,6 +62,19 @@ class ScriptedDrafter(Drafter):
 
     def close(self):
         self.events.append(("close",))
+
+
+class Gate:
+    """Holds up the passes of an engine's toy model until it is opened; `has_begun` tells that the first is there."""
+
+    def __init__(self, engine):
+        self.has_begun, self._is_open = threading.Event(), threading.Event()
+        self.open = self._is_open.set
+        engine._worker._loop._model.on_forward = self._wait
+
+    def _wait(self):
+        self.has_begun.set()
+        assert self._is_open.wait(60)
 
 
 def toy_engine(

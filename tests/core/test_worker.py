@@ -1,15 +1,20 @@
 """No request is lost: whatever fails, and wherever, everyone who waits hears of the end, and the engine serves the next."""
 
+import gc
 import io
 import logging
+import os
+import subprocess
 import sys
 import threading
+import weakref
+from pathlib import Path
 
 import pytest
-from toys import ScriptedDrafter, ToyModel, toy_engine
+from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine import Engine
-from augury.errors import AuguryError
+from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import MemoryManager
 
 GREEDY = {"temperature": 0.0}
@@ -76,19 +81,17 @@ TOGETHER = ("model.forward", "drafting.propose")
 NOBODY = ("memory.end", "drafter.end", "drafting.observe_round", "loop._on_round", "loop._on_request")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("planted"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("error", [RuntimeError("planted"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize("where", [*ALONE, *TOGETHER, *NOBODY])
 def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
-    for n in (1, 2, 3, 5, 8, 12):
+    for n in (1, 2, 4, 7, 12):
         with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(ignore, ignore), kind=Engine) as engine:
-            gate = threading.Event()
-            engine._worker._loop._model.on_forward = lambda gate=gate: gate.wait(SECONDS)
-            fault = Fault(error, n)
-            fault.into(*site(engine, where))
+            gate = Gate(engine)
+            Fault(error, n).into(*site(engine, where))
             runnings = [engine.submit(prompt, max_tokens=9, **GREEDY) for prompt in PROMPTS]
             cancelled = engine.submit([9], max_tokens=9, **GREEDY)
             cancelled.cancel()
-            gate.set()
+            gate.open()
             *found, late, logits = outcomes(
                 [running.result for running in (*runnings, cancelled)] + [lambda engine=engine: engine.evaluate([1, 2])]
             )
@@ -105,14 +108,15 @@ def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
 
 def test_a_request_cancelled_in_a_round_that_fails_is_not_lost():
     with toy_engine(slots=2) as engine:
-        model, has_begun, is_cancelled = engine._worker._loop._model, threading.Event(), threading.Event()
-        model.on_forward = lambda: has_begun.set() or is_cancelled.wait(SECONDS)
+        gate = Gate(engine)
         runnings = [engine.submit(prompt, **GREEDY) for prompt in PROMPTS]
-        assert has_begun.wait(SECONDS)
-        Fault(RuntimeError("planted"), 1).into(model, "forward")  # in the next round, which begins by dropping who is cancelled
+        assert gate.has_begun.wait(SECONDS)
+        Fault(RuntimeError("planted"), 1).into(
+            *site(engine, "model.forward")
+        )  # in the next round, which begins by dropping who is cancelled
         for running in (runnings[0], runnings[3]):
             running.cancel()
-        is_cancelled.set()
+        gate.open()
         found = outcomes([running.result for running in runnings])
     assert [getattr(each, "finish_reason", "failed") for each in found][:4] == ["cancelled", "failed", "failed", "cancelled"]
 
@@ -162,9 +166,11 @@ def test_a_warning_that_cannot_be_given_harms_nobody(error, monkeypatch):
         raise error
 
     with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(failing, failing), kind=Engine) as engine:
+        gate = Gate(engine)
         Fault(error, 1, n_times=99).into(engine._drafters[0], "end")
         runnings = [engine.submit(prompt, max_tokens=5, **GREEDY) for prompt in PROMPTS]
         runnings[1].cancel()
+        gate.open()
         found = outcomes([running.result for running in runnings])
     assert [each.finish_reason for each in found] == ["length", "cancelled", "length", "length", "length"]
 
@@ -172,12 +178,11 @@ def test_a_warning_that_cannot_be_given_harms_nobody(error, monkeypatch):
 @pytest.mark.parametrize("error", [RuntimeError("planted"), SystemExit()], ids=repr)
 def test_when_the_thread_dies_everyone_learns_of_it(error, monkeypatch):
     engine = toy_engine(n_ctx=3000, slots=2, drafter=ScriptedDrafter)
-    loop, gate = engine._worker._loop, threading.Event()
-    loop._model.on_forward = lambda: gate.wait(SECONDS)
+    loop, gate = engine._worker._loop, Gate(engine)
     runnings = [engine.submit(prompt, **GREEDY) for prompt in PROMPTS]
     monkeypatch.setattr(loop, "_drop_cancelled", lambda: (_ for _ in ()).throw(error))  # nothing of the loop's own should fail
     waits = [running.result for running in runnings] + [lambda: list(runnings[4]), lambda: engine.evaluate([1] * 2000)]
-    gate.set()
+    gate.open()
     for found in outcomes(waits):
         assert isinstance(found, AuguryError)
         assert repr(error) in str(found)
@@ -186,3 +191,111 @@ def test_when_the_thread_dies_everyone_learns_of_it(error, monkeypatch):
             call([1])
     engine.close()
     assert [drafter.events[-1] for drafter in engine._drafters] == [("close",)] * 2
+
+
+# The engine's life
+
+
+def test_a_full_queue_refuses_with_how_many_wait():
+    with toy_engine(slots=2, max_queue=3) as engine:
+        gate = Gate(engine)
+        runnings = [engine.submit([1], max_tokens=3, **GREEDY) for _ in range(5)]  # two of which run
+        assert gate.has_begun.wait(SECONDS)
+        with pytest.raises(CapacityError, match=r"3 requests wait for a slot already.*max_queue"):
+            engine.submit([1])
+        gate.open()
+        assert [each.finish_reason for each in outcomes([running.result for running in runnings])] == ["length"] * 5
+        for _ in range(9):  # what has ended counts no more
+            engine.generate([[1]] * 5, max_tokens=1, **GREEDY)
+
+
+@pytest.mark.parametrize("max_queue", [0, -1, 1.5, "many"])
+def test_a_queue_of_no_length_is_refused(max_queue):
+    with pytest.raises(OptionError, match="max_queue is"):
+        Engine.load("/absent.gguf", max_queue=max_queue)
+
+
+def test_several_threads_close_while_others_submit():
+    engine = toy_engine(slots=2, drafter=ScriptedDrafter)
+    gate, is_closing = Gate(engine), threading.Event()
+
+    def close():
+        is_closing.set()
+        engine.close()
+        return [drafter.events[-1] for drafter in engine._drafters]
+
+    def submit():
+        assert is_closing.wait(SECONDS)
+        ended = [engine.submit([1], **GREEDY).result().finish_reason]
+        while len(ended) < 10**6:
+            ended.append(engine.generate([1], **GREEDY).finish_reason)
+        return ended
+
+    waiting = [engine.submit(prompt, **GREEDY).result for prompt in PROMPTS]
+    threading.Timer(0.05, gate.open).start()
+    *found, first, second, third, fourth = outcomes([*waiting, close, close, submit, submit])
+    assert {each.finish_reason for each in found} <= {"cancelled", "length"}
+    assert first == second == [("close",)] * 2  # both return when everything is given back
+    assert all(isinstance(each, AuguryError) and "engine is closed" in str(each) for each in (third, fourth))
+
+
+def test_an_engine_closed_by_a_hook_ends_after_the_round():
+    engine = toy_engine(n_ctx=5000, drafter=ScriptedDrafter, observers=(lambda **seen: engine.close(), None))
+    gate = Gate(engine)
+    running, other = engine.submit([1], **GREEDY), engine.submit([2], **GREEDY)
+    gate.open()
+    assert [each.finish_reason for each in outcomes([running.result, other.result])] == ["cancelled", "cancelled"]
+    (closed,) = outcomes([engine.close])
+    assert closed is None
+    assert engine._drafters[0].events[-1] == ("close",)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_engine_that_nobody_holds_gives_everything_back(is_used):
+    engine = toy_engine(drafter=ScriptedDrafter)
+    drafter, model, thread = engine._drafters[0], weakref.ref(engine._worker._loop._model), engine._worker._thread
+    stream = engine.stream([1], max_tokens=5, **GREEDY) if is_used else ()
+    del engine
+    assert len(list(stream)) == 5 * is_used  # who reads still holds it
+    del stream
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert drafter.events[-1] == ("close",)
+    drafter.model = None
+    gc.collect()
+    assert model() is None
+
+
+FORKED = """
+import os, sys, traceback
+from toys import toy_engine
+from augury.engine import Engine
+from augury.errors import AuguryError, CapacityError, OptionError
+engine = toy_engine(n_ctx=100_000, slots=2)
+running = engine.submit([1])
+next(iter(engine.submit([2])))
+if (child := os.fork()) == 0:
+    def tried(call):
+        try:
+            call()
+        except AuguryError as error:
+            return "forked off" in str(error)
+    calls = [running.result, lambda: list(running), lambda: engine.submit([1]), lambda: engine.stream([1])]
+    calls += [lambda: engine.generate([1]), lambda: engine.evaluate([1])]
+    is_right = all([tried(call) for call in calls]) and engine.close() is None
+    del engine, running, calls
+    os._exit(0 if is_right else 1)
+_, status = os.waitpid(child, 0)
+running.cancel()
+assert running.result().finish_reason == "cancelled"
+assert len(engine.generate([1], max_tokens=3).tokens) == 3
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_an_engine_used_after_fork_is_an_error_and_no_hang():
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], env=environment, timeout=SECONDS, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
