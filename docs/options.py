@@ -85,6 +85,7 @@ def page(registry: Registry) -> str:
     parts += [FOREIGN, *_foreign("same as", "These are short for others", "the same as")]
     parts += _foreign("ignored", "These change no output here, and are accepted with a line that says so", "why")
     parts += _foreign("refused", "These are errors, which say what to use instead", "instead")
+    parts += ["\n`chat` ignores `-cnv` and `-i`, and says where a system prompt is to stand."]
     return "\n".join(part for part in parts if part)
 
 

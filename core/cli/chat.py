@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.conversation import Conversation, read_messages
 from augury.cli.drafter_flags import warn_of_synthetic
+from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
@@ -28,6 +29,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     """Add the command."""
     parser = subparsers.add_parser("chat", help="talk with a model", description="Talk with a model; /help lists commands.")
     add_model_flags(parser, registry, argv, has_slots=False)
+    parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, n_predict=_N_PREDICT)
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show figures per answer")
     parser.add_argument(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "ForeignFlag", "ignored"]
+__all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "ForeignFlag", "ignored"]
 
 FOREIGN_DRAFTERS = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "eagle3", "mtp", "dflash", "dspark")
 """Values of `--spec-type` in llama.cpp and ik_llama.cpp for which augury has nothing alike."""
@@ -207,22 +207,33 @@ _SAME_AS = {
 }
 
 
-def _listed() -> dict[str, ForeignFlag]:
+_IGNORED_IN_CHAT = {
+    "chat is a conversation": "-cnv --conversation -i --interactive -if --interactive-first",
+}
+_REFUSED_IN_CHAT = {
+    "augury run continues prompts": "-no-cnv --no-conversation",
+    'start from a --session FILE that holds {"messages": [{"role": "system", "content": ...}]}': """
+        -sys N --system-prompt N -sysf N --system-prompt-file N -spf N""",
+}
+
+
+def _listed(kind: Literal["ignored", "refused", "same as"], groups: Mapping[str, str]) -> dict[str, ForeignFlag]:
     found = {}
-    for kind, groups in (("ignored", _IGNORED), ("refused", _REFUSED), ("same as", _SAME_AS)):
-        for text, flags in groups.items():
-            name = ""
-            for word in flags.split():
-                if word.startswith("-"):
-                    name = word
-                    found[name] = ForeignFlag(name, kind, text)  # type: ignore[arg-type]
-                elif word == "[N]":
-                    found[name] = evolve(found[name], is_value_optional=True)
-                else:
-                    off = word[2:] or None
-                    found[name] = evolve(found[name], n_values=found[name].n_values + 1, off=off)
+    for text, flags in groups.items():
+        name = ""
+        for word in flags.split():
+            if word.startswith("-"):
+                name = word
+                found[name] = ForeignFlag(name, kind, text)
+            elif word == "[N]":
+                found[name] = evolve(found[name], is_value_optional=True)
+            else:
+                found[name] = evolve(found[name], n_values=found[name].n_values + 1, off=word[2:] or None)
     return found
 
 
-FOREIGN_FLAGS = _listed()
+FOREIGN_FLAGS = _listed("ignored", _IGNORED) | _listed("refused", _REFUSED) | _listed("same as", _SAME_AS)
 """By name."""
+
+FOREIGN_FLAGS_IN_CHAT = FOREIGN_FLAGS | _listed("ignored", _IGNORED_IN_CHAT) | _listed("refused", _REFUSED_IN_CHAT)
+"""The same for `augury chat`, where a few mean something else."""

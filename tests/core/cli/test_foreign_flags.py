@@ -98,6 +98,18 @@ def test_what_is_switched_off_is_ignored(capsys, words):
     assert f"{words[0]} is ignored: that is off anyway" in capsys.readouterr().err
 
 
+def test_flags_of_conversations_mean_something_else_in_chat(capsys):
+    parsed("-cnv", "-mli", command="chat")
+    assert "augury chat: -cnv is ignored: chat is a conversation" in capsys.readouterr().err
+    for words, told in (
+        (["-no-cnv"], "augury run continues"),
+        (["-sys", "Be short."], "--session"),
+        (["-p", "x"], "augury run"),
+    ):
+        with pytest.raises(OptionError, match=told):
+            parsed(*words, command="chat")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -146,7 +158,8 @@ def test_help_goes_to_standard_output_alone(capsys, words):
 
 
 def test_no_flag_of_augury_is_ignored_or_refused_where_it_exists():
-    assert {name for name in FOREIGN_FLAGS if name in parser_of("run").flags} == {
+    flags = parser_of("run").flags
+    assert {name for name in FOREIGN_FLAGS if name in flags} == {
         "-p",
         "--prompt",
         "-f",
