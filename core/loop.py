@@ -104,6 +104,10 @@ class Loop:
         if passed is None:
             return
         logits, argmax, forward_s = passed
+        n_tokens = sum(len(part.tokens) for part in parts)
+        for part in parts:
+            if part.drafted is None:
+                part.sequence.recorder.chunk(len(part.tokens), forward_s * len(part.tokens) / n_tokens)
         emitted, row = [], 0
         for part in parts:
             emitted.append(self._attempt([part.sequence], self._verify, part, logits, argmax, row))
@@ -114,7 +118,6 @@ class Loop:
                 if part.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
                     self._attempt([part.sequence], self._drafting.settle, part.drafted, verdict)
                 settled.append((part, verdict))
-        n_tokens = sum(len(part.tokens) for part in parts)
         drafted = [(part.drafted, verdict) for part, verdict in settled if part.drafted is not None]
         n_beside = n_tokens - sum(1 + len(each.draft) for each, _ in drafted)
         guarded(self._drafting.observe_round, [each for each, _ in drafted], [v for _, v in drafted], n_beside, forward_s)

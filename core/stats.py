@@ -62,11 +62,13 @@ class Recorder:
         self._counts = {name: _Counts() for name in drafters}
         self._draft_lengths: list[int] = []
         self._effective = effective
-        self._started_at = self._first_token_at = self._last_token_at = 0.0
+        self._n_processed = 0
+        self._prompt_s = self._first_token_at = self._last_token_at = 0.0
 
     def begun(self, drafter: str, seconds: float) -> None:
         """A drafter was at the request's prompt for so long until now, which is prompt time."""
         self._first_token_at = self._last_token_at = perf_counter()
+        self._prompt_s += seconds
         self._counts[drafter].begin_s += seconds
 
     def failed(self, drafter: str, told: str) -> None:
@@ -76,7 +78,11 @@ class Recorder:
     def start(self, n_prompt: int, n_reused: int) -> None:
         """The request has a slot, which holds `n_reused` of its `n_prompt` tokens."""
         self.n_prompt, self.n_reused = n_prompt, n_reused
-        self._started_at = self._first_token_at = self._last_token_at = perf_counter()
+
+    def chunk(self, n_tokens: int, seconds: float) -> None:
+        """So many tokens of the prompt were in a pass, of which they took `seconds`."""
+        self._n_processed += n_tokens
+        self._prompt_s += seconds
 
     def first_token(self) -> None:
         """The prompt is processed and its token emitted: the prompt's last pass is a round."""
@@ -129,9 +135,9 @@ class Recorder:
             draft_lengths=tuple(self._draft_lengths),
             drafters=drafters,
             timings=Timings(
-                prompt_s=self._first_token_at - self._started_at,
+                prompt_s=self._prompt_s,
                 predict_s=self._last_token_at - self._first_token_at,
-                n_prompt=self.n_prompt - self.n_reused,
+                n_prompt=self._n_processed,
                 n_predicted=max(self.n_emitted - 1, 0),
             ),
             effective=self._effective,

@@ -269,10 +269,14 @@ class Token:
 
 @frozen
 class Timings:
-    """Seconds of one request; a request's share of a pass that it shared with others is the whole pass."""
+    """Seconds of one request.
 
-    prompt_s: float = 0.0  # from its first pass to its first token, a draft model's prompt included
-    predict_s: float = 0.0  # from its first token to its last
+    `prompt_s` counts no waiting, neither for a slot nor for others: of a pass over a part of the prompt it is the share of that
+    part, by tokens. What drafters do with the prompt is counted, such as a draft model's passes over it.
+    """
+
+    prompt_s: float = 0.0  # of its prompt's passes and of its drafters' beginning
+    predict_s: float = 0.0  # from its first token, or the end of its drafters' beginning, to its last
     n_prompt: int = 0  # tokens processed in prompt_s, reused ones not counted
     n_predicted: int = 0  # tokens emitted in predict_s: all but the first
 

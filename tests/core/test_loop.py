@@ -210,6 +210,36 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
     assert seen == [(0, 4, 5.0)]
 
 
+def test_prompt_time_is_its_own_tokens_time_whoever_shares_its_passes_or_goes_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("augury.loop.perf_counter", lambda: now[0])
+    monkeypatch.setattr("augury.stats.perf_counter", lambda: now[0])
+    with toy_engine(n_ctx=2000, slots=2) as engine:
+        model, held = engine._worker._loop._model, threading.Event()
+        model.on_forward = lambda: held.wait() and now.__setitem__(0, now[0] + len(model.batches[-1].tokens))
+        prompts = [[1, 2], [3] * 300, [4] * 700, [5] * 600]
+        runnings = [engine.submit(prompt, max_tokens=20, **GREEDY) for prompt in prompts]
+        held.set()
+        stats = [running.result().stats for running in runnings]
+        batches = [len(set(batch.slots.tolist())) for batch in model.batches]
+    assert max(batches) == 2, "the test must see passes of two sequences"
+    for each in stats:
+        assert each.timings.n_prompt == each.n_prompt - each.n_reused
+        assert each.timings.prompt_s == pytest.approx(each.timings.n_prompt)
+        assert each.timings.prompt_per_second == pytest.approx(1)
+
+
+def test_a_prompt_cancelled_half_way_counts_what_was_processed():
+    with toy_engine(n_ctx=2000) as engine:
+        model, running = engine._worker._loop._model, []
+        held = threading.Event()
+        model.on_forward = lambda: held.wait() and running[0].cancel()
+        running.append(engine.submit([3] * 900, max_tokens=5, **GREEDY))
+        held.set()
+        stats = running[0].result().stats
+    assert (stats.n_prompt, stats.timings.n_prompt, stats.n_emitted) == (900, 512, 0)
+
+
 def test_observers_see_rounds_and_requests_whose_sums_agree():
     rounds, summaries = [], []
     observers = (lambda **seen: rounds.append(seen["round"]), lambda **seen: summaries.append(seen["summary"]))
