@@ -1,4 +1,7 @@
-"""How far matrices and properties go: a seeded sample, or with `--full` (`make test-all`) everything. See docs/testing.md."""
+"""How far matrices and properties go: a seeded sample, or with `--full` (`make test-all`) everything. See docs/testing.md.
+
+And what is checked of every result of every test: that its statistics add up.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,29 @@ from random import Random
 import pytest
 from hypothesis import settings
 
+from augury.sequence import Sequence
+from augury.testing.counts import miscounts
+
 SEED = 12
 
 # no deadlines, for how long an example takes says more about the machine than about the code
 for name, n_examples in (("sample", 50), ("full", 300)):
     settings.register_profile(name, max_examples=n_examples, deadline=None, derandomize=True, database=None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _counted():
+    """The statistics of every result of every test add up; where they do not, whoever waits for the request is told."""
+    make = Sequence.result
+
+    def result(sequence):
+        made = make(sequence)
+        assert miscounts(made) == []
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sequence, "result", result)
+        yield
 
 
 def pytest_addoption(parser):

@@ -31,7 +31,7 @@ OPTIONS = Contract(
 BOUNDS = Contract("A drafter works, or refuses with an AuguryError, at the bounds of its options.", f"“Options” in {_GUIDE}")
 CHOSEN = Contract("A drafter that was chosen can be made, or says in an AuguryError why not.", "augury.Drafter")
 LOSSLESS = Contract("The output is that of plain decoding, to the bit.", "docs/architecture.md, “Why the output cannot change”")
-COUNTS = Contract("emitted = rounds + accepted, and every round emits at least one token.", "augury.types.Summary")
+COUNTS = Contract("Statistics add up: emitted = rounds + accepted, and so on.", "augury.types.Summary")
 DISTRIBUTION = Contract(
     "Verified by rejection the output keeps the target's distribution: `probabilities` are what each token was drawn from.",
     f"“A draft” in {_GUIDE}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.engine import Engine
 from augury.errors import AuguryError
+from augury.testing.counts import miscounts
 from augury.testing.drafter import contract
 from augury.testing.drafter.scripts import PROMPTS
 from augury.testing.toys import TINY_TARGET
@@ -100,9 +101,8 @@ def counted(name: str, run: Callable[[], list[Result]], tally: Tally) -> list[Re
         tally.n_requests += 1
         tally.n_drafted += stats.n_drafted
         tally.n_accepted += stats.n_accepted
-        if not stats.n_emitted == len(result.tokens) == stats.n_rounds + stats.n_accepted:
-            seen = f"{stats.n_emitted} emitted in {stats.n_rounds} rounds, {stats.n_accepted} accepted"
-            raise contract.COUNTS.broken(name, seen)
+        if wrong := miscounts(result):
+            raise contract.COUNTS.broken(name, "; ".join(wrong))
     return results
 
 

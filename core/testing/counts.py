@@ -1,0 +1,76 @@
+"""What holds between the figures of a request, whatever drafted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from augury.types import DrafterStats, Result, Summary
+
+__all__ = ["miscounts"]
+
+_REASONS = ("stop", "length", "context", "cancelled")
+
+
+def miscounts(result: Result) -> list[str]:
+    """Which identities a result's statistics break, in words; none where all is well."""
+    stats = result.stats
+    checks = [*_of_the_text(result), *_of_the_sums(stats), *_of_the_times(stats, is_whole=result.finish_reason != "cancelled")]
+    for name, each in stats.drafters.items():
+        checks += [(f"{name}: {text}", holds) for text, holds in _of_a_drafter(each)]
+    return [f"not {text}: {stats}" for text, holds in checks if not holds]
+
+
+def _of_the_text(result: Result) -> Iterator[tuple[str, bool]]:
+    stats, pieces = result.stats, result.pieces
+    yield "n_emitted == n_rounds + n_accepted", stats.n_emitted == stats.n_rounds + stats.n_accepted
+    yield "n_emitted == tokens", stats.n_emitted == len(result.tokens)
+    yield "tokens == pieces", result.tokens == tuple(piece.token for piece in pieces)
+    yield "text == that of the pieces", result.text == "".join(piece.text for piece in pieces)
+    yield "a known finish reason", result.finish_reason in _REASONS
+    origins = Counter(piece.drafter for piece in pieces if piece.drafter is not None)
+    accepted = {name: each.accepted for name, each in stats.drafters.items() if each.accepted}
+    yield "drafted pieces == accepted, by drafter", origins == accepted
+    yield "no round of drafted tokens alone", all(piece.drafter is None for piece in (*pieces[:1], *pieces[-1:]))
+
+
+def _of_the_sums(stats: Summary) -> Iterator[tuple[str, bool]]:
+    drafters = stats.drafters.values()
+    yield "0 <= n_reused < n_prompt", stats.n_emitted == 0 or 0 <= stats.n_reused < stats.n_prompt
+    yield "n_accepted <= n_drafted", stats.n_accepted <= stats.n_drafted
+    yield "n_accepted == sum over drafters", stats.n_accepted == sum(each.accepted for each in drafters)
+    yield "n_drafted == sum over drafters", stats.n_drafted == sum(each.drafted for each in drafters)
+    yield "n_drafted == sum(draft_lengths)", stats.n_drafted == sum(stats.draft_lengths)
+    yield "a draft length for each round after the prompt's", len(stats.draft_lengths) == max(stats.n_rounds - 1, 0)
+    yield "drafts that were verified == used", sum(k > 0 for k in stats.draft_lengths) == sum(each.used for each in drafters)
+    by_position = tuple(map(sum, zip_longest(*(each.accepted_by_position for each in drafters), fillvalue=0)))
+    yield "accepted_by_position == sum over drafters", stats.accepted_by_position == by_position
+    yield "n_accepted == sum(accepted_by_position)", stats.n_accepted == sum(stats.accepted_by_position)
+
+
+def _of_the_times(stats: Summary, *, is_whole: bool) -> Iterator[tuple[str, bool]]:
+    timings = stats.timings
+    yield "no negative times", timings.prompt_s >= 0 and timings.predict_s >= 0
+    yield "n_predicted == all but the first", timings.n_predicted == max(stats.n_emitted - 1, 0)
+    n_prompt = stats.n_prompt - stats.n_reused
+    yield "n_prompt == what was not reused", timings.n_prompt == n_prompt if is_whole else timings.n_prompt <= n_prompt
+    begin_s = sum(each.begin_s for each in stats.drafters.values())
+    yield "drafters' beginning is prompt time", begin_s <= timings.prompt_s * (1 + 1e-9)
+
+
+def _of_a_drafter(each: DrafterStats) -> Iterator[tuple[str, bool]]:
+    offered, accepted = each.offered_by_position, each.accepted_by_position
+    yield "used <= drafts <= calls", each.used <= each.drafts <= each.calls
+    yield "accepted <= drafted", each.accepted <= each.drafted
+    yield "accepted == sum(accepted_by_position)", each.accepted == sum(accepted)
+    yield "used <= sum(offered_by_position) <= drafted", each.used <= sum(offered) <= each.drafted
+    yield "all drafts offer their first token", each.used == (offered[0] if offered else 0)
+    yield "offered at every position that is accepted", len(offered) == len(accepted)
+    yield "accepted <= offered at every position", all(a <= o for a, o in zip(accepted, offered, strict=False))
+    falls = all(before >= after for counts in (offered, accepted) for before, after in pairwise(counts))
+    yield "no later position oftener than an earlier one", falls
+    yield "no negative times", min(each.begin_s, each.draft_s, each.accept_s) >= 0
