@@ -233,5 +233,5 @@ def test_what_a_parent_has_set_for_itself_changes_no_limit():
         "try: Renderer(seconds=0.05).render('{{ 9 ** 999999999 }}', {}, now)\n"
         "except Failure as error: print(error)"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout == "takes more than 0.05 s of processor time\n"
