@@ -98,7 +98,7 @@ class Conversation:
     def _obey(self, command: str, argument: str) -> None:
         match command:
             case "/help":
-                for line in table(list(_COMMANDS.items())):
+                for line in table(list(_COMMANDS.items()), has_head=False):
                     say(line)
             case "/continue" if self.messages:
                 self._answer(self.messages)

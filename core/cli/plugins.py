@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.drafter_flags import flag_of
 from augury.cli.report import print_json, print_lines
 from augury.options import options_of
-from augury.table import table
+from augury.table import fold, table
 
 if TYPE_CHECKING:
     import argparse
@@ -50,14 +50,14 @@ def _lines(records: list[PluginRecord]) -> list[str]:
         [record.kind, record.name, record.distribution, record.version, ", ".join(record.plugin.aliases)] for record in records
     ]
     heads = table(rows)
-    lines = [heads[0]]
-    for record, head in zip(records, heads[1:], strict=True):
+    lines = heads[: -len(records)]
+    for record, head in zip(records, heads[-len(records) :], strict=True):
         lines.append(head)
         for option in options_of(record.plugin.options_class).values():
             choices = f"one of {', '.join(option.choices)}" if option.choices else ""
             default = "" if option.default is None else f"default: {option.default}"
             facts = "; ".join(text for text in (default, option.range, choices) if text)
-            lines.append(f"    {option.name}: {option.help}" + (f" ({facts})" if facts else ""))
+            lines.append(fold("    ", f"{option.name}: {option.help}" + (f" ({facts})" if facts else ""), " " * 8))
     return lines
 
 

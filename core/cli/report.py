@@ -169,8 +169,8 @@ def show_configuration(engine: Engine) -> None:
     lines = engine.memory_table()
     total = sum(line.n_bytes for line in lines)
     rows = [[line.purpose, f"{line.n_bytes / 2**20:.1f} MiB"] for line in lines]
-    for line in table([*rows, ["total", f"{total / 2**20:.1f} MiB"]], is_right=(False, True)):
-        say(f"  {line}")
+    for line in table([*rows, ["total", f"{total / 2**20:.1f} MiB"]], is_right=(False, True), has_head=False):
+        say(f"  {line}".replace("\n", "\n  "))
 
 
 def show_in_brief(engine: Engine) -> None:

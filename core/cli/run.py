@@ -13,7 +13,7 @@ from augury.cli.prompts import add_prompt_flags, read_prompts
 from augury.cli.report import as_json, drafting_lines, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
-from augury.errors import AuguryError
+from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
     import argparse
@@ -42,6 +42,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args) | {"echo": args.echo}
+    if args.echo and not args.json:
+        raise OptionError("--echo tells prompts beside their answers in JSON; add --json")
     prompts = read_prompts(args)
     if all(prompt.error for prompt in prompts):
         prompts[0].arguments()  # which says so, before a model is loaded for nothing

@@ -1,4 +1,4 @@
-"""Writes generated text as it comes, coloured by who proposed it where that is asked for."""
+"""Writes generated text as it comes, marked by who proposed it where that is asked for: in colours, or as NO_COLOR allows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer"]
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
+_MARKS = ("underline", "bold", "italic", "reverse", "strike")  # for those who set NO_COLOR
 
 
 class Writer:
@@ -47,8 +48,9 @@ class Writer:
 
     @property
     def legend(self) -> str:
-        """Which colour means which drafter; empty where nothing is coloured."""
+        """Which mark means which drafter; empty where nothing is marked."""
         return ", ".join(f"{style}: {name}" for name, style in self._styles.items())
 
     def _style(self, drafter: str) -> str:
-        return self._styles.setdefault(drafter, _COLOURS[len(self._styles) % len(_COLOURS)])
+        marks = _MARKS if self._console.no_color else _COLOURS
+        return self._styles.setdefault(drafter, marks[len(self._styles) % len(marks)])

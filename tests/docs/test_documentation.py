@@ -38,3 +38,9 @@ def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):
     monkeypatch.setenv("AUGURY_PLUGINS", "augury")
     module = runpy.run_path(str(ROOT / "docs/options.py"))
     assert (ROOT / "docs/options.md").read_text() == module["page"](Registry.discover()), "run make docs"
+
+
+def test_the_readme_makes_the_command_found_before_it_is_typed():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("augury "))
+    assert ". .venv/bin/activate" in lines[:first]

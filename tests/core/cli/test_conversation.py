@@ -58,7 +58,8 @@ def test_a_flag_shows_stats_after_every_answer(capsys):
     assert capsys.readouterr().err.count("tok/s |") == 1
 
 
-def test_help_lists_every_command_that_there_is(capsys):
+def test_help_lists_every_command_that_there_is(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     talk("/help")
     listed = [line.split()[0] for line in capsys.readouterr().err.splitlines() if line.startswith("/")]
     assert listed == ["/continue", "/drop", "/reset", "/save", "/load", "/stats", "/help", "/exit"]

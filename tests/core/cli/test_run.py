@@ -89,6 +89,13 @@ def test_json_survives_a_terminal_without_its_letters(capsys, tmp_path, monkeypa
     assert json.loads(told.getvalue())["id"] == "é"
 
 
+def test_prompts_are_echoed_in_json_alone(capsys):
+    words = ["run", *GREEDY, "--prompt-tokens", "1,2", "--echo"]
+    assert json.loads(run(capsys, *words, "--json")[1])["prompt"] == [1, 2]
+    code, out, err = run(capsys, *words)
+    assert (code, out, err) == (2, "", "augury: --echo tells prompts beside their answers in JSON; add --json\n")
+
+
 def test_few_of_many_prompts_wait_in_the_engine():
     class Engine:
         n = 0
