@@ -54,7 +54,7 @@ def draft_lines(
         rows.append([_text(sequence, token), p, *_told(sequence, chosen, parent, logits, first_row)])
         rows[-1].append("accepted" if i in path else "rejected" if parent in chosen else "not reached")
     rows.append(["", "", *_told(sequence, chosen, reached[-1], logits, first_row), "the target's own"])
-    head = f"slot {sequence.slot}: {drafter} drafted {len(draft)} tokens, {len(path)} accepted"
+    head = f"slot {sequence.slot}: {drafter} drafted {len(draft)} token{'s' * (len(draft) > 1)}, {len(path)} accepted"
     return [head, *(f"  {line}" for line in table(rows, is_right=(False, True, False, True, False)))]
 
 
