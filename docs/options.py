@@ -65,6 +65,10 @@ Command lines of `llama-cli`, `llama-server`, `llama-speculative-simple` and of 
 `common/common.cpp`). Those that augury has are in the tables above, under the same names. As there, `--top_k` is `--top-k`,
 and short flags take no value without a space: `-ngl` is one flag. A value may also follow `=`. The environment variables
 `LLAMA_ARG_*` are not read.
+
+Three are meant differently on purpose: `-c` is the context of one sequence, not of all together; `--spec-synth-rates` takes
+the chance of each token where all before it were accepted, not of all up to it; `--spec-synth-len` counts accepted tokens of an
+endless draft without the model's own.
 """
 
 
