@@ -44,7 +44,7 @@ class Pair:
         return self.plain.tokens == self.drafted.tokens
 
     @property
-    def most(self) -> float:
+    def max_speedup(self) -> float:
         """The highest ratio that there can be: a round takes a plain pass at least, and emits so many tokens."""
         return self.drafted.stats.timings.n_predicted / max(self.drafted.stats.n_rounds - 1, 1)  # the prompt's is not timed
 
@@ -52,7 +52,7 @@ class Pair:
     def is_stalled(self) -> bool:
         """Whether something held up the plain run: the ratio is far above the highest that there can be."""
         speeds = [run.stats.timings.predicted_per_second for run in (self.drafted, self.plain)]
-        return speeds[0] > _STALL * self.most * speeds[1] > 0
+        return speeds[0] > _STALL * self.max_speedup * speeds[1] > 0
 
 
 class Contest:

@@ -164,4 +164,4 @@ def _ratio(pair: Pair) -> float | None:
     if not plain.timings.n_predicted or not drafted.timings.n_predicted or plain.timings.predict_s <= 0 or pair.is_stalled:
         return None
     plain_s = plain.timings.predict_s / plain.timings.n_predicted
-    return min(plain_s * drafted.timings.n_predicted / (drafted.timings.predict_s + begin_s), pair.most)
+    return min(plain_s * drafted.timings.n_predicted / (drafted.timings.predict_s + begin_s), pair.max_speedup)
