@@ -67,15 +67,34 @@ class ChatTemplate:
 
         Args:
             messages: mappings with `role` ("system", "user", "assistant" or what else the model knows) and `content`, text.
-            add_generation_prompt: end with what begins the model's answer.
+            add_generation_prompt: end with what begins the model's answer. Where the last message is the assistant's, it is the
+                answer's beginning: the text ends with it, and nothing closes it.
 
         Raises:
-            OptionError: the messages are malformed, or the template refuses them.
+            OptionError: the messages are malformed, or the template refuses them, or to have the last one continued.
             ModelFileError: the template is broken, does what it may not, or takes too much time or memory.
             CapacityError: the process that renders cannot be started.
         """
+        checked = _checked(messages)
+        if not add_generation_prompt or checked[-1]["role"] != "assistant":
+            return self._write(checked, add_generation_prompt=add_generation_prompt)
+        mark = "ContinuesHere0"  # where the last message ends, in the text
+        while any(mark in message["content"] for message in checked):
+            mark += "0"
+        before = self._write(checked[:-1], add_generation_prompt=False) if len(checked) > 1 else ""
+        checked[-1]["content"] += mark
+        text, *rest = self._write(checked, add_generation_prompt=False).split(mark)
+        # some write a system prompt only where an answer is still to come
+        if len(rest) != 1 or not text.startswith(before):
+            raise OptionError(
+                "the model's chat template does not write a last message of the assistant once, as it is, after the others, so "
+                "it cannot be continued; end the messages with one of the user, or give a prompt instead"
+            )
+        return text
+
+    def _write(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
         names = {
-            "messages": _checked(messages),
+            "messages": messages,
             "add_generation_prompt": add_generation_prompt,
             "bos_token": self._special_text("bos"),
             "eos_token": self._special_text("eos"),

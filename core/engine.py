@@ -223,6 +223,7 @@ class Engine:
         Args:
             prompt: A text or token ids.
             messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
+                A last message with the role `assistant` is the beginning of the answer, which is continued.
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
                 repeat_last_n, seed, logit_bias, samplers (see `augury.sampling.SamplingParams`); max_tokens (None or -1: until
                 an end token or a full context), min_tokens (before so many neither end tokens nor stop texts end it), stop (a

@@ -23,6 +23,30 @@ def test_a_conversation_is_written_as_the_template_says():
     assert "assistant" not in template.render(HELLO, add_generation_prompt=False)
 
 
+def test_a_last_message_of_the_assistant_is_continued():
+    template, content = ChatTemplate(CHATML), "It ends in ContinuesHere0 and a blank: "
+    text = template.render([*HELLO, {"role": "assistant", "content": content}])
+    assert text == template.render(HELLO, add_generation_prompt=False) + "<|im_start|>assistant\n" + content
+    assert template.render([*HELLO, {"role": "assistant", "content": ""}]) == text.removesuffix(content)
+    closed = template.render([*HELLO, {"role": "assistant", "content": content}], add_generation_prompt=False)
+    assert closed == text + "<|im_end|>\n\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}",
+        "{{ messages[-1].content }}{{ messages[-1].content }}",
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        "{% for m in messages %}{{ m.content[:4] }}{% endfor %}",
+        "{% for m in messages %}{% if loop.last and m.role == 'user' %}Be kind. {% endif %}{{ m.content }}{% endfor %}",
+    ],
+)
+def test_a_template_that_cannot_have_a_message_continued_is_refused(source):
+    with pytest.raises(OptionError, match="cannot be continued; end the messages with one of the user"):
+        ChatTemplate(source).render([*HELLO, {"role": "assistant", "content": "Well"}])
+
+
 def test_control_tokens_are_encoded_as_such():
     tokenizer = vocabularies.tokenizer("smollm")
     ids = ChatTemplate.from_metadata({"tokenizer.chat_template": CHATML}, tokenizer).encode(HELLO)
@@ -65,6 +89,16 @@ FAMILIES = Path(__file__).parents[1] / "data" / "chat"  # in words of our own, w
 def test_templates_of_the_common_families_are_written_as_they_mean_it(family):
     source, text = ((FAMILIES / f"{family}.{end}").read_text() for end in ("jinja", "txt"))
     assert ChatTemplate(source, now=lambda: dt.datetime(2024, 7, 26, tzinfo=dt.UTC)).render(TALK) == text
+
+
+@pytest.mark.parametrize("family", ["llama-3", "qwen3", "gemma", "mistral", "deepseek"])
+def test_templates_of_the_common_families_have_an_answer_continued(family):
+    template = ChatTemplate((FAMILIES / f"{family}.jinja").read_text())
+    talk = TALK[1:] if family == "mistral" else TALK  # whose system prompts stand before the last message of a user alone
+    opened = template.render(talk).removesuffix("<think>\n")
+    text = template.render([*talk, {"role": "assistant", "content": "The sum is "}])
+    assert text.startswith(opened)
+    assert text.removeprefix(opened).lstrip(" ") == "The sum is "
 
 
 def test_a_model_without_a_template_has_none():
