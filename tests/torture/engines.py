@@ -48,7 +48,8 @@ class World:
         path = name if ":" in name or model else str(tiny_model(name))
         world = cls(path, how, [])
         with world.engine(threads=1, spec_type="none") as engine:
-            world.asks = [_ask(rng, engine.info.n_vocab, n_ctx, 64 if model else n_ctx) for _ in range(3 if model else 8)]
+            n_most = 96 if model else n_ctx
+            world.asks = [_ask(rng, engine.info.n_vocab, n_ctx, n_most) for _ in range(4 if model else 8)]
             world.answers = [engine.generate(**ask) for ask in world.asks]
             world.logits = engine.evaluate(world.text)
         return world
@@ -84,7 +85,7 @@ class World:
 def _ask(rng, n_vocab, n_ctx, n_most):
     """A random request, whose prompt repeats itself so that drafts are right and wrong."""
     phrases = [[rng.randrange(n_vocab - 1) for _ in range(rng.randint(1, 9))] for _ in range(3)]
-    n_prompt = rng.randint(1, max(n_ctx // 2, 2)) if rng.random() < 0.8 else rng.choice([1, n_ctx - 1, n_ctx])
+    n_prompt = rng.randint(1, n_most // 2) if n_most < n_ctx or rng.random() < 0.8 else rng.choice([1, n_ctx - 1, n_ctx])
     prompt = []
     while len(prompt) < n_prompt:
         prompt += rng.choice(phrases) * rng.randint(1, 3)
