@@ -88,7 +88,7 @@ class Engine:
         self._loader = loader
         self._n_vocab = model.info.n_vocab if tokenizer is None else min(model.info.n_vocab, tokenizer.n_vocab)
         self._drafting = Drafting(chains, planner, model.info.n_vocab)
-        loop = Loop(model, memory, self._drafting, *observers, n_vocab=self._n_vocab)
+        loop = Loop(model, memory, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
         self._worker = Worker(loop, give_back, n_slots=model.state_spec.n_slots, max_queue=max_queue)
 

@@ -114,6 +114,13 @@ class Model(ABC):
             CapacityError: A position does not fit into a slot.
         """
 
+    def check(self) -> None:  # noqa: B027 - a model in memory has nothing to look at
+        """See that the files that the model reads its weights from are what they were. Called at the start of every request.
+
+        Raises:
+            ModelFileError: One was cut short or written over. Then every request is refused, before a pass meets with it.
+        """
+
     @abstractmethod
     def memory_table(self) -> Sequence[Allocation]:
         """What the model holds, line by line; the lines sum to what it allocated."""

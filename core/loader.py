@@ -100,6 +100,11 @@ class Loader:
 
         return self.shared.get(("tokenizer", str(reference)), make)
 
+    def check(self) -> None:
+        """See that no model's file was changed; see `Model.check`."""
+        for model in self.models:
+            model.check()
+
     def close_files(self) -> None:
         """Close the files that are open; what was loaded from them stays."""
         for file in self._files.values():

@@ -53,6 +53,7 @@ class Loop:
         on_request: Callable[..., Any] | None = None,
         *,
         n_vocab: int | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Take over a model.
 
@@ -63,12 +64,14 @@ class Loop:
             on_round: Called with a `Round` after every pass.
             on_request: Called with a `Summary` after every request.
             n_vocab: How many tokens may be chosen; what the model computes beyond them is padding. None: all.
+            check: Called before every request; what it raises is the request's error.
         """
         self._model = model
         self._memory = memory
         self._drafting = drafting
         self._on_round = on_round
         self._on_request = on_request
+        self._check = check
         self._n_vocab = n_vocab or model.info.n_vocab
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -215,6 +218,8 @@ class Loop:
             with suppress(BaseException):  # it was said the first time
                 self._memory.end(slot)
                 self._unfreed.remove(slot)
+        if self._check is not None:
+            self._check()
         opened = self._memory.open(tokens, may_reuse=may_reuse)
         if opened is not None:
             self._taken.add(opened.slot)

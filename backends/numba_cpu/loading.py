@@ -45,6 +45,7 @@ class Weights:
         layout = Layout.of(self._tensors)
         is_worth_it = keep and self._file.identity and layout.n_bytes >= WORTH_BYTES
         kept = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
+        self._threads, self._kept = threads, kept
         own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
         compile_all = partial(prepare, [*dict.fromkeys([*own, *more_kernels])], progress)
         pack = partial(self._pack, layout, threads, progress, compile_all)
@@ -79,6 +80,11 @@ class Weights:
             progress("load", total, total)
         finally:
             packer.shutdown(cancel_futures=True)
+
+    def check(self) -> None:
+        """See that nobody has changed the file that the matrices are mapped from; see `Model.check`."""
+        if self._kept is not None:
+            self._kept.check(self._threads)
 
     def matrix(self, name: str) -> PackedMatrix:
         """A matrix of the plan."""

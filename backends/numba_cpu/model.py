@@ -141,6 +141,10 @@ class NumbaCpuModel(Model):
         """Probe what the model's threads can do."""
         return profile.limits(self._team)
 
+    def check(self) -> None:
+        """See `Model.check`."""
+        self._weights.check()
+
     def memory_table(self) -> Sequence[Allocation]:
         """Weights, KV cache and what a pass needs."""
         return (*self._arena.table(), Allocation("logits", self._logits.nbytes))

@@ -12,6 +12,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from augury.atomic_file import AtomicFile, no_room, sweep
 from augury.backends.numba_cpu import weights
 from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.weights import aligned
+from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.log import get_logger
 
@@ -59,6 +61,7 @@ class PackedFile:
         self.path = packed_folder() / f"{key.hexdigest()[:32]}{_SUFFIX}"
         self._layout = layout
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)
+        self._mapped: tuple[os.stat_result, np.ndarray] | None = None  # the file as it was then, and all its bytes
 
     def matrices(self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress) -> np.ndarray:
         """The matrices, (n_bytes,) uint8: mapped where they are kept, otherwise filled by `pack`, and kept if possible.
@@ -76,19 +79,43 @@ class PackedFile:
                 file = stack.enter_context(AtomicFile(self.path))
                 if self._status() != found and (kept := self._open(threads, progress)) is not None:
                     return kept  # another process has packed them meanwhile
-                matrices, checksums = self._divided(self._reserved(file))
+                memory = self._reserved(file)
             except OSError as error:
                 stack.close()
                 get_logger(_LOGGER).warning("packed weights are not kept", path=str(self.path), reason=str(error))
                 memory = aligned(self._layout.n_bytes)
                 pack(memory)
                 return memory
+            matrices, checksums = self._divided(memory)
             pack(matrices)
             checksums[:] = self._checksums(matrices, threads, Progress())
             with suppress(OSError):  # another process may prune, too
                 file.publish()
                 _prune(folder)
+            self._mapped = os.fstat(file.file.fileno()), memory
         return matrices
+
+    def check(self, threads: int) -> None:
+        """See that what is mapped is what was mapped; a file that was only touched has its checksums computed again.
+
+        Raises:
+            ModelFileError: The file was cut short or written over.
+        """
+        try:
+            status = self.path.stat()
+        except OSError:  # what is mapped stays when its name goes
+            return
+        if self._mapped is None or not os.path.samestat(status, self._mapped[0]):
+            return
+        before, memory = self._mapped
+        changed = f"{self.path}: was changed while a model reads its weights from it"
+        if status.st_size != self._n_bytes:
+            raise ModelFileError(f"{changed}: it has {status.st_size} bytes, expected {self._n_bytes}; load the model again")
+        if status.st_mtime_ns != before.st_mtime_ns:
+            matrices, expected = self._divided(memory)
+            if not np.array_equal(self._checksums(matrices, threads, Progress()), expected):
+                raise ModelFileError(f"{changed}: its checksums are wrong; load the model again")
+            self._mapped = status, memory
 
     def _status(self) -> tuple[int, int] | None:
         """Which file is there."""
@@ -103,7 +130,8 @@ class PackedFile:
         try:
             matrices = self._checked(threads, progress)
             with suppress(OSError):  # a folder that may only be read serves as well
-                os.utime(self.path)
+                # the time of use, not that of change: others may have the file mapped, see `check`
+                os.utime(self.path, ns=(time.time_ns(), self.path.stat().st_mtime_ns))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -115,13 +143,14 @@ class PackedFile:
 
     def _checked(self, threads: int, progress: Progress) -> np.ndarray:
         with self.path.open("rb") as file:
-            n_bytes = os.fstat(file.fileno()).st_size
-            if n_bytes != self._n_bytes:
-                raise OSError(f"it has {n_bytes} bytes, expected {self._n_bytes}")
+            status = os.fstat(file.fileno())
+            if status.st_size != self._n_bytes:
+                raise OSError(f"it has {status.st_size} bytes, expected {self._n_bytes}")
             memory = _mapped(file, mmap.ACCESS_READ)
         matrices, expected = self._divided(memory)
         if not np.array_equal(self._checksums(matrices, threads, progress), expected):
             raise OSError("its checksums are wrong")
+        self._mapped = status, memory
         return matrices
 
     def _reserved(self, file: AtomicFile) -> np.ndarray:
@@ -158,6 +187,6 @@ def _mapped(file: BinaryIO, access: int) -> np.ndarray:
 
 def _prune(folder: Path) -> None:
     """Remove the files that were not used for the longest time; others' parts are not counted."""
-    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_atime, reverse=True)
     for path in files[_KEPT_FILES:]:
         path.unlink(missing_ok=True)

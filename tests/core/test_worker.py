@@ -14,7 +14,7 @@ import pytest
 from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine import Engine
-from augury.errors import AuguryError, CapacityError, OptionError
+from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError
 from augury.interfaces import MemoryManager
 
 GREEDY = {"temperature": 0.0}
@@ -140,6 +140,26 @@ def test_what_memory_makes_of_a_pass_may_be_nonsense(monkeypatch):
         assert isinstance(found, AttributeError)
         monkeypatch.undo()
         assert isinstance(engine._worker._loop._memory, MemoryManager)
+        assert engine.generate([1], max_tokens=5, **GREEDY).tokens == plain([1], 5)
+
+
+def test_a_changed_model_file_refuses_requests_as_they_start():
+    def check():
+        raise ModelFileError("was changed")
+
+    with toy_engine(slots=1) as engine:
+        gate = Gate(engine)
+        model = engine._worker._loop._model
+        engine._loader.models.append(model)
+        runnings = [engine.submit(prompt, max_tokens=5, **GREEDY) for prompt in PROMPTS[:2]]
+        assert gate.has_begun.wait(SECONDS)
+        model.check = check
+        gate.open()
+        first, second, logits = outcomes([running.result for running in runnings] + [lambda: engine.evaluate([1])])
+        assert first.tokens == plain([1], 5)  # it had begun
+        assert isinstance(second, ModelFileError)
+        assert isinstance(logits, ModelFileError)
+        del model.check
         assert engine.generate([1], max_tokens=5, **GREEDY).tokens == plain([1], 5)
 
 
@@ -270,7 +290,7 @@ FORKED = """
 import os, sys, traceback
 from toys import toy_engine
 from augury.engine import Engine
-from augury.errors import AuguryError, CapacityError, OptionError
+from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError
 engine = toy_engine(n_ctx=100_000, slots=2)
 running = engine.submit([1])
 next(iter(engine.submit([2])))

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ from oracles.passes import run_of
 from augury.atomic_file import AtomicFile
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, loading, packed_file
 from augury.backends.numba_cpu.packed_file import PackedFile
+from augury.engine import Engine
+from augury.errors import ModelFileError
 from augury.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
@@ -263,3 +266,82 @@ def test_a_model_whose_file_is_replaced_while_it_is_used_goes_on(folder, path):
         kept.unlink()
     assert np.array_equal(model.forward(run_of(TOKENS)).rows(), right)
     model.close()
+
+
+# The file while a model reads from it
+
+
+def cut(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def write_over(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    with file.open("r+b") as opened:
+        opened.write(content)
+
+
+def touch(file):
+    os.utime(file, (1, 1))
+
+
+def replace(file):
+    shutil.copy(file, file.with_name("copy"))
+    cut(file.with_name("copy"))
+    file.with_name("copy").replace(file)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["packing", "mapping"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut, "it has .* bytes, expected"),
+        (write_over, "checksums are wrong"),
+        (touch, None),
+        (replace, None),
+        (Path.unlink, None),
+    ],
+)
+def test_a_mapped_file_that_was_changed_is_refused_and_one_that_was_replaced_is_not(folder, path, is_packed, change, message):
+    if is_packed:
+        logits_of(path)
+    with ModelFile.open(path) as file:
+        model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=64, threads=2), Progress())
+    model.check()
+    (packed,) = files_in(folder)
+    change(packed)
+    for _ in range(2):
+        if message:
+            with pytest.raises(ModelFileError, match=f"{packed}: was changed.*{message}"):
+                model.check()
+        else:
+            model.check()
+    model.close()
+    assert np.array_equal(logits_of(path), logits_of(path, keep_weights=False))  # a later start makes it anew
+
+
+def test_another_start_does_not_make_the_mapped_file_look_changed(folder, path):
+    logits_of(path)
+    before = files_in(folder)[0].stat()
+    logits_of(path)
+    after = files_in(folder)[0].stat()
+    assert after.st_mtime_ns == before.st_mtime_ns
+    assert after.st_atime_ns > before.st_atime_ns  # by which the files used last are kept
+
+
+def test_an_engine_that_nobody_holds_gives_back_its_file_and_threads(folder, path):
+    def mapped():
+        maps = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        return {each for each in maps if str(folder.parent) in each}
+
+    engine = Engine.load(path, backend="numba-cpu", spec_type="none", n_ctx=64, threads=2)
+    engine.evaluate([1, 2, 3])
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("augury-")}
+    assert mapped() == {str(files_in(folder)[0])}  # and not the model file
+    assert sorted(thread.name for thread in threads) == ["augury-cpu-1", "augury-engine"]
+    del engine
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert mapped() == set()
