@@ -214,6 +214,17 @@ def test_slots_share_what_a_pass_can_take():
     assert 4 + sum(choice.k for choice in choices) == 8
 
 
+@pytest.mark.parametrize("is_costly", [False, True])
+@pytest.mark.parametrize(("seconds", "is_used"), [(0.0, True), (-1e-12, False)])
+def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly, seconds, is_used):
+    planner = Planner(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), [is_costly])  # what is drafted costs nothing
+    (track,) = sure(planner)
+    planner.observe_draft(0, track, 4, 0.0)
+    track.allowances[0].seconds = seconds
+    (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 7)])])
+    assert choice == (Choice(0, 7) if is_used else Choice())
+
+
 def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
     planner = Planner(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), [False])
     (track,) = sure(planner, chance=0.5)

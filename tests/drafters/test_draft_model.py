@@ -159,6 +159,22 @@ def test_a_draft_is_what_the_model_writes_greedily():
     assert drafter.draft(as_history(history), 6).tokens.tolist() == written(history, 6)
 
 
+@pytest.mark.parametrize(("n_equal", "p_min", "n_drafted"), [(1, 1.0, 3), (2, 0.5, 3), (2, 0.500001, 0)])
+def test_a_model_that_is_just_as_sure_as_asked_for_drafts(n_equal, p_min, n_drafted, monkeypatch):
+    row = np.where(np.arange(N_VOCAB) < n_equal, 0.0, -np.inf).astype(np.float32)
+    monkeypatch.setitem(globals(), "row_after", lambda prefix, n_vocab: row)
+    (drafter,) = drafters_of(CheckedModel(), p_min=p_min)
+    assert drafter.draft(as_history([1, 2]), 3).tokens.tolist() == [0] * n_drafted
+
+
+@pytest.mark.parametrize(("n_vocab", "n_drafted"), [(N_VOCAB, 3), (N_VOCAB - 1, 0)])
+def test_the_first_token_that_the_target_lacks_is_not_drafted(n_vocab, n_drafted, monkeypatch):
+    row = np.arange(N_VOCAB, dtype=np.float32)  # its best token is its last one
+    monkeypatch.setitem(globals(), "row_after", lambda prefix, n_vocab: row)
+    (drafter,) = drafters_of(CheckedModel(), n_vocab=n_vocab)
+    assert drafter.draft(as_history([1, 2]), 3).tokens.tolist() == [N_VOCAB - 1] * n_drafted
+
+
 def test_the_prompt_is_fed_in_chunks_and_a_draft_takes_a_pass_for_each_token():
     model = CheckedModel(n_ctx=30_000)
     (drafter,) = drafters_of(model)

@@ -27,6 +27,7 @@ def test_a_limit_leaves_out_the_least_likely_and_never_the_chain():
 
 def test_second_thoughts_less_probable_than_p_min_are_left_out():
     assert branched(WRITTEN, 16, 0.08).tokens.tolist() == [1, 2, 3, 7, 6]
+    assert branched(WRITTEN, 16, 0.9 * 0.1).tokens.tolist() == [1, 2, 3, 7, 6], "as probable is probable enough"
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 12), st.data())

@@ -95,10 +95,12 @@ def test_any_script_of_requests_in_any_slots_drafts_what_the_definition_says(dat
 
 
 @settings(max_examples=50)
-@given(texts, st.integers(0, 12), st.integers(0, 5))
-def test_a_limit_cuts_what_reached_the_minimum_and_vetoes_nothing(text, limit, n_min):
-    whole = drafted(drafter_of(n_match=1, n_min=n_min, n_max=8), text)
-    assert drafted(drafter_of(n_match=1, n_min=n_min, n_max=8), text, limit) == whole[:limit]
+@given(st.permutations(range(9)), st.integers(1, 3), st.integers(0, 10), st.integers(1, 12))
+def test_a_limit_cuts_what_reached_the_minimum_and_vetoes_nothing(phrase, n_match, n_min, limit):
+    text = [*phrase, *phrase, *phrase[:n_match]]
+    drafter = drafter_of(n_match=n_match, n_min=n_min, n_max=8)
+    drafter.begin(as_history(text), 0)
+    assert drafted(drafter, text, limit) == [*phrase, *phrase][n_match : n_match + min(limit, 8)]
 
 
 TEXT = [*range(40), 0, 1]

@@ -166,6 +166,13 @@ def test_a_draft_ends_where_the_layers_grow_unsure(p_min):
     assert len(lengths) > 1
 
 
+@pytest.mark.parametrize(("n_equal", "p_min", "n_drafted"), [(1, 1.0, 3), (2, 0.5, 3), (2, 0.500001, 0)])
+def test_layers_that_are_just_as_sure_as_asked_for_draft(n_equal, p_min, n_drafted, monkeypatch):
+    row = np.where(np.arange(N_VOCAB) < n_equal, 0.0, -np.inf).astype(np.float32)
+    monkeypatch.setitem(globals(), "row_after", lambda token, position: row)
+    assert by_layers(Recording(), p_min=p_min).draft(as_history([1, 2]), 3).tokens.tolist() == [0] * n_drafted
+
+
 def test_several_slots_are_written_for_in_one_pass():
     target = Recording()
     drafters = [by_layers(target, slot, p_min=p_min) for slot, p_min in enumerate((0, 0.8, 0))]

@@ -44,6 +44,12 @@ def test_of_several_ways_on_the_more_frequent_is_taken_as_far_as_it_is_probable(
     assert drafted(drafter_of(offset=3.0, min_prob=0.9), text) == []
 
 
+def test_a_token_just_as_probable_as_asked_for_is_drafted():
+    text = [1, 2, 3, 4, 5, 0, 1, 2, 7, 8, 9, 1, 2]  # of two ways on the latest: its first token among others, the rest alone
+    for min_prob, expected in ((0.5, [7, 8, 9]), (0.500001, [])):
+        assert drafted(drafter_of(offset=1.0, min_prob=min_prob), text) == expected
+
+
 def test_a_shorter_ending_is_taken_where_it_promises_more():
     # 5 1 2 went on in three ways, 1 2 mostly in one
     text = [*[1, 2, 3, 4] * 6, 6, 5, 1, 2, 7, 5, 1, 2, 8, 5, 1, 2, 0, 5, 1, 2]
