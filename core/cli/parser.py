@@ -155,6 +155,8 @@ class _Scan:
         typed, equals, glued = word.partition("=")
         name = self._known(typed)
         value = glued if equals else None
+        if value == "--":  # argparse drops it
+            raise OptionError(f"{typed} needs a value, which '--' is not")
         if (action := self._parser.flags.get(name)) is not None:
             self._read_own(typed, name, action, value)
         elif (flag := self._parser.foreign.get(name)) is not None:

@@ -258,6 +258,8 @@ def test_stats_show_drafting(capsys):
         (["run", "-td", "0"], 2, "-td: threads is '0'"),
         (["run", "-m"], 2, "-m needs a value"),
         (["run", "-m", "-c", "4096"], 2, "-m needs a value, but -c is a flag"),
+        (["run", "-p=--"], 2, "-p needs a value, which '--' is not"),
+        (["run", "-p", "--", "text"], 2, "-p needs a value"),
         (["run", "-v=1"], 2, "-v takes no value"),
         (["run", "-t4"], 2, "a value stands apart: -t 4"),
         (["-m", "model"], 2, "name that first, as in augury COMMAND -m"),

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS
@@ -175,3 +177,23 @@ def test_a_text_that_looks_like_a_flag_can_be_given():
     assert parsed("-p=-ngl", "-p", "-unknown", "-p", "").prompt == ["-ngl", "-unknown", ""]
     with pytest.raises(OptionError, match="given as -p=-ngl"):
         parsed("-p", "-ngl")
+
+
+RUN = parser_of("run")
+WORDS = st.sampled_from(
+    ["-", "--", "", "-1", "0", "x", "1,2", "on", "text", "-unknown", "--unknown=1", "=", "nan", "-m x", "'"]
+)
+FLAGS = st.sampled_from([*RUN.flags, *RUN.foreign])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(WORDS, FLAGS, st.builds("{}={}".format, FLAGS, WORDS)), max_size=6))
+def test_any_command_line_is_parsed_or_refused(words):
+    code = 0
+    try:
+        RUN.parse_args(words)
+    except OptionError as error:
+        code = error.exit_code
+    except SystemExit as ended:  # help, and argparse's own errors
+        code = ended.code
+    assert code in {0, 2}
