@@ -114,6 +114,7 @@ _IGNORED = {
     "prompts are taken as they are, backslashes too": "--no-escape",
     "the model's own chat template is used, which is Jinja": "--jinja --no-jinja --peg",
     "the text is printed as the model writes it": "--reasoning-format N --skip-chat-parsing --no-skip-chat-parsing",
+    "a last message of the assistant is continued": "--prefill-assistant",
     "augury reads no images": "--mmproj-auto --no-mmproj --no-mmproj-auto",
     "drafts branch by --spec-draft-model-tree": "--spec-draft-p-split N --draft-p-split N -ps N --p-split N",
     "llama.cpp does not use it either": """
@@ -161,7 +162,8 @@ _REFUSED = {
     "the model's own chat template is used, with nothing but the messages": """
         --chat-template N --chat-template-file N --chat-template-kwargs N -rea N=auto --reasoning N=auto
         --reasoning-effort N=default --reasoning-budget N=-1 --reasoning-budget-message N --reasoning-preserve
-        --no-reasoning-preserve --reasoning-tokens N --prefill-assistant --no-prefill-assistant""",
+        --no-reasoning-preserve --reasoning-tokens N""",
+    "a last message of the assistant is always continued": "--no-prefill-assistant",
     "name the model with -m: a path, hf:OWNER/REPOSITORY:QUANT or a name that augury pull knows": """
         -mu N --model-url N -dr N --docker-repo N -hff N --hf-file N --embd-gemma-default --fim-qwen-1.5b-default
         --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default
