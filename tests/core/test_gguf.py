@@ -1,5 +1,6 @@
 """GGUF files: what valid ones hold, agreement with the gguf package, and a clear error for everything else."""
 
+import errno
 import os
 import re
 import struct
@@ -9,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from augury.errors import AuguryError, ModelFileError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, ModelFileError, UnsupportedError
 from augury.gguf import ModelFile, TensorType
 from augury.gguf_header import MAX_HEADER_BYTES
 from augury.tensor_type import type_name
@@ -79,6 +80,16 @@ def tensors_of(n):
 
 
 # Tensor types
+
+
+def test_a_file_that_finds_no_address_space_is_a_lack_of_memory(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr("mmap.mmap", fail)
+    with pytest.raises(CapacityError, match="too little memory"):
+        ModelFile.open(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)

@@ -11,7 +11,7 @@ import pytest
 from oracles.models import FLOAT_NAMES, NAMES, QUANTISED_NAMES, expected, nmse, tiny_file
 from oracles.passes import joined, run_of
 
-from augury.backends.numba_cpu import NumbaCpu
+from augury.backends.numba_cpu import NumbaCpu, backend
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError
@@ -325,7 +325,7 @@ def test_a_process_that_forgets_its_model_ends(tmp_path):
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from oracles.models import tiny_file\n"
         "from oracles.passes import run_of\n"
-        "from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions\n"
+        "from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, backend\n"
         "from augury.interfaces import Progress\n"
         "from augury.plugins.architectures.llama import Llama\n"
         "from augury.types import ModelOptions\n"
@@ -407,6 +407,16 @@ def test_more_memory_than_the_machine_has_is_refused_at_once(options):
     with pytest.raises(CapacityError, match="GiB; ask for a smaller context"):
         load(tiny_file("llama-dense"), **options)
     assert time.process_time() - start < 5
+
+
+def test_address_space_is_asked_for_before_libraries_end_the_process(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(backend, "require_address_space", lambda n_bytes, what: asked.update({what: n_bytes}))
+    load(tiny_file("llama-dense"), threads=2, n_ctx=32).close()
+    first, second = asked
+    assert (first, second) == ("compiling kernels", "llama-dense.gguf with 1 slots of 32 positions")
+    assert asked[first] > 400 * 2**20
+    assert asked[second] > 400 * 2**20
 
 
 def test_an_absurd_number_of_threads_is_refused():

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -225,11 +226,14 @@ def test_what_killed_starts_left_is_removed_and_pushes_out_nothing(folder, packi
     n_matrices = len(packings)
     for number in range(5):
         (folder / f".{number}.packed.part").write_bytes(b"half a model")
-    with AtomicFile(folder / "other.packed"):  # of a start that goes on
-        logits_of(path)
-        assert [file.name for file in files_in(folder) if file.suffix == ".part"] == [".other.packed.part"]
-    assert len(packings) == n_matrices
-    assert len(files_in(folder)) == 1
+    with ExitStack() as stack:
+        for number in range(4):  # of starts that go on
+            stack.enter_context(AtomicFile(folder / f"{number}.packed"))
+        logits_of(Path(shutil.copy(path, path.with_name("other.gguf"))))
+        assert len([file for file in files_in(folder) if file.suffix == ".part"]) == 4
+    assert len(files_in(folder)) == 2
+    logits_of(path)
+    assert len(packings) == 2 * n_matrices
 
 
 def test_trouble_that_says_nothing_about_a_file_leaves_it_there(folder, packings, path, monkeypatch):
