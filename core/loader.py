@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.gguf import ModelFile
 from augury.log import get_logger
@@ -83,7 +85,9 @@ class Loader:
         def make() -> Model:
             file = self.open(reference)
             device = self._backend if backend is None else make_backend(self._registry, backend)
-            self.models.append(device.load(file, plan_of(file, self._registry), options, self._progress))
+            plan = plan_of(file, self._registry)
+            wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
+            self.models.append(device.load(file, plan, wanted, self._progress))
             return self.models[-1] if purpose == "target" else SecondModel(self.models[-1])
 
         return self.shared.get(("model", purpose, str(reference), options, backend), make)

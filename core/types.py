@@ -108,7 +108,7 @@ class ModelOptions:
     """How a model is loaded; `backend_options` is an instance of the backend's own options class."""
 
     n_slots: int = 1
-    n_ctx: int = 4096  # positions of one slot
+    n_ctx: int = 4096  # positions of one slot; asked for as 0, as many as the model was trained for
     threads: int | None = None  # None: as many as there are physical cores
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"

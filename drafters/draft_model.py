@@ -49,8 +49,8 @@ class DraftModelOptions:
     model: str | None = option(None, help="the draft model: a name or a path", aliases=("md", "model-draft"))
     ctx: int | None = option(
         None,
-        help="its context, the target's unless given; longer texts go on without drafts",
-        ge=1,
+        help="its context, the target's unless given; 0: what it was trained for; longer texts go on without drafts",
+        ge=0,
         aliases=("cd", "ctx-size-draft"),
     )
     threads: int | None = option(

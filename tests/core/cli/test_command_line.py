@@ -102,6 +102,13 @@ def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically(capsys):
     assert ";draft-model:model=" in told["spec_type"]
 
 
+@pytest.mark.parametrize("words", [["-cd", "0"], ["--draft-params", "-c 0"]])
+def test_a_draft_models_context_may_be_what_it_was_trained_for(capsys, words):
+    _, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", "1", "-v", "-md", MODEL, *words)
+    target, draft = re.findall(r"KV cache +([\d.]+) MiB", err)
+    assert (target, draft) == ("0.2", "0.5")  # of 128 tokens, and of 256
+
+
 def test_flags_of_a_drafter_are_its_options(capsys):
     words = [*GREEDY, "--prompt-tokens", REPEATING, "--spec-type", "ngram-simple"]
     for flag in ("--spec-ngram-simple-n", "--spec-ngram-simple-size-n", "--spec-ngram-size-n"):
