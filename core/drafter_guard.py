@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from textwrap import shorten
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -127,13 +128,14 @@ class DrafterGuard:
 
     def hindsight(self, n: int) -> np.ndarray | None:
         """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
-        tokens: Any = None
+        tokens: np.ndarray | None = None
         with _Call([self], "hindsight"):
-            tokens = self.drafter.hindsight(self.history, n)
-            is_array = isinstance(tokens, np.ndarray)
-            if tokens is not None and not (is_array and tokens.dtype.kind in "iu" and tokens.shape == (n,)):
-                seen = f"{tokens.dtype} of shape {tokens.shape}" if is_array else f"a {type(tokens).__name__}"
-                raise PluginError(f"returned {seen}, expected int32 of shape ({n},), or None")
+            told: Any = self.drafter.hindsight(self.history, n)
+            if not isinstance(told, np.ndarray | None):
+                raise PluginError(f"returned a {type(told).__name__}, expected an array or None")
+            tokens = None if told is None else np.array(told)
+            if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.shape != (n,)):
+                raise PluginError(f"returned {tokens.dtype} of shape {tokens.shape}, expected int32 of shape ({n},)")
         return None if self.is_left_out else tokens
 
     def accept(self, verdict: Verdict) -> None:
@@ -256,6 +258,6 @@ def misfit(draft: Draft, n_vocab: int) -> str | None:
 
 def _told(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return shorten(f"{type(error).__name__}: {error}", 300, placeholder="…")
     except BaseException:  # noqa: BLE001 - a stranger's error may fail, too
         return type(error).__name__

@@ -44,6 +44,7 @@ class Drafting:
         self.on_failure: Callable[[str, str, BaseException], object] = warn
         self._chains = chains
         self._names = [drafter.name for drafter in chains[0]]
+        self._is_costly = [drafter.is_costly for drafter in chains[0]]
         self._planner = planner
         self._n_vocab = n_vocab
         self._courses: dict[int, Course] = {}  # by slot
@@ -206,7 +207,7 @@ class Drafting:
             if course.track is not None:
                 truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
                 proposed = None if proposal is None else _as_chain(proposal, truth.tolist())
-                if proposed == [] and guard.drafter.is_costly:
+                if proposed == [] and self._is_costly[index]:
                     proposed = _MISS  # it was paid for
                 course.track.score(index, proposed, truth.tolist())
             guard.accept(own)

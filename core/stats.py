@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -140,5 +141,5 @@ class Recorder:
                 n_prompt=self._n_processed,
                 n_predicted=max(self.n_emitted - 1, 0),
             ),
-            effective=self._effective,
+            effective=deepcopy(self._effective),  # an observer may have written into the one it was given
         )

@@ -252,6 +252,11 @@ def test_observers_see_rounds_and_requests_whose_sums_agree():
     assert np.isfinite([each.forward_s for each in rounds]).all()
 
 
+def test_an_observer_changes_nothing_for_the_caller():
+    with toy_engine(drafter=scripted([(1, 0)]), observers=(None, lambda summary: summary.effective.clear())) as engine:
+        assert engine.generate([1], max_tokens=3, **GREEDY).stats.effective["type"] == "scripted"
+
+
 def test_a_failing_observer_is_logged_and_harms_no_request(caplog):
     def failing(**seen):
         raise RuntimeError("cannot watch")
