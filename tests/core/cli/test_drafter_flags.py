@@ -38,6 +38,20 @@ def test_the_short_flag_of_ik_llama_cpp_means_the_same(command):
     assert options(args, "draft-model")["draft-model"]["p_min"] == 0.25
 
 
+def test_llama_cpps_flags_of_a_draft_model_are_its_options():
+    line = "--spec-draft-model x --spec-draft-threads 2 --spec-draft-type-k q8_0 --spec-draft-type-v f32 --spec-draft-p-min 0.5"
+    args = parsed(*line.split())
+    assert args.model_draft == "x"
+    given = {"model": "x", "threads": 2, "cache_type_k": "q8_0", "cache_type_v": "f32", "p_min": 0.5}
+    assert options(args, "draft-model") == {"draft-model": given}
+
+
+def test_flags_that_drafters_share_go_to_those_in_use():
+    args = parsed("--spec-ngram-size-n", "8", "--spec-ngram-size-m", "4", "--spec-ngram-min-hits", "2")
+    assert options(args, "ngram-map-k4v") == {"ngram-map-k4v": {"n": 8, "m": 4, "min_hits": 2}}
+    assert options(args, "ngram-mod")["ngram-mod"] == {"n_match": 8}
+
+
 def test_every_option_of_a_draft_model_can_be_given():
     for name, option in options_of(DraftModelOptions).items():
         value = {int: "2", float: "0.5", bool: "true", str: "f16"}[option.kind]
