@@ -87,7 +87,8 @@ def _build(ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> tokeniz
     try:
         model = models.BPE(ids, pairs, ignore_merges=pre.takes_whole_words)
     except Exception as error:  # the library raises nothing narrower
-        raise ModelFileError(f"tokenizer.ggml.merges does not fit the tokens: {error}; convert the model again") from error
+        said = ascii(" ".join(str(error).split()))[1:-1]  # it may be several lines, with any characters of a damaged file
+        raise ModelFileError(f"tokenizer.ggml.merges does not fit the tokens: {said}; convert the model again") from error
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

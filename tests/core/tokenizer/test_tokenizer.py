@@ -177,6 +177,7 @@ def test_what_is_not_known_is_named(changes, message):
         ({"merges": ["ab"]}, "merges holds 'ab', expected two"),
         ({"merges": ["a x"]}, "merges does not fit the tokens"),
         ({"merges": ["b a"]}, "merges does not fit the tokens"),
+        ({"merges": ["a \udcff"]}, r"merges does not fit the tokens: [ -~]*$"),
         ({"bos_token_id": 6}, "bos_token_id is 6, expected a token of the vocabulary, 0 to 5"),
         ({"eot_token_id": -7}, "eot_token_id is -7"),
         ({"eos_token_id": "3"}, "eos_token_id is '3', expected an integer"),
