@@ -83,7 +83,7 @@ def without_reader():
     return os.fdopen(writer, "w")
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0] + (" --help" if "--help" in words else ""))
 @pytest.mark.parametrize(
     ("opened", "code", "said"),
     [

@@ -19,6 +19,7 @@ import damage
 from oracles.models import tiny_model
 from torture.engines import REGISTRY
 
+from augury.backends.numba_cpu.kernels.jit import cache_folder
 from augury.interfaces import Progress
 from augury.models import resolve
 
@@ -76,6 +77,9 @@ def prepared(home, model):
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "tokens.json").exists():
+            here = cache_folder()  # most of what is needed was compiled before
+            if here.exists():
+                shutil.copytree(here, folder / "cache" / "augury" / "kernels" / here.name)
             tokens = ended(start(folder / "cache", model))
             (folder / "tokens.json").write_text(json.dumps(tokens))
     return folder / "cache", json.loads((folder / "tokens.json").read_text())
