@@ -18,7 +18,8 @@ from augury.drafting import Drafting
 from augury.errors import OptionError, UnsupportedError
 from augury.guard import guarded
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend
+from augury.loader import Loader, make_backend, plan_of
+from augury.log import get_logger
 from augury.loop import Loop
 from augury.memory_limit import lack_of_memory
 from augury.options import build
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     Message = Mapping[str, Any]
 
 __all__ = ["Engine"]
+
+_N_CTX = 4096  # unless asked for: room for most texts, in memory that most machines have
 
 
 class Engine:
@@ -110,7 +113,7 @@ class Engine:
         spec_synth_len: float | None = None,
         spec_timeout: float = 30.0,
         threads: int | None = None,
-        n_ctx: int = 4096,
+        n_ctx: int | None = None,
         slots: int = 1,
         max_queue: int | None = None,
         cache_type_k: str = "f16",
@@ -143,7 +146,8 @@ class Engine:
                 cannot be interrupted, only not be made again. A call is one of a drafter's methods, or one step of a `begin`
                 that takes steps.
             threads: None for as many as there are physical cores.
-            n_ctx: Tokens that one sequence may use, prompt and output together.
+            n_ctx: Tokens that one sequence may use, prompt and output together. 0: as many as the model was trained for, None:
+                4096 at most. More is possible, with a warning.
             slots: Sequences that run at once; requests beyond them queue.
             max_queue: Requests that may wait for a slot; one more is a `CapacityError`. None for any number.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
@@ -155,7 +159,7 @@ class Engine:
             AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
         """
         start = perf_counter()
-        _check_counts(n_ctx=n_ctx, slots=slots, threads=1 if threads is None else threads)
+        _check_counts(n_ctx=n_ctx or 1, slots=slots, threads=1 if threads is None else threads)
         if max_queue is not None:
             _check_counts(max_queue=max_queue)
         for what, name in (("backend", backend), ("memory", memory)):
@@ -176,11 +180,16 @@ class Engine:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         device = make_backend(registry, backend)
         loader = Loader(registry, device, progress or Progress())
-        options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
         try:
-            metadata = loader.open(model).metadata
+            file = loader.open(model)
+            n_trained = plan_of(file, registry).n_ctx_train
+            if n_ctx is not None and n_ctx > n_trained:
+                told = {"n_ctx": n_ctx, "n_ctx_train": n_trained}
+                get_logger("augury.engine").warning("the context is longer than the model was trained for", **told)
+            n_ctx = min(_N_CTX, n_trained) if n_ctx is None else n_ctx or n_trained
+            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
             tokenizer = loader.load_tokenizer(model)
-            template = ChatTemplate.from_metadata(metadata, tokenizer)
+            template = ChatTemplate.from_metadata(file.metadata, tokenizer)
             target = loader.load(model, options, purpose="target")
             memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
             manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)

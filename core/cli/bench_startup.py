@@ -21,7 +21,8 @@ def run_startup(args: argparse.Namespace) -> int:
     """Start processes that write one token each, and print their times."""
     path = resolve(args.model, args.registry, Progress())  # the children's cache folder holds no models
     words = ["run", "-m", str(path), "--prompt-tokens", "1", "-n", "1", "--temp", "0", "--ignore-eos"]
-    words += ["--backend", args.backend, "--memory", args.memory, "-c", str(args.ctx_size)]
+    words += ["--backend", args.backend, "--memory", args.memory]
+    words += [] if args.ctx_size is None else ["-c", str(args.ctx_size)]
     words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v]
     words += [] if args.threads is None else ["-t", str(args.threads)]
     if not args.json:

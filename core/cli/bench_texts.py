@@ -72,7 +72,7 @@ def run_texts(args: argparse.Namespace) -> int:
 
 def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
     """The peer, which is given prompts later."""
-    options = server_options(args, path, int(engine.config["threads"]), args.ctx_size)
+    options = server_options(args, path, int(engine.config["threads"]), int(engine.config["n_ctx"]))
     return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
 
 

@@ -42,9 +42,8 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         "-c",
         "--ctx-size",
         type=count(least=0),
-        default=4096,
         metavar="N",
-        help="tokens that one sequence may use (default: 4096)",
+        help="tokens that one sequence may use; 0: as many as the model was trained for (default: that, 4096 at most)",
     )
     if has_slots:
         group.add_argument(

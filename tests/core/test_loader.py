@@ -115,3 +115,19 @@ def test_an_unknown_architecture_is_a_model_file_error(tmp_path):
     writer.close()
     with pytest.raises(ModelFileError, match="'lama' is not supported; expected one of gemma3, llama, qwen2"):
         Engine.load(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(("asked", "n_ctx"), [(0, 256), (None, 256), (256, 256), (64, 64), (300, 300)])
+def test_the_context_is_the_trained_one_where_nothing_else_is_asked_for_and_a_longer_one_is_warned_of(asked, n_ctx, caplog):
+    with load(n_ctx=asked) as engine:
+        assert engine.config["n_ctx"] == n_ctx
+        assert len(engine.generate([1], max_tokens=-1, ignore_eos=True, **GREEDY).tokens) == n_ctx
+    warning = "the context is longer than the model was trained for"
+    assert caplog.messages == ([f'event="{warning}" n_ctx=300 n_ctx_train=256'] if n_ctx > 256 else [])
+
+
+def test_the_context_is_not_the_largest_there_is_unless_asked_for(monkeypatch):
+    monkeypatch.setattr("augury.engine._N_CTX", 100)
+    for asked, n_ctx in ((None, 100), (0, 256)):
+        with load(n_ctx=asked) as engine:
+            assert engine.config["n_ctx"] == n_ctx
