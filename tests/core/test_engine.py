@@ -176,7 +176,7 @@ def test_rows_that_are_no_positions_are_refused(engine, rows):
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_ctx": None},
+        {"n_ctx": -1},
         {"slots": None},
         {"backend": None},
         {"memory": None},

@@ -123,7 +123,8 @@ def test_the_context_is_the_trained_one_where_nothing_else_is_asked_for_and_a_lo
         assert engine.config["n_ctx"] == n_ctx
         assert len(engine.generate([1], max_tokens=-1, ignore_eos=True, **GREEDY).tokens) == n_ctx
     warning = "the context is longer than the model was trained for"
-    assert caplog.messages == ([f'event="{warning}" n_ctx=300 n_ctx_train=256'] if n_ctx > 256 else [])
+    told = [message for message in caplog.messages if "n_ctx" in message]
+    assert told == ([f'event="{warning}" n_ctx=300 n_ctx_train=256'] if n_ctx > 256 else [])
 
 
 def test_the_context_is_not_the_largest_there_is_unless_asked_for(monkeypatch):
