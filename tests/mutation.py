@@ -27,10 +27,10 @@ CORE = "loop part sequence verify sampling planner acceptance pass_costs choice 
 CORE += " blocks options stats request speculation running worker session text logits types"
 FILES = [f"core/{name}.py" for name in CORE.split()] + ["plugins/memory/contiguous.py"]
 FILES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("drafters/*.py") if path.name != "__init__.py")
-NEIGHBOURS = {  # which tests know a file beside its own
+NEIGHBOURS = {  # what else of the tests knows a folder's files
     "core": [f"tests/core/test_{name}.py" for name in ("loop", "drafting", "sequence", "engine")],
-    "drafters": ["tests/drafters"],
     "plugins": ["tests/core/test_loop.py", "tests/core/test_engine.py"],
+    "drafters": ["tests/drafters/test_{family}*.py"],
 }
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -115,11 +115,11 @@ def mutants(source):
 
 
 def tests_of(file):
-    """Test files and folders, nearest first."""
-    folder, stem = file.split("/")[0], Path(file).stem
-    own = ROOT / "tests" / Path(file).with_name(f"test_{stem}.py")
-    near = [str(own.relative_to(ROOT))] if own.exists() else []
-    return [*near, *(path for path in NEIGHBOURS[folder] if path not in near)]
+    """Test files, the file's own first."""
+    path = Path(file)
+    own = ROOT / "tests" / path.with_name(f"test_{path.name}")
+    near = [name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(family=path.stem.split("_")[0]))]
+    return [str(test) for test in dict.fromkeys([own, *sorted(near)]) if test.exists()]
 
 
 def run(file, tree, limit_s=None):

@@ -91,6 +91,7 @@ def toy_engine(
     synthetic=(),
     max_queue=None,
     kind=StrictEngine,
+    memory=Contiguous,
     timeout_s=30.0,
     **model,
 ):
@@ -104,7 +105,7 @@ def toy_engine(
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])
     return kind(
         toy,
-        Contiguous(NoOptions(), toy.state_spec),
+        memory(NoOptions(), toy.state_spec),
         chains,
         Loader(Registry(), None, Progress()),
         tokenizer=tokenizer,

@@ -1,15 +1,17 @@
 """Drafters by what the loop makes of them: chains, trees, plans and verdicts."""
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import ScriptedDrafter, toy_engine
+from toys import Gate, ScriptedDrafter, toy_engine
 
 from augury.choice import Choice
 from augury.interfaces import Drafter
 from augury.pass_costs import PassCosts, PassTime
 from augury.planner import N_HINDSIGHT, Planner
+from augury.plugins.memory.contiguous import Contiguous
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -56,11 +58,22 @@ def constant(n_drafters, is_costly=None, per_token=0.02):
     return Planner(costs, is_costly or [False] * n_drafters)
 
 
+class Replaying(Contiguous):
+    """Has the last tokens that a slot keeps computed again, as a manager does that restored a checkpoint before them."""
+
+    def prepare(self, slot, n_new):
+        step = super().prepare(slot, n_new)
+        n = min(2, step.mark)
+        replay = tuple(self._slots[slot].tokens[step.mark - n : step.mark].tolist())
+        return attrs.evolve(step, mark=step.mark - n, replay=replay)
+
+
+@pytest.mark.parametrize("memory", [Contiguous, Replaying])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 3])
-def test_trees_give_the_tokens_of_plain_decoding(slots, way):
+def test_trees_give_the_tokens_of_plain_decoding(slots, way, memory):
     prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 1]]
-    with toy_engine() as plain, toy_engine(slots=slots, drafter=TreeDrafter, n_max=8) as engine:
+    with toy_engine() as plain, toy_engine(slots=slots, drafter=TreeDrafter, n_max=8, memory=memory) as engine:
         expected = plain.generate(prompts, max_tokens=40, logprobs=1, **way)
         results = engine.generate(prompts, max_tokens=40, logprobs=1, **way)
     for result, one in zip(results, expected, strict=True):
@@ -205,6 +218,23 @@ def test_where_chance_accepts_drafts_hindsight_says_nothing():
         engine.generate([1, 2], max_tokens=50, **GREEDY)
         assert all(event[0] != "hindsight" for event in engine._drafters[1].events)
     assert [is_right for _, is_right, _ in planner.seen] == [None]
+
+
+def test_the_planner_learns_how_many_tokens_were_in_the_pass_beside_drafts(monkeypatch):
+    told, planner = [], constant(1)
+    monkeypatch.setattr(
+        planner, "observe_round", lambda outcomes, _, n, __: told.append(n + sum(1 + outcome.choice.k for outcome in outcomes))
+    )
+    with toy_engine(slots=2, n_ctx=300, drafter=named("used", [(2, 1)]), planner=planner) as engine:
+        model, gate = engine._worker._loop._model, Gate(engine)
+        asked = [([1, 2, 3], 30), ([5, 6], 5), ([4] * 250, 9)]  # the last takes the slot of the second, beside the first
+        runnings = [engine.submit(prompt, max_tokens=n, **GREEDY) for prompt, n in asked]
+        gate.open()
+        for running in runnings:
+            running.result()
+    sizes = [len(batch.tokens) for batch in model.batches]
+    assert told == sizes[-len(told) :]
+    assert max(told) > 100
 
 
 def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
