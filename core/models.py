@@ -30,7 +30,7 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
         ModelFileError: No source knows it, or it could not be fetched.
     """
     text = str(reference)
-    sweep(cache_folder())
+    sweep(cache_folder().parent)  # whatever a killed start left there, of models, packed weights or compiled kernels
     for source in registry.sources.values():
         if source.handles(text):
             return source.fetch(text, cache_folder(), progress)

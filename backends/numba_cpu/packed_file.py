@@ -22,7 +22,7 @@ import numpy as np
 import platformdirs
 from xxhash import xxh3_64_intdigest
 
-from augury.atomic_file import AtomicFile, no_room, sweep
+from augury.atomic_file import AtomicFile, no_room
 from augury.backends.numba_cpu import weights
 from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.weights import aligned
@@ -69,7 +69,6 @@ class PackedFile:
         An error of `pack` passes through, and leaves nothing behind.
         """
         folder = self.path.parent
-        sweep(folder)
         found = self._status()
         if (kept := self._open(threads, progress)) is not None:
             return kept

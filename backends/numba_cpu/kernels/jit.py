@@ -28,7 +28,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
-from augury.atomic_file import AtomicFile, sweep
+from augury.atomic_file import AtomicFile
 from augury.memory_limit import require_address_space
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def cache_folder() -> Path:
         os.utime(folder)
     except OSError as error:
         _warn(f"compiled kernels cannot be kept in {folder}: {error.strerror}")
-    sweep(folder)
     with suppress(OSError):  # another process may prune, too
         _prune(root)
     return folder

