@@ -19,8 +19,8 @@ class Running:
     def __iter__(self):
         for word in self._words:
             yield Token(1, word, "ngram-simple")
-        if self._words == ["STORY"]:
-            self._is_cancelled.wait()
+        while self._words == ["STORY"] and not self._is_cancelled.wait(0.05):
+            yield Token(1, "")
 
     def cancel(self):
         self._is_cancelled.set()

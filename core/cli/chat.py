@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,14 +64,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _session_of(path: Path | None) -> list[dict[str, str]]:
-    """The messages of a session, before a model is loaded for nothing."""
+    """The messages of a session, and whether it can be kept, before a model is loaded for nothing."""
     if path is None:
         return []
-    if not path.exists():
-        if not path.parent.is_dir():
-            raise AuguryError(f"--session: there is no folder {path.parent}")
-        return []
-    return read_messages(path)
+    if not path.parent.is_dir():
+        raise AuguryError(f"--session: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise AuguryError(f"--session: {path} is no file, expected one to keep a conversation in")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise AuguryError(f"--session: {path} cannot be written; choose another place")
+    return read_messages(path) if path.exists() else []
 
 
 def _texts(*, is_terminal: bool) -> Iterator[str]:

@@ -159,7 +159,7 @@ class Conversation:
         finally:
             writer.end()
         if result is None or not result.tokens:
-            say("stopped before the answer began; the question is forgotten")
+            say("(stopped before anything was said: the conversation is as before)")
             return
         self._summary = result.stats
         if self._has_stats:

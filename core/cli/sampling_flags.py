@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, 
         *(("-r",) if has_short_stop else ()),
         *("--stop", "--reverse-prompt"),
         action="append",
+        type=_stop,
         default=[],
         dest="stop",
         metavar="TEXT",
@@ -169,8 +171,17 @@ class _SetSamplers(argparse.Action):
 
 
 def _bias(text: str) -> tuple[int, float]:
-    match = re.fullmatch(r"(\d+)([+-].+)", text)
+    match = re.fullmatch(r"(\d+)([+-]\S+)", text)
     try:
-        return int(match[1]), float(match[2])  # type: ignore[index]
+        token, bias = int(match[1]), float(match[2])  # type: ignore[index]
     except (TypeError, ValueError):
-        raise argparse.ArgumentTypeError("a token id and a bias, such as 15043+1 or 15043-inf") from None
+        bias = math.nan
+    if not bias < math.inf:  # nor NaN
+        raise argparse.ArgumentTypeError("a token id and a bias, such as 15043+1 or 15043-inf")
+    return token, bias
+
+
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("a text that is not empty")
+    return text

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import talkers
+from commands import run
 
 LONG_S = 60  # for a machine with much else to do
 
@@ -53,10 +54,9 @@ class Terminal:
         os.close(self._end)
 
 
-@pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_ctrl_c_clears_a_line_stops_an_answer_and_leaves_at_last(tmp_path, kind):
+def test_ctrl_c_clears_a_line_stops_an_answer_and_leaves_at_last(tmp_path):
     session = tmp_path / "talk.json"
-    with Terminal("--session", session, kind=kind) as terminal:
+    with Terminal("--session", session) as terminal:
         terminal.type("half a line\x03")
         terminal.expect("again leaves")
         terminal.type("story\r")
@@ -70,6 +70,17 @@ def test_ctrl_c_clears_a_line_stops_an_answer_and_leaves_at_last(tmp_path, kind)
         terminal.type("\x03")
         assert terminal.wait() == 130
     assert [each["content"] for each in json.loads(session.read_text())["messages"]] == ["story", "STORY", "more", "MORE"]
+
+
+def test_a_dumb_terminal_is_sent_nothing_but_text():
+    with Terminal(kind="dumb") as terminal:
+        terminal.type("story\n")
+        before = terminal.expect("STORY")
+        terminal.interrupt()
+        before += terminal.expect("(stopped: /continue goes on)")
+        terminal.type("/exit\n")
+        assert terminal.wait() == 0
+    assert "\x1b" not in before
 
 
 def test_a_pasted_text_is_one_message_and_ctrl_d_leaves(tmp_path):
@@ -119,4 +130,14 @@ def test_a_damaged_session_is_an_error_before_anything_is_loaded_and_is_left_as_
     assert (code, out) == (1, "")
     assert err.startswith(f"augury: {session}: this is no conversation that augury saved; it is left as it is")
     assert Path(session).read_text() == '{"messages": ['
-    assert piped(b"hello\n", "--session", tmp_path / "absent" / "talk.json")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("absent/talk.json", "there is no folder"), (".", "is no file"), ("/dev/full", "is no file")],
+)
+def test_a_session_that_cannot_be_kept_is_an_error_before_anything_is_loaded(tmp_path, capsys, place, expected):
+    code, out, err = run(capsys, "chat", "-m", "no-such-model", "--session", tmp_path / place)
+    assert (code, out) == (1, "")
+    assert err.startswith("augury: --session: ")
+    assert expected in err

@@ -274,6 +274,8 @@ def test_stats_show_drafting(capsys):
         (["run", *HERE, "--prompt-tokens", "999"], 2, "vocabulary"),
         (["run", *HERE, "-p", "text"], 1, "tokenizer"),
         (["run", *HERE, "--prompt-tokens", "1", "--temp", "-1"], 2, "temperature"),
+        (["run", *HERE, "--prompt-tokens", "1", "-l", "5+nan"], 2, "-l is '5+nan', expected a token id and a bias"),
+        (["run", *HERE, "--prompt-tokens", "1", "-r", ""], 2, "-r is '', expected a text that is not empty"),
         (["run", *HERE, "--prompt-tokens", "1", "-l", "five"], 2, "-l is 'five', expected a token id"),
         (["run", *HERE, "--prompt-tokens", "1", "-n", "-7"], 2, "-n is '-7'"),
         (["run", *HERE, "--prompt-tokens", "1", "-t", "0"], 2, "-t is '0'"),
