@@ -76,9 +76,8 @@ def require_address_space(n_bytes: int, what: str) -> None:
     Raises:
         CapacityError: The process may not map so many bytes more, as under `ulimit -v`.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    try:
-        mmap.mmap(-1, n_bytes, flags=flags).close()
+    try:  # not to be written to, so that it is no memory to a system that counts what it has promised
+        mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ).close()
     except OSError as error:
         raise CapacityError(f"{what} needs {n_bytes >> 20} MiB of address space, which is not there; {_ADVICE}") from error
 

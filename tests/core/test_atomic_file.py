@@ -88,19 +88,24 @@ def test_a_second_process_waits_for_the_first_and_says_so(writer, tmp_path, capl
     assert names_in(tmp_path) == ["file"]
 
 
-def test_many_writers_of_one_file_take_turns(tmp_path):
+def test_many_writers_of_one_file_take_turns_and_readers_see_it_whole(tmp_path):
     at_work = []
 
     def write(number):
         with AtomicFile(tmp_path / "file") as out:
             at_work.append(number)
-            out.file.write(b"%d" % number)
+            out.file.write(bytes([number]) * 9999)
             assert at_work == [number]
             at_work.clear()
             out.publish()
 
+    write(0)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(100)))
+        written = [pool.submit(write, number) for number in range(100)]
+        while not all(each.done() for each in written):
+            content = (tmp_path / "file").read_bytes()
+            assert content == content[:1] * 9999
+    assert [each.result() for each in written] == [None] * 100
     assert names_in(tmp_path) == ["file"]
 
 

@@ -49,7 +49,7 @@ def test_the_narrowest_group_of_either_version_counts(tmp_path, cgroup, mounts, 
 # In a process of its own: libraries that get no memory exit, abort or crash.
 @pytest.mark.parametrize(
     ("backend", "n_mib"),
-    [*(("numba-cpu", n_mib) for n_mib in (40, 120, 280, 600, 760)), *(("reference", n_mib) for n_mib in (215, 260, 1000))],
+    [*(("numba-cpu", n_mib) for n_mib in (40, 120, 280, 760)), *(("reference", n_mib) for n_mib in (215, 260, 1000))],
 )
 def test_a_command_under_any_limit_of_address_space_works_or_ends_with_one_line(backend, n_mib):
     words = [sys.executable, "-m", "augury", "run", *here(backend=backend), "--prompt-tokens", "1,2", "-n", "2", "-c", "64"]
