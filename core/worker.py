@@ -123,12 +123,11 @@ class Worker:
     def close(self) -> None:
         """End what runs as cancelled, give everything back, and wait for it. Any thread may, any number of times.
 
-        On the engine's own thread it does not wait: the end comes after the round. In a forked child there is nothing to end.
+        On the engine's own thread it does not wait: the end comes after the round. In a forked child there is no thread to end.
         """
-        if os.getpid() == self._process:
-            self._engine_thread.inbox.put(None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
+        self._engine_thread.inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
 
 class _EngineThread:

@@ -86,7 +86,8 @@ def test_a_slow_reader_holds_up_nobody_and_is_woken_once():
 def test_a_task_that_is_cancelled_cancels_its_request_at_once(how):
     async def go():
         running = engine.submit([1], **GREEDY)
-        task = asyncio.create_task(anext(aiter(running)) if how == "stream" else running._finished())
+        stream = aiter(running)  # held, so that only its task's end can cancel
+        task = asyncio.create_task(anext(stream) if how == "stream" else running._finished())
         await asyncio.to_thread(gate.has_begun.wait, SECONDS)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -221,6 +222,22 @@ def test_an_interrupt_between_any_two_steps_leaves_nothing_running(call):
                 CALLS[call](engine)
         wait_until_idle(engine)
     assert n > 100
+
+
+@pytest.mark.parametrize("wait", [next, lambda stream: stream._running.result()], ids=["stream", "result"])
+def test_an_interrupt_while_waiting_cancels_what_is_held(wait, monkeypatch):
+    def interrupted(channel, wakers):
+        raise KeyboardInterrupt
+
+    with endless_engine() as engine:
+        gate, stream = Gate(engine), engine.stream([1], **GREEDY)
+        with monkeypatch.context() as patch:
+            patch.setattr(Channel, "block", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                wait(stream)
+        gate.open()
+        wait_until_idle(engine)
+        del stream
 
 
 @pytest.mark.parametrize("n_prompts", [1, 2])

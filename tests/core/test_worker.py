@@ -259,15 +259,47 @@ def test_several_threads_close_while_others_submit():
     assert all(isinstance(each, AuguryError) and "engine is closed" in str(each) for each in (third, fourth))
 
 
-def test_an_engine_closed_by_a_hook_ends_after_the_round():
+def test_what_comes_while_an_engine_closes_is_refused(monkeypatch):
+    engine = toy_engine()
+    gate = Gate(engine)
+    first = engine.submit([1], **GREEDY)
+    assert gate.has_begun.wait(SECONDS)
+    engine._worker._engine_thread.inbox.put(None)  # as `close` does before it waits
+    late = engine.submit([2], **GREEDY)
+    threading.Timer(0.05, gate.open).start()
+    first, late, logits = outcomes([first.result, late.result, lambda: engine.evaluate([1])])
+    assert first.finish_reason == "cancelled"
+    engine.close()
+    monkeypatch.setattr(engine._worker, "check", lambda: None)  # it looked just before the end
+    latest, *_ = outcomes([engine.submit([3], **GREEDY).result])
+    for found in (late, logits, latest):
+        assert "engine is closed" in str(found)
+
+
+def test_an_engine_closed_by_a_hook_ends_after_the_round(caplog):
     engine = toy_engine(n_ctx=5000, drafter=ScriptedDrafter, observers=(lambda **seen: engine.close(), None))
     gate = Gate(engine)
     running, other = engine.submit([1], **GREEDY), engine.submit([2], **GREEDY)
     gate.open()
     assert [each.finish_reason for each in outcomes([running.result, other.result])] == ["cancelled", "cancelled"]
-    (closed,) = outcomes([engine.close])
-    assert closed is None
+    assert outcomes([engine.close]) == [None]
     assert engine._drafters[0].events[-1] == ("close",)
+    assert caplog.text == ""
+
+
+def test_what_cannot_be_closed_keeps_nothing_else_open(caplog):
+    class Stubborn(ScriptedDrafter):
+        def close(self):
+            super().close()
+            raise SystemExit
+
+    engine = toy_engine(slots=2, drafter=Stubborn)
+    last = engine._loader.shared.get("first", ToyModel)
+    engine._loader.shared.get("second", lambda: Stubborn(None))  # closed before the first
+    engine.close()
+    assert [drafter.events for drafter in engine._drafters] == [[("close",)]] * 2
+    assert last.is_closed
+    assert caplog.text.count("SystemExit") == 3
 
 
 @pytest.mark.parametrize("is_used", [False, True])
