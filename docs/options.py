@@ -52,6 +52,29 @@ lists the samplers in the order in which they are applied, by default
 choice looks at bias and penalties alone.
 """
 
+REQUEST = """
+## Requests
+
+What `Engine.submit`, `generate`, `stream` and `astream` take beside sampling and a prompt, or `messages` for the chat template;
+so does a line of JSON for `augury run -f`. A last message of the role `assistant` is the beginning of the answer, which is
+continued.
+
+| parameter | default | meaning |
+|---|---|---|
+| `max_tokens` | None | so many tokens at most; None or -1: until an end token or a full context |
+| `min_tokens` | 0 | until so many are emitted, end tokens are not chosen and a stop text that is complete by then is text |
+| `stop` | none | a text or several before which the answer ends |
+| `stop_token_ids` | none | end tokens beside the model's |
+| `ignore_eos` | false | the model's end tokens are never chosen |
+| `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
+| `echo` | false | the result holds the prompt's tokens and text |
+| `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
+| `speculative` | as loaded | false, or options by drafter as above |
+
+A result's `finish_reason` is `stop` (an end token or a stop text), `length` (`max_tokens`), `context` (it is full) or
+`cancelled`.
+"""
+
 BENCH = """
 With `--curve`, `-d` or `--vs`, or a `-p` that is a number, `bench` times passes instead of drafters, and `-p 512 -n 64` count
 tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a number is then given by `-f`.
@@ -80,7 +103,7 @@ def page(registry: Registry) -> str:
     shared = {flag for action in flags["run"] for flag in action.option_strings} - {"--json"}
     parts = [HEAD]
     parts += [text for record in registry.records for text in _plugin(record.name, record.kind, record.plugin.options_class)]
-    parts += [SAMPLING, _options(sampling_options().values()), BIAS]
+    parts += [SAMPLING, _options(sampling_options().values()), BIAS, REQUEST]
     parts += ["## Flags of `augury run`\n", _flags(flags["run"])]
     parts += ["\n`chat`, `bench` and `tune` take the same, without `-np`; `chat` takes no prompts, `tune` no `--stats`.\n"]
     for name, tail in (("bench", BENCH), ("tune", "")):

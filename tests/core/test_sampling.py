@@ -76,19 +76,25 @@ def test_typical_sampling_drops_what_surprises_too_little():
 
 
 def test_penalties_change_the_logits_as_documented():
-    row = of([[2.0, -2.0, 1.0] + [0.0] * (V - 3)])
-    history = np.array([0, 1, 1, 2], np.int32)
+    row = of([[2.0, -2.0, 1.0, -0.5] + [0.0] * (V - 4)])
+    history = np.array([0, 1, 1, 2, 1, 3], np.int32)
     params = SamplingParams(
-        temperature=1.0, repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, repeat_last_n=3, **KEEP_ALL
+        temperature=1.0, repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, repeat_last_n=5, **KEEP_ALL
     )
     expected = row.rows()[0].astype(np.float64)
-    expected[1] = -2.0 * 2.0 - 2 * 0.25 - 0.5  # token 0 is outside the last three
+    expected[1] = -2.0 * 2.0 - 3 * 0.25 - 0.5  # token 0 is outside the last five
     expected[2] = 1.0 / 2.0 - 0.25 - 0.5
-    assert np.abs(draw(params, history=history, array=row) - softmax(expected)).max() < 0.03
+    expected[3] = -0.5 * 2.0 - 0.25 - 0.5
+    ids, probabilities = Sampler(params, n_vocab=V).distribution(row, 0, history, 4)
+    assert np.allclose(probabilities, softmax(expected)[ids], rtol=1e-12, atol=0)
+    assert sorted(ids.tolist()) == list(range(V))
 
 
-def shares(lowest=0.0, highest=1.0):
-    return st.sampled_from([lowest, highest]) | st.floats(lowest, highest)
+def moderate(neutral, lowest, highest):
+    """What changes something without leaving a single token, mostly; neutral and extreme values as well."""
+    span = (neutral - lowest) / 500 if lowest < -1 else (neutral - lowest) / 2
+    middle = st.floats(max(neutral - span, lowest), min(neutral + span, highest))
+    return st.one_of(st.just(neutral), middle, middle, middle, st.sampled_from([lowest, highest]))
 
 
 @settings(deadline=None, max_examples=200, derandomize=True)  # at a border of top_p rounding alone decides
@@ -96,18 +102,27 @@ def shares(lowest=0.0, highest=1.0):
     row=st.lists(st.floats(-9, 9, width=32) | st.sampled_from([0.0, 2.0, -np.inf]), min_size=V, max_size=V).filter(
         lambda values: max(values) > -np.inf
     ),
-    history=st.lists(st.integers(0, V - 1), max_size=9),
-    bias=st.dictionaries(st.integers(0, V - 2), st.floats(-5, 5) | st.sampled_from([1e30, -1e30]), max_size=5),
-    samplers=st.permutations(SAMPLERS).flatmap(lambda names: st.integers(0, 6).map(lambda n: names[:n])),
-    temperature=st.sampled_from([0.0, 5e-324, 1e-300, 1e-5, 1.0, 1e6]) | st.floats(0.3, 3),
-    top_k=st.sampled_from([0, 1, 3, V, V + 5]),
-    shape=st.fixed_dictionaries({"top_p": shares(), "min_p": shares(), "typical_p": shares()}),
+    history=st.lists(st.integers(0, 5) | st.integers(0, V - 1), max_size=12),
+    bias=st.dictionaries(st.integers(0, V - 2), st.floats(-5, 5), max_size=5)
+    | st.dictionaries(st.integers(0, V - 2), st.sampled_from([1e30, -1e30, -np.inf]), max_size=5),
+    samplers=st.just(SAMPLERS)
+    | st.permutations(SAMPLERS)
+    | st.permutations(SAMPLERS).flatmap(lambda names: st.integers(0, 5).map(lambda n: names[:n])),
+    temperature=st.floats(0.3, 3) | st.sampled_from([0.0, 5e-324, 1e-300, 1e-5, 1.0, 1e6]),
+    top_k=st.sampled_from([0, 0, 1, 3, 9, V, V + 5]),
+    shape=st.fixed_dictionaries(
+        {
+            "top_p": moderate(1.0, 0.0, 1.0),
+            "min_p": moderate(0.0, 0.0, 1.0) | st.floats(0, 0.1),
+            "typical_p": moderate(1.0, 0.0, 1.0),
+        }
+    ),
     penalties=st.fixed_dictionaries(
         {
-            "repeat_penalty": shares(1e-3, 1e3) | st.floats(0.5, 2),
-            "presence_penalty": shares(-1e3, 1e3) | st.floats(-2, 2),
-            "frequency_penalty": shares(-1e3, 1e3) | st.floats(-2, 2),
-            "repeat_last_n": st.integers(-1, 9),
+            "repeat_penalty": moderate(1.0, 1e-3, 1e3),
+            "presence_penalty": moderate(0.0, -1e3, 1e3),
+            "frequency_penalty": moderate(0.0, -1e3, 1e3),
+            "repeat_last_n": st.just(-1) | st.integers(0, 9),
         }
     ),
 )

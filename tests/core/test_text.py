@@ -76,6 +76,12 @@ def test_text_is_held_back_only_while_it_may_become_a_stop_string():
     assert stream.flush() == ""
 
 
+def test_an_early_stop_string_is_shown_as_soon_as_it_cannot_be_the_beginning_of_another():
+    stream = stream_of("bc", "cc")
+    assert [stream.push(token, may_stop=False) for token in (1, 2, 0, 1)] == ["", "b", "ca", ""]
+    assert [stream.push(2), stream.is_stopped] == ["", True]
+
+
 def test_half_a_character_is_never_shown():
     assert run(stream_of(), [98, 99, 0]) == ["", "é", "a", ""]
 

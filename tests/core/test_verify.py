@@ -126,6 +126,10 @@ def test_a_draft_that_the_target_finds_certain_is_accepted_and_an_impossible_one
 
     assert reject([3, 3], None, target, uniform).tokens == [3, 3, 3]
     assert reject([2], None, target, lambda i: (0.0, 0.5)).tokens == [3]
+    # rounding alone refused it, and nothing else is left
+    assert reject([3], None, lambda i: (np.array([3, 4]), np.array([1 - 2**-53, 0.0])), lambda i: (1 - 2**-53, 0.5)).tokens == [
+        3
+    ]
 
 
 def test_chance_accepts_each_position_at_its_rate():
