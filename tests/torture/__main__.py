@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 KINDS = {"engines": "tokens", "real": "real_tokens", "files": "files", "starts": "starts"}  # and what of each is counted
 GOALS = {"tokens": 5e6, "real_tokens": 5e4, "files": 1e5, "starts": 300}
 LIMIT_S = 300.0  # of a round: most take seconds
-MOST_GROWTH_KIB = 300 << 10  # of a process, between its rounds, once it has warmed up
-N_WARM = 12  # rounds
+MOST_GROWTH_KIB = 500 << 10  # of a process, between its rounds, once it has warmed up
+N_WARM = 30  # rounds, in which kernels are loaded
 
 
 def main() -> int:
@@ -105,7 +105,7 @@ def work(args: argparse.Namespace) -> None:
         told: dict[str, object] = {}
         try:
             told["counts"] = run_round(kind, int(number), args)
-            held = held_now()
+            held = held_now(left)
             if n >= N_WARM:
                 left = left or held
                 check_leaks(left, held)
@@ -115,11 +115,11 @@ def work(args: argparse.Namespace) -> None:
         print(json.dumps(told), file=out)
 
 
-def held_now() -> tuple[int, int, int]:
-    """Threads, open files and KiB of memory of this process."""
+def held_now(before: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    """Threads, open files and KiB of memory of this process, as soon as there are no more threads than before."""
     gc.collect()
-    deadline = time.monotonic() + 5
-    while (n_threads := n_in("/proc/self/task")) > 2 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    while (n_threads := n_in("/proc/self/task")) > (before or (n_threads,))[0] and time.monotonic() < deadline:
         time.sleep(0.01)  # a thread that has ended takes a moment to be gone
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return n_threads, n_in("/proc/self/fd"), pages * os.sysconf("SC_PAGE_SIZE") >> 10

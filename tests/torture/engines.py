@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from contextlib import suppress
@@ -256,18 +257,22 @@ def run(seed, counts, model=None):
             "spec_verify": "match" if rng.random() < 0.9 else "rejection",
         }
         how["draft_min"] = rng.choice([0, 0, min(2, how["draft_max"])])
+        before = Hostile.n_faults
         try:
-            before = Hostile.n_faults
-            with world.engine(**how) as engine:
-                clients = Clients(world, engine, rng, counts, is_exact=how["spec_verify"] == "match")
-                if rng.random() < 0.1:  # closed while requests run: they end, with what they had or an error that says so
-                    closer = threading.Timer(rng.random() * 0.2, engine.close)
-                    closer.start()
-                    with suppress(AuguryError):
-                        clients.run(rng.randint(1, 4), 3)
-                    closer.join()
-                else:
-                    clients.run(rng.randint(1, 6), 1 if model else 5)
+            engine = world.engine(**how)
+            clients = Clients(world, engine, rng, counts, is_exact=how["spec_verify"] == "match")
+            if rng.random() < 0.1:  # closed while requests run: they end, with what they had or an error that says so
+                closer = threading.Timer(rng.random() * 0.2, engine.close)
+                closer.start()
+                with suppress(AuguryError):
+                    clients.run(rng.randint(1, 4), 3)
+                closer.join()
+            else:
+                clients.run(rng.randint(1, 6), 1 if model else 5)
+            if rng.random() < 0.9:
+                engine.close()
+            del engine, clients  # perhaps without having been closed
+            gc.collect()
             counts["engines"] += 1
             counts["faults"] += Hostile.n_faults - before
         except BaseException as error:
