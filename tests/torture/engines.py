@@ -52,7 +52,7 @@ class World:
         with world.engine(threads=1, spec_type="none") as engine:
             n_most = 96 if model else n_ctx
             world.asks = [_ask(rng, engine.info.n_vocab, n_ctx, n_most) for _ in range(4 if model else 8)]
-            world.answers = [engine.generate(**ask) for ask in world.asks]
+            world.answers = [_answered(rng, engine, ask) for ask in world.asks]
             world.logits = engine.evaluate(world.text)
         return world
 
@@ -97,6 +97,16 @@ def _ask(rng, n_vocab, n_ctx, n_most):
         ask["logit_bias"] = {rng.randrange(n_vocab): rng.choice([-100.0, 3.0]) for _ in range(3)}
     ask["max_tokens"] = rng.randint(1, n_most) if n_most < n_ctx or rng.random() < 0.3 else None
     return ask
+
+
+def _answered(rng, engine, ask):
+    """The plain answer; some requests then get something to stop at that is in it."""
+    result = engine.generate(**ask)
+    if rng.random() < 0.3:
+        at = rng.randrange(len(result.text)) if len(result.text) > 1 else 0
+        ask |= {"stop": result.text[at : at + 2]} if at else {"stop_token_ids": [rng.choice(result.tokens)]}
+        result = engine.generate(**ask)
+    return result
 
 
 def _member(rng, world, *, is_toy):

@@ -25,7 +25,7 @@ from augury.models import resolve
 
 PROMPT = [5, 9, 33, 5, 9, 33, 5, 9]
 WAYS = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_k": 30})
-LIMIT_S = 240.0
+LIMIT_S = 400.0
 
 
 def answer(model):
