@@ -120,7 +120,13 @@ _NOTHING_RECENT = np.empty(0, np.int32), np.empty(0, np.int64)
 
 
 class Sampler:
-    """Draws the tokens of one request."""
+    """Draws the tokens of one request.
+
+    Attributes:
+        params: How, with the seed in force.
+        is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
+            call.
+    """
 
     def __init__(
         self,
@@ -155,6 +161,7 @@ class Sampler:
         self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
         self._n_vocab = n_vocab
         self._samplers = params.active_samplers
+        self.is_plain_argmax = params.is_greedy and not bias and not self._samplers
         self._has_early_penalties = self._samplers[:1] == ("penalties",)  # they then choose among all tokens
         if self._has_early_penalties:
             self._samplers = self._samplers[1:]
@@ -164,11 +171,6 @@ class Sampler:
         self._uniforms = np.empty(0)
         self._acceptance_stream = np.random.Generator(np.random.Philox(key=seed).jumped())
         self._acceptances = np.empty(0)
-
-    @property
-    def is_plain_argmax(self) -> bool:
-        """Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one call."""
-        return self.params.is_greedy and not len(self._bias[0]) and not self.params.active_samplers
 
     def choose(self, logits: Logits, row: int, history: np.ndarray, index: int) -> int:
         """The token that follows `history`, or -1 where the row is not finite.
