@@ -88,7 +88,7 @@ class Loader:
             plan = plan_of(file, self._registry)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             self.models.append(device.load(file, plan, wanted, self._progress))
-            return self.models[-1] if purpose == "target" else SecondModel(self.models[-1])
+            return SecondModel(self.models[-1]) if purpose == "draft" else self.models[-1]
 
         return self.shared.get(("model", purpose, str(reference), options, backend), make)
 

@@ -38,6 +38,12 @@ def _counted():
         yield
 
 
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    """Output is as wide as in a pipe: what runs the tests says otherwise, a terminal or pytest-xdist in its processes."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="all cases of the tests marked with sample, and more of properties")
 

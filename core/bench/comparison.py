@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.bench.figures import Figures
-from augury.table import table
+from augury.table import fold, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,4 +41,4 @@ def stall_lines(found: Iterable[Figures]) -> list[str]:
     line = f"stalled: {figures.n_repeated} plain runs, slower than rounds that draft and verify, were repeated"
     if figures.n_stalled:
         line += f"; {figures.n_stalled} pairs stalled each time and are left out of the speeds: try again on a quiet machine"
-    return [line]
+    return [fold("", line, "")]

@@ -3,6 +3,8 @@
 import pytest
 from commands import here, run
 
+from augury.bench.comparison import stall_lines
+from augury.bench.figures import Figures
 from augury.table import fold, table
 
 ROWS = [["name", "speed", "notes"], ["suffix", "12.5", "from the longest match in the prompt"], ["none", "8.0", ""]]
@@ -67,3 +69,9 @@ def test_tables_fit_into_40_columns(capsys, monkeypatch, columns, words):
     code, out, _ = run(capsys, *words)
     assert code == 0
     assert [line for line in out.splitlines() if len(line) > 40 and " " in line] == []  # a long word is not parted
+
+
+def test_a_note_of_stalled_runs_fits_into_40_columns(columns):
+    columns(40)
+    (line,) = stall_lines([Figures(n_repeated=2, n_stalled=1)])
+    assert max(map(len, line.splitlines())) <= 40
