@@ -62,9 +62,10 @@ class Channel:
 
     def finish(self, outcome: Any) -> None:
         """Say that it is over, and what it came to or what ended it."""
-        if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
+        is_signal = isinstance(outcome, BaseException) and not isinstance(outcome, Exception)
+        if is_signal or isinstance(outcome, StopIteration | StopAsyncIteration):
             error = AuguryError(f"a plugin or backend raised {type(outcome).__name__} on the engine's thread")
-            error.__cause__ = outcome  # it meant that thread: raised here it would end the program
+            error.__cause__ = outcome  # raised here, it would end the program, or a loop over the tokens, as if all were well
             outcome = error
         elif isinstance(outcome, Exception):
             outcome = lack_of_memory(outcome) or outcome

@@ -149,9 +149,10 @@ def test_an_event_loop_that_is_closed_while_it_streams_harms_nobody():
         assert running.result().finish_reason == "cancelled"
 
 
-def test_errors_reach_every_kind_of_reader():
+@pytest.mark.parametrize("error", [RuntimeError("RuntimeError"), SystemExit(), StopIteration(), StopAsyncIteration()], ids=repr)
+def test_errors_reach_every_kind_of_reader(error):
     def fail():
-        raise RuntimeError("planted")
+        raise error
 
     async def result():
         return await engine.submit([1])
@@ -162,7 +163,7 @@ def test_errors_reach_every_kind_of_reader():
     with toy_engine() as engine:
         engine._worker._loop._model.on_forward = fail
         for call in (engine.submit([1]).result, lambda: list(engine.stream([1])), lambda: run(result()), lambda: run(stream())):
-            with pytest.raises(RuntimeError, match="planted"):
+            with pytest.raises((RuntimeError, AuguryError), match=type(error).__name__):
                 call()
 
 
