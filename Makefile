@@ -1,5 +1,5 @@
-# make demo, make test, make test-all, make dev, make lint, make bench, make docs. PYTHON and VENV choose another interpreter and
-# folder, TESTS some tests.
+# make demo, make test, make test-all, make dev, make lint, make bench, make docs, make docs-site. PYTHON and VENV choose another
+# interpreter and folder, TESTS some tests.
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
@@ -9,7 +9,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
 # Half of the tests to each of two processes, and the rest to whoever is ready: what a module has made serves its next tests.
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-all dev install lint bench docs clean
+.PHONY: demo test test-all dev install lint bench docs docs-site clean
 
 demo: install
 	$(BIN)/augury pull smollm2
@@ -54,8 +54,13 @@ lint: dev
 docs: dev
 	$(BIN)/python docs/options.py
 
+# A warning is an error: links and anchors that lead nowhere are warnings. Nothing is fetched.
+docs-site: dev
+	$(PIP) --group docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --conf-dir docs . site
+
 bench: dev
 	$(BIN)/python -m pytest -m bench
 
 clean:
-	rm -rf build dist *.egg-info $(VENV)
+	rm -rf build dist site *.egg-info $(VENV)

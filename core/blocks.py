@@ -119,6 +119,7 @@ class Output:
 
 
 Block = Embedding | Attention | FeedForward | Output
+"""What a plan consists of."""
 
 
 @frozen
@@ -156,5 +157,5 @@ class Plan:
 
     @property
     def n_vocab(self) -> int:
-        """V: how many logits a row has."""
+        """V, how many logits a row has."""
         return self.output.weight.n_out

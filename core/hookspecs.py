@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("augury")
 hookimpl = pluggy.HookimplMarker("augury")
+"""Marks a plugin's function as an implementation of the hook of its name."""
 
 
 # What can be plugged in. Called once, when the registry is built.

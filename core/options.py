@@ -158,7 +158,7 @@ def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> An
         options_class: What a plugin declared.
         values: Texts or JSON values by field name or alias, such as `ngram_size_n` for "spec-ngram-size-n"; dashes count as
             underscores.
-        where: What the messages begin with, such as "--spec-type ngram-simple".
+        where: What the messages begin with, such as `--spec-type ngram-simple`.
 
     Raises:
         OptionError: A key is unknown, or a value has the wrong type or is out of range.

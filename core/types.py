@@ -178,7 +178,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """How many of the tokens can be accepted at most: of a chain all."""
+        """How many of the tokens can be accepted at most; of a chain all."""
         if self.parents is None:
             return len(self)
         depths = [0] * len(self)

@@ -1,5 +1,6 @@
 """Hooks and options are documented, and every hook has a test of its name."""
 
+import importlib
 import inspect
 import re
 import runpy
@@ -38,6 +39,12 @@ def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):
     monkeypatch.setenv("AUGURY_PLUGINS", "augury")
     module = runpy.run_path(str(ROOT / "docs/options.py"))
     assert (ROOT / "docs/options.md").read_text() == module["page"](Registry.discover()), "run make docs"
+
+
+@pytest.mark.parametrize("module", ["augury", "augury.testing"])
+def test_the_reference_has_every_name_that_a_module_imports_when_it_is_used(module):
+    page = (ROOT / f"docs/reference/{module.removeprefix('augury.')}.rst").read_text()
+    assert {name for name in importlib.import_module(module).__all__ if not re.search(rf"\.{name}\b", page)} == set()
 
 
 def test_the_readme_makes_the_command_found_before_it_is_typed():
