@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.acceptance import LOOKUP, MODEL, Acceptance
+from augury.acceptance import LOOKUP, MODEL, Acceptance, Kind
 
 tokens = st.lists(st.integers(0, 2), max_size=8)
 
@@ -69,3 +69,24 @@ def test_a_new_request_starts_from_what_others_taught():
         first.see([1], [0])
     assert everyone.child().chance(0) < 0.1
     assert Acceptance(LOOKUP).child().chance(0) > 0.3
+
+
+def test_runs_are_counted_apart_from_the_first_of_each_bucket_on():
+    assert Kind((0, 1, 3, 4), (), 1.0, 1.0).buckets() == (0, 1, 1, 2, 3)
+    fresh = Acceptance(LOOKUP)
+    firsts = [run for run in range(1, 99) if fresh.chance(run) != fresh.chance(run - 1)]
+    assert firsts == [1, 2, 3, 5, 9, 17, 33]
+    assert [fresh.chance(run) for run in (0, *firsts, 999)] == [0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.93, 0.96, 0.96]
+    assert Acceptance(MODEL).survival(3) == pytest.approx([0.65, 0.65**2, 0.65**3])
+
+
+def test_old_trials_count_less_those_of_all_requests_hardly_less():
+    everyone, kind = Acceptance(MODEL), MODEL
+    own = everyone.child()
+    own.look_back([True, True, False])
+
+    def chance(keep, before):
+        return (keep**2 + keep + kind.weight * before) / (keep**2 + keep + 1 + kind.weight)
+
+    assert everyone.chance(0) == pytest.approx(chance(0.998, kind.prior[0]))
+    assert own.chance(0) == pytest.approx(chance(kind.keep, everyone.chance(0)))
