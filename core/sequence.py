@@ -168,7 +168,7 @@ class Sequence:
             if token < 0:
                 self.fail(
                     ModelFileError(
-                        f"the model's logits behind {self._n} tokens are not finite numbers; "
+                        f"the model's logits after {self._n} tokens are not finite numbers; "
                         "its weights are probably damaged, fetch the file again"
                     )
                 )

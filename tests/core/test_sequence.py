@@ -70,7 +70,7 @@ def test_a_row_that_is_not_finite_ends_the_request_whose_row_it_is(verify, draft
         poison(engine, TROUBLES[trouble], lambda text: text[0] == PROMPTS[1][0] and len(text) >= sick)
         runnings = [engine.submit(prompt, max_tokens=N, **WAYS[way]) for prompt in PROMPTS]
         pieces = []
-        with pytest.raises(ModelFileError, match=f"logits behind {sick} tokens are not finite"):
+        with pytest.raises(ModelFileError, match=f"logits after {sick} tokens are not finite"):
             pieces.extend(piece.token for piece in runnings[1])
         with pytest.raises(ModelFileError, match="not finite"):
             runnings[1].result()

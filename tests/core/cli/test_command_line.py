@@ -2,10 +2,13 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from commands import REPEATING, run
 
@@ -403,3 +406,16 @@ def test_an_interrupt_exits_with_130(capsys, monkeypatch):
     code, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", "1")
     assert code == 130
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("backend", "temperature"), [("reference", 0), ("numba-cpu", 0), ("numba-cpu", 1)])
+def test_a_model_that_computes_no_numbers_is_a_failure(capsys, tmp_path, backend, temperature):
+    path = tmp_path / "damaged.gguf"
+    shutil.copy(MODEL, path)
+    reader = gguf.GGUFReader(path, "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "output_norm.weight").data[:] = np.nan
+    reader.data.flush()
+    words = ["-m", path, "--backend", backend, "--prompt-tokens", "1,2", "-n", "4", "--temp", temperature]
+    code, out, err = run(capsys, "run", *HERE, *words)
+    assert (code, out.strip()) == (1, "")
+    assert "logits after 2 tokens are not finite numbers; its weights are probably damaged" in err
