@@ -87,7 +87,7 @@ def _unraisable(raised: sys.UnraisableHookArgs) -> None:
 def _open_streams() -> None:
     """Replace standard streams that are closed, whose numbers the next file would get, and settle what is no text.
 
-    Input is never decoded to what cannot be encoded again, as by default in the C locale, and output shows what it can.
+    Input is UTF-8, as files are, whatever the terminal shows; output shows what it can.
     """
     # in the order of their numbers, as a file that is opened gets the lowest that is free
     if sys.stdin is None:
@@ -96,7 +96,7 @@ def _open_streams() -> None:
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
     if sys.stderr is None:
         sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    sys.stdin.reconfigure(errors="strict")  # type: ignore[union-attr]
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 

@@ -89,16 +89,15 @@ def _typed() -> Iterator[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.application import create_app_session
     from prompt_toolkit.output import create_output
-    from prompt_toolkit.utils import is_dumb_terminal
 
     with create_app_session(output=create_output(always_prefer_tty=True)):  # standard output may be a file
-        editor: PromptSession[str] | None = None if is_dumb_terminal() else PromptSession()
+        editor: PromptSession[str] = PromptSession()
         is_leaving = False
         while True:
             try:
-                text = (_ask if editor is None else editor.prompt)("> ").strip()
+                text = editor.prompt("> ").strip()
             except KeyboardInterrupt:
-                if is_leaving and (editor is None or not editor.default_buffer.text):
+                if is_leaving and not editor.default_buffer.text:
                     raise
                 is_leaving = True
                 say("(Ctrl-C again leaves, as /exit does)")
@@ -107,12 +106,3 @@ def _typed() -> Iterator[str]:
             else:
                 is_leaving = False
                 yield text
-
-
-def _ask(prompt: str) -> str:
-    """`input`, but a Ctrl-C that comes with the prompt is not lost."""
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
-    if line := sys.stdin.readline():
-        return line
-    raise EOFError

@@ -12,12 +12,15 @@ PROMPT = ["--prompt-tokens", "1,2"]
 # sends a signal to the process itself when it is about to import its n-th module
 STRUCK = """
 import signal, sys
-left = int(sys.argv.pop(1))
+left, catches = int(sys.argv.pop(1)), eval(sys.argv.pop(1))
 def hear(event, args):
     global left
     left -= event == "import"
     if event == "import" and left == 0:
-        signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except catches:
+            pass
 import augury.__main__
 sys.addaudithook(hear)
 sys.exit(augury.__main__.main())
@@ -32,9 +35,15 @@ def start(words, **kwargs):
 
 @pytest.mark.parametrize("n", [1, 5, 60, 240, 340])
 def test_ctrl_c_while_modules_are_imported_is_exit_130_and_no_traceback(n):
-    process = start(["-c", STRUCK, str(n), "run", *here(), *PROMPT, "-n", "2"])
+    process = start(["-c", STRUCK, str(n), "()", "run", *here(), *PROMPT, "-n", "2"])
     _, err = process.communicate()
     assert (process.returncode, "Traceback" in err, "Exception ignored" in err) == (130, False, False)
+
+
+def test_ctrl_c_while_modules_are_imported_is_not_lost_where_one_of_them_catches_everything():
+    process = start(["-c", STRUCK, "5", "BaseException", "--version"])
+    assert process.communicate() == ("", "")
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -59,8 +68,9 @@ print(getsignal(SIGHUP) is SIG_IGN)
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit(143)"])
-def test_a_signal_in_a_finalizer_ends_the_process(error):
-    source = f"import augury.__main__\nclass Held:\n  def __del__(self): raise {error}\nHeld()\nprint('went on')"
+@pytest.mark.parametrize("held", ["class Held:\n  def __del__(self): raise {}\nHeld()", "raise {}"])
+def test_a_signal_in_a_finalizer_or_between_two_lines_ends_the_process(held, error):
+    source = f"import augury.__main__\n{held.format(error)}\nprint('went on')"
     process = start(["-c", source])
     assert process.communicate() == ("", "")
     assert process.returncode == (143 if "143" in error else 130)

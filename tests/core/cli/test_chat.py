@@ -123,6 +123,10 @@ def test_lines_that_are_piped_in_are_messages(text, expected):
     assert (code, out, err if expected[2] is not None else None) == expected
 
 
+def test_input_is_utf_8_whatever_the_terminal_shows():
+    assert piped("Grüße\n".encode(), env={**os.environ, "PYTHONIOENCODING": "ascii"}) == (0, "GR?SSE\n", "")
+
+
 def test_a_damaged_session_is_an_error_before_anything_is_loaded_and_is_left_as_it_is(tmp_path):
     session = tmp_path / "talk.json"
     session.write_text('{"messages": [')
