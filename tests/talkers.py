@@ -66,5 +66,5 @@ if __name__ == "__main__":  # augury, with this engine
 
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # whose Ctrl-C is this process' own
     chat.load_engine = lambda *_: Engine()
-    chat.show_in_brief = lambda _: None
+    chat.show_in_brief = lambda _: None  # of what is loaded
     sys.exit(augury.__main__.main())

@@ -33,7 +33,7 @@ _COMMANDS = {
     "/help": "this list",
     "/exit": "leave; so do Ctrl-D and Ctrl-C twice. Ctrl-C stops an answer, and clears a line",
 }
-_MAKE_ROOM = "/drop forgets the oldest question and its answer, /reset everything; -c N loads the model with more context"
+_MAKE_ROOM = "/drop forgets the oldest question and its answer"
 
 
 class Conversation:
@@ -154,7 +154,7 @@ class Conversation:
             raise
         except AuguryError as error:
             self.has_failed = True
-            say(f"augury: {error}; {_MAKE_ROOM if isinstance(error, CapacityError) else '/reset starts anew'}")
+            say(f"augury: {error}; {f'{_MAKE_ROOM}, ' if isinstance(error, CapacityError) else ''}/reset forgets everything")
             return
         finally:
             writer.end()
@@ -191,7 +191,8 @@ class Conversation:
             case "length":
                 say(f"(cut off after {len(result.tokens)} tokens: /continue goes on, -n N sets another limit)")
             case "context":
-                say(f"(the context of {self._engine.config['n_ctx']} tokens is full: {_MAKE_ROOM})")
+                full = f"the context of {self._engine.config['n_ctx']} tokens is full"
+                say(f"({full}: {_MAKE_ROOM}, then /continue goes on; -c N loads the model with more)")
             case "cancelled":
                 say("(stopped: /continue goes on)")
 
