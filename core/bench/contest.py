@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from augury.errors import AuguryError
+from augury.errors import AuguryError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from augury.engine import Engine
     from augury.types import Result
 
-__all__ = ["Contest", "Pair"]
+__all__ = ["Contest", "Pair", "check_drafters"]
 
 _N_WARM = 8  # tokens: the first passes touch memory for the first time
 _STALL = 1.5  # a plain pass that takes longer than so many rounds of drafting and verifying was held up
@@ -85,7 +85,9 @@ class Contest:
 
     def drafted(self) -> Result:
         """Generate with the drafter."""
-        return self._generate({})
+        result = self._generate({})
+        check_drafters(result)
+        return result
 
     def pair(self, index: int, *, is_warm: bool = False) -> Pair:
         """Both, with a fresh engine unless a warm one is wanted; with an odd index the drafter begins."""
@@ -122,3 +124,14 @@ class Contest:
             raise AuguryError("the contest is not open; call open() first")
         params = {**self._params, **self.item.arguments, **changed, "speculative": speculative}
         return self._engine.submit(**params).result()
+
+
+def check_drafters(result: Result) -> None:
+    """See that all drafters took part to the end, for the figures of one that was left out are those of plain decoding.
+
+    Raises:
+        PluginError: One failed.
+    """
+    for name, stats in result.stats.drafters.items():
+        if stats.failed is not None:
+            raise PluginError(f"drafter {name} failed in {stats.failed}; leave it out, or mend it, to compare speeds")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.bench.contest import check_drafters
 from augury.bench.machine import facts_told, run_facts
 from augury.bench.round_trip import round_trip_ns
 from augury.bench.server import ServerRunner
@@ -100,6 +101,7 @@ def _answer(engine: Engine, prompt: Sequence[int], n_predict: int) -> Answer:
     result = engine.generate(
         np.array(prompt, np.int32), max_tokens=n_predict, temperature=0.0, ignore_eos=True, cache_prompt=False
     )
+    check_drafters(result)
     timings = result.stats.timings
     return Answer(
         tokens=result.tokens,

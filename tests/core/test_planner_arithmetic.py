@@ -10,25 +10,27 @@ DEPTH = 100
 
 
 def planner_of(*is_costly):
-    """Plans passes that take a second, and a quarter more for each further token."""
-    return Planner(PassCosts([PassTime(1, 0, 1.0), PassTime(17, 0, 5.0)], 32), is_costly)
+    """Plans passes that take two seconds, and half a second more for each further token."""
+    return Planner(PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32), is_costly)
 
 
 def test_what_lookups_may_lose_they_share_and_what_a_costly_one_may_all_requests_share():
     planner = planner_of(False, False, True)
     first, second = planner.track(), planner.track()
     kept = [(each.seconds, each.share, each.most) for each in first.allowances]
-    assert kept == [(0.1, 0.0025, 8.0), (0.1, 0.0025, 8.0), (1.0, 0.02, 8.0)]
+    assert kept == [(0.2, 0.0025, 16.0), (0.2, 0.0025, 16.0), (2.0, 0.02, 16.0)]
     assert [one is other for one, other in zip(first.allowances, second.allowances, strict=True)] == [False, False, True]
+    assert [acceptance.chance(0) for acceptance in first.acceptances] == [0.4, 0.4, 0.65], "what is expected of each kind"
     assert first.n_missed == first.n_idle == first.n_right == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("seconds", "asked_at"),
     [
-        (0.004, range(33)),  # costs nothing
-        (0.0101, [*range(16), 18, 21, 24, 27, 30]),  # three times that: every third round
-        (0.09, [*range(16), 16, 24, 32]),  # at most so seldom
+        (0.008, range(33)),  # costs nothing
+        (0.012, [*range(16), *range(16, 33, 2)]),
+        (0.0202, [*range(16), 18, 21, 24, 27, 30]),  # three times that: every third round
+        (0.18, [*range(16), 16, 24, 32]),  # at most so seldom
     ],
 )
 def test_a_lookup_that_takes_time_is_asked_less_while_it_is_not_right(seconds, asked_at):
@@ -43,7 +45,7 @@ def test_a_lookup_that_takes_time_is_asked_less_while_it_is_not_right(seconds, a
     assert found == list(asked_at)
 
 
-@pytest.mark.parametrize(("seconds", "n_asks", "is_costly"), [(0.11, 16, False), (0.11, 17, True), (0.1, 99, False)])
+@pytest.mark.parametrize(("seconds", "n_asks", "is_costly"), [(0.22, 16, False), (0.22, 17, True), (0.2, 99, False)])
 def test_a_lookup_is_costly_that_takes_a_tenth_of_a_pass_again_and_again(seconds, n_asks, is_costly):
     planner = planner_of(False)
     track = planner.track()
@@ -61,12 +63,12 @@ def test_a_round_s_gain_and_loss_are_booked_to_the_second(n_accepted, draft_s):
     track = planner.track()
     track.n_right[1] = 2
     for allowance in track.allowances:
-        allowance.seconds = -4.0
+        allowance.seconds = -8.0
     used = 2 if draft_s else 0
-    planner.observe_round([Outcome(track, Choice(used, 4), n_accepted, draft_s)], DEPTH, 0, 2.0)
-    took_s = 1.0 + 1.0 + draft_s  # a plain pass, four tokens more, and drafting
-    gain = n_accepted * 1.0 - 1.0 - draft_s
-    expected = [-4.0 + 0.0025 * took_s, -4.0 + 0.0025 * took_s + 2.0, -4.0 + 0.02 * took_s]  # what was right unused is forgiven
+    planner.observe_round([Outcome(track, Choice(used, 4), n_accepted, draft_s)], DEPTH, 0, 4.0)
+    took_s = 2.0 + 2.0 + draft_s  # a plain pass, four tokens more, and drafting
+    gain = n_accepted * 2.0 - 2.0 - draft_s
+    expected = [-8.0 + 0.0025 * took_s, -8.0 + 0.0025 * took_s + 4.0, -8.0 + 0.02 * took_s]  # what was right unused is forgiven
     expected[used] += gain
     assert [allowance.seconds for allowance in track.allowances] == pytest.approx(expected)
 
@@ -77,9 +79,9 @@ def test_slots_share_the_time_of_a_pass_by_their_drafts():
     outcomes = [Outcome(track, Choice(0, k) if k else Choice(), 0, 0.0) for track, k in zip(tracks, (0, 1, 3), strict=True)]
     before = planner.costs.seconds(7, DEPTH)
     planner.observe_round(outcomes, DEPTH, 5, 99.0)
-    # eight plain tokens take 2.75 s and four more a second
+    # eight plain tokens take 5.5 s and four more two seconds
     assert planner.costs.seconds(7, DEPTH) == before, "a pass with a prompt's tokens says nothing of others"
-    expected = [0.2 + 0.005 * (2.75 / 3 + own_s) - own_s for own_s in (0.0, 0.25, 0.75)]
+    expected = [0.4 + 0.005 * (5.5 / 3 + own_s) - own_s for own_s in (0.0, 0.5, 1.5)]
     assert [track.allowances[0].seconds for track in tracks] == pytest.approx(expected)
 
 
@@ -111,19 +113,19 @@ def test_a_hindsight_is_paid_for_and_says_whether_to_try_at_once(n_right, interv
     track.n_missed[0], planner._n_waited[0] = 30, 9
     planner.observe_hindsight(0, track, [True] * n_right + [False] * (16 - n_right), 0.25)
     assert (track.n_missed, planner._n_waited, planner._intervals) == ([0], [0], [interval])
-    assert track.allowances[0].seconds == 0.75
+    assert track.allowances[0].seconds == 1.75
 
 
 @pytest.mark.parametrize(
     ("n_waited", "saved", "draft_s", "limit", "n_min", "expected"),
     [
-        (8, 1.0, 0.1, 16, 1, Choice(0, 1, is_probe=True)),
-        (7, 1.0, 0.1, 16, 1, Choice()),
-        (8, 0.3, 0.1, 16, 1, Choice()),  # a token takes a tenth of a second to draft and a quarter to verify
-        (8, 0.36, 0.1, 16, 1, Choice(0, 1, is_probe=True)),
-        (8, 2.0, 0.1, 16, 3, Choice(0, 3, is_probe=True)),
-        (8, 2.0, 0.1, 2, 3, Choice()),
-        (8, 8.0, 0.6, 16, 1, Choice()),  # were it always right, it would be a third faster than without
+        (8, 2.0, 0.2, 16, 1, Choice(0, 1, is_probe=True)),
+        (7, 2.0, 0.2, 16, 1, Choice()),
+        (8, 0.69, 0.2, 16, 1, Choice()),  # a token takes a fifth of a second to draft and half a one to verify
+        (8, 0.71, 0.2, 16, 1, Choice(0, 1, is_probe=True)),
+        (8, 4.0, 0.2, 16, 3, Choice(0, 3, is_probe=True)),
+        (8, 4.0, 0.2, 2, 3, Choice()),
+        (8, 16.0, 1.2, 16, 1, Choice()),  # were it always right, it would be a third faster than without
     ],
 )
 def test_a_costly_drafter_is_tried_when_it_is_time_and_time_was_saved(n_waited, saved, draft_s, limit, n_min, expected):

@@ -197,7 +197,7 @@ class DrivenSlot:
             result = method(*args)
         except ContractError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self.broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
         if not np.array_equal(before, self._buffer):
             raise self.broken(contract.HISTORY, "another text after the call")

@@ -9,8 +9,9 @@ from pairs import result
 from augury.bench.contest import Contest
 from augury.bench.page import _rounds
 from augury.bench.workload import Item
+from augury.drafters.ngram_simple import NgramSimple
 from augury.engine import Engine
-from augury.errors import AuguryError
+from augury.errors import AuguryError, PluginError
 
 ITEM = Item("repeating", "all", {"prompt": [1, 2, 3, 4] * 4})
 PARAMS = {"temperature": 0, "max_tokens": 48}
@@ -61,6 +62,12 @@ def test_both_emit_the_same_tokens_and_only_the_drafter_drafts(contest):
     assert pair.plain.stats.n_drafted == 0
     assert pair.drafted.stats.n_drafted > 0
     assert len(pair.plain.tokens) == 48
+
+
+def test_a_drafter_that_fails_has_no_figures(contest, monkeypatch):
+    monkeypatch.setattr(NgramSimple, "draft", lambda drafter, history, limit: None)
+    with pytest.raises(PluginError, match="ngram-simple failed in draft: PluginError: returned a NoneType"):
+        contest.pair(0)
 
 
 def test_a_page_reads_the_rounds_of_a_run_from_it(contest):

@@ -311,6 +311,11 @@ class Lenient:
     n: int = option(4, help="length", ge=1, le=8)
 
 
+class Leaving(Honest):
+    def accept(self, history, verdict):
+        raise SystemExit(3)
+
+
 class Unmade(Honest):
     def __init__(self, options, session):
         raise KeyError("gpu")
@@ -349,6 +354,8 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         (ANY_SCRIPT, Improbable, "do not sum to 1"),
         (ANY_SCRIPT, Undefined, "negative or not finite"),
         (ANY_SCRIPT, Late, "token -7"),
+        (ANY_SCRIPT, Leaving, "SystemExit: 3"),
+        ("leaves greedy output as it is", Leaving, "SystemExit: 3, in `accept`, in a running engine"),
         (ANY_SCRIPT, Brief, "`hindsight` returns (n,) int32 tokens, or None. Seen: array([1], dtype=int32) for"),
         (ANY_SCRIPT, Whole, "a pass without n_layers"),
         (ANY_SCRIPT, Deep, "position 0 of slot 0, which holds 1 tokens"),
