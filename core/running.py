@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Channel", "Running", "Stream"]
 
+_SIGNALS_S = 0.2  # how late Ctrl-C may be noticed
+
 
 class Channel:
     """What the engine tells of one task: tokens while it goes on, then its outcome.
@@ -102,8 +104,12 @@ class Channel:
         gate = threading.Lock()
         gate.acquire()
         wakers.append(gate.release)
-        if not self._is_ready(wakers):
-            gate.acquire()
+        if self._is_ready(wakers):
+            return
+        # only the main thread handles signals, and one that comes just before it waits would not be noticed until it is woken
+        timeout = _SIGNALS_S if threading.current_thread() is threading.main_thread() else -1
+        while not gate.acquire(timeout=timeout):
+            pass
 
     async def sleep(self, wakers: Wakers) -> None:
         """The same for a task of an event loop, which goes on meanwhile."""

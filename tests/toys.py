@@ -69,7 +69,7 @@ class Gate:
 
     def __init__(self, engine):
         self.has_begun, self._is_open = threading.Event(), threading.Event()
-        self.open = self._is_open.set
+        self.open, self.is_open = self._is_open.set, self._is_open.is_set
         engine._worker._loop._model.on_forward = self._wait
 
     def _wait(self):

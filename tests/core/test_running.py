@@ -1,7 +1,9 @@
 """A request's caller: threads, event loops, streams that are given up, and Ctrl-C between any two steps."""
 
+import _thread
 import asyncio
 import contextlib
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -239,6 +241,27 @@ def test_an_interrupt_while_waiting_cancels_what_is_held(wait, monkeypatch):
         gate.open()
         wait_until_idle(engine)
         del stream
+
+
+def test_an_interrupt_just_before_a_caller_waits_is_noticed():
+    def interrupt():
+        assert gate.has_begun.wait(SECONDS)
+        _thread.interrupt_main()  # which wakes nobody, as a signal does not that comes before the wait
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with toy_engine() as engine:
+            gate = Gate(engine)
+            too_late = threading.Timer(SECONDS / 2, gate.open)
+            too_late.start()
+            threading.Thread(target=interrupt, daemon=True).start()
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([1], **GREEDY)
+            too_late.cancel()
+            assert not gate.is_open()
+            gate.open()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.parametrize("n_prompts", [1, 2])
