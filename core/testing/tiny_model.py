@@ -27,7 +27,13 @@ _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so 
 
 
 def write_tiny_model(
-    path: Path, *, seed: int = 0, errors: float = 0.0, weight_type: str = "F32", architecture: str = "llama"
+    path: Path,
+    *,
+    seed: int = 0,
+    errors: float = 0.0,
+    weight_type: str = "F32",
+    architecture: str = "llama",
+    output_norm: float = 1.0,
 ) -> None:
     """Write a model with a byte-level vocabulary.
 
@@ -38,6 +44,7 @@ def write_tiny_model(
         errors: What the toy backend does instead: see `ToyModel`.
         weight_type: Of the matrices: F32, F16, Q8_0, or what else the package `gguf` can write.
         architecture: What the file says that it is.
+        output_norm: The weights of the last norm; with NaN the model computes nothing else.
     """
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
@@ -46,7 +53,7 @@ def write_tiny_model(
     _describe(writer)
     writer.add_float32("augury.toy.errors", errors)
     kind = GGMLQuantizationType[weight_type]
-    for name, values in _weights(seed).items():
+    for name, values in (_weights(seed) | {"output_norm.weight": np.full(_N_EMBD, output_norm, np.float32)}).items():
         if values.ndim == 1:
             writer.add_tensor(name, values)
         else:
@@ -98,7 +105,7 @@ def _weights(seed: int) -> dict[str, np.ndarray]:
     successor = token - token % PERIOD + (token + 1) % PERIOD  # the vocabulary is a multiple of the period
     head = matrix(N_VOCAB, _N_EMBD, shared) * np.float32(2)
     head[successor] += np.float32(_STUBBORNNESS) * embedding / np.float32(_N_EMBD**0.5)
-    weights = {"token_embd.weight": embedding, "output_norm.weight": np.ones(_N_EMBD, np.float32), "output.weight": head}
+    weights = {"token_embd.weight": embedding, "output.weight": head}
     n_queries, n_keys = _N_HEADS * _HEAD_DIM, _N_KV_HEADS * _HEAD_DIM
     for layer in range(_N_LAYERS):
         weights |= {

@@ -43,13 +43,13 @@ class BackendSubject:
     registry: Registry
     tolerance: float
 
-    def load(self, weight_type: str = "F32", *, is_reference: bool = False, **given: Any) -> Model:
+    def load(self, weight_type: str = "F32", *, is_reference: bool = False, output_norm: float = 1.0, **given: Any) -> Model:
         """A tiny model on it, or on the reference backend."""
         device = make_backend(self.registry, "reference") if is_reference else self.backend(self.options)
         options = ModelOptions(**{"n_slots": 2, "n_ctx": _N_CTX, "threads": 2, **given})
         with tempfile.TemporaryDirectory(prefix="augury-tiny-") as folder:
             path = Path(folder) / "tiny.gguf"
-            write_tiny_model(path, weight_type=weight_type)
+            write_tiny_model(path, weight_type=weight_type, output_norm=output_norm)
             file = ModelFile.open(path)
             try:
                 return device.load(file, plan_of(file, self.registry), options, Progress())
@@ -183,6 +183,15 @@ def handle(subject: BackendSubject) -> None:
                     raise contract.HANDLE.broken(subject.backend.name, f"{told} of row {row}")
 
 
+def no_numbers(subject: BackendSubject) -> None:
+    """From a row of NaN nothing is chosen."""
+    for weight_type in _WEIGHT_TYPES:
+        with _closing(subject.load(weight_type, output_norm=float("nan"))) as model:
+            logits = model.forward(_chain(_tokens(3)))
+            if (logits.argmax() != -1).any() or len(logits.top_k(0, 9)[0]):
+                raise contract.HANDLE.broken(subject.backend.name, f"a best token where {weight_type} weights give no numbers")
+
+
 def outside(subject: BackendSubject) -> None:
     """What does not exist is refused, before anything is stored."""
     tokens = _tokens(10)
@@ -286,6 +295,7 @@ BACKEND_CHECKS = (
     Check("forgets what is stored again", undo),
     Check("computes trees as chains, and moves states", trees),
     Check("tells the truth about its rows", handle),
+    Check("chooses nothing where it computes no numbers", no_numbers),
     Check("refuses what does not exist", outside),
     Check("accounts for its memory", memory_table),
 )

@@ -58,6 +58,11 @@ class NoOrder(ArrayLogits):
         return ids[::-1], values[::-1]
 
 
+class NoRefusal(ArrayLogits):
+    def argmax(self):
+        return np.maximum(super().argmax(), 0)
+
+
 def without(name):
     return lambda batch, n_ctx: attrs.evolve(batch, **{name: None})
 
@@ -75,6 +80,7 @@ MUTANTS = {
     "behind path": {"batch": without("moves")},
     "argmax of row": {"logits": NoArgmax},
     "top_k of row": {"logits": NoOrder},
+    "a best token where F32 weights give no numbers": {"logits": NoRefusal},
     "token 264 at position 0 of slot 0 was taken": {"batch": clipped},
     "a pass after close was taken": {"stays open": True},
     "cache_type_k=q9: ValueError": {"cache_types": True},
@@ -82,7 +88,7 @@ MUTANTS = {
 }
 
 
-CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["truth"] * 2 + ["exist"] * 3 + ["memory"]
+CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["truth"] * 2 + ["no numbers"] + ["exist"] * 3 + ["memory"]
 
 
 @pytest.mark.parametrize(("told", "name"), list(zip(MUTANTS, CHECKS, strict=True)))
