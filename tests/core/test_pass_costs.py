@@ -85,3 +85,21 @@ def test_sizes_that_were_seen_little_may_be_cheaper_than_they_seem():
     for _ in range(50):
         costs.observe(8, 0, 0.020)
     assert costs.hopeful_curve(20, 0)[8] > 0.98 * costs.curve(20, 0)[8]
+
+
+def test_what_a_context_costs_counts_from_the_least_depth_that_was_measured():
+    costs = PassCosts([PassTime(1, 100, 0.010), PassTime(8, 100, 0.020), PassTime(8, 600, 0.060)], n_largest=8)
+    assert costs.seconds(8, 500) - costs.seconds(8, 0) == pytest.approx(500 * 0.040 / 500)
+
+
+def test_two_tokens_may_be_cheaper_than_they_seem_one_may_not():
+    costs = PassCosts([PassTime(1, 0, 0.010), PassTime(2, 0, 0.050)], n_largest=4)
+    assert costs.hopeful_curve(2, 0)[1:3] == pytest.approx([0.010, 0.8 * 0.050])
+
+
+@pytest.mark.parametrize(("n", "is_learnt"), [(0, False), (1, True), (16, True), (17, False), (99, False)])
+def test_passes_of_sizes_that_have_figures_of_their_own_are_learnt_from(n, is_learnt):
+    costs = PassCosts(FLAT, n_largest=16)
+    before = costs.curve(99, 0)[:]
+    costs.observe(n, 0, 1.5 * before[n] if n else 0.01)
+    assert (costs.curve(99, 0) != before) == is_learnt

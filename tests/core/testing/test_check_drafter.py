@@ -77,6 +77,13 @@ class Writing(Honest):
         history[-1] = 0
 
 
+class Meddling(Honest):
+    """Reaches behind everything that it was given."""
+
+    def accept(self, history, verdict):
+        self.session.target._model.cells[:] = 0
+
+
 class Short(Honest):
     def draft(self, history, limit):
         return Draft([history[-3]])
@@ -383,8 +390,9 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         ("keeps count where it is verified by rejection", Short, "IndexError: index -3 is out of bounds"),
         (DISTRIBUTION, Pretending, "keeps the target's distribution"),
         (DISTRIBUTION, Choosy, "standard deviations from chance"),
-        ("leaves output as it is in a chain", Writing, "mutant;toy-period: The output is that of plain decoding"),
-        ("leaves greedy output as it is", Writing, "The output is that of plain decoding, to the bit. Seen: greedy on toy"),
+        ("leaves output as it is in a chain", Meddling, "mutant;toy-period: The output is that of plain decoding"),
+        ("leaves greedy output as it is", Meddling, "The output is that of plain decoding, to the bit. Seen: greedy on toy"),
+        ("leaves greedy output as it is", Writing, "ValueError: cannot set WRITEABLE flag to True of this array, in `accept`"),
         ("leaves sampled output as it is", Short, "IndexError: index -3 is out of bounds"),
     ],
 )
