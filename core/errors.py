@@ -26,4 +26,4 @@ class UnsupportedError(AuguryError):
 
 
 class CapacityError(AuguryError):
-    """A request needs more context or memory than there is."""
+    """A request needs more context, memory or room in the queue than there is."""

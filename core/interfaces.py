@@ -316,7 +316,7 @@ class MemoryManager(Plugin, ABC):
     def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
-        At least one token of the prompt is never counted as reused, for its logits are needed.
+        At least one token of the prompt is never counted as reused, for its logits are needed. Raising gives no slot.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ class Channel:
 
     def cancel(self) -> None:
         """End the task after the round in progress; no effect on one that has ended."""
-        self._cancelled_by.append(self)
+        self._cancelled_by.append(None)
 
     def cancel_without(self, holder: object) -> None:
         """Cancel when `holder` is collected: by a reference's callback that no Ctrl-C can interrupt, as it could `__del__`."""
@@ -70,7 +71,8 @@ class Channel:
             error.__cause__ = outcome  # raised here, it would end the program, or a loop over the tokens, as if all were well
             outcome = error
         elif isinstance(outcome, Exception):
-            outcome = lack_of_memory(outcome) or outcome
+            with suppress(BaseException):  # it cannot even say what it is
+                outcome = lack_of_memory(outcome) or outcome
         self.outcome = outcome
         self._wake(self.readers)
         self._wake(self.waiters)

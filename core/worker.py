@@ -53,12 +53,8 @@ class Worker:
         self._max_queue = max_queue
         self._process = os.getpid()
         self._engine_thread = _EngineThread(loop, give_back)
-        self._thread = threading.Thread(
-            # a daemon, so that a program that forgets to close its engine still ends
-            target=self._engine_thread.run,
-            name="augury-engine",
-            daemon=True,
-        )
+        # a daemon, so that a program that forgets to close its engine still ends
+        self._thread = threading.Thread(target=self._engine_thread.run, name="augury-engine", daemon=True)
         weakref.finalize(self, self._engine_thread.inbox.put, None)
         self._thread.start()
 
@@ -154,7 +150,7 @@ class _EngineThread:
                 self._loop.round()
                 self._evaluate()
         except BaseException as found:  # noqa: BLE001 - nothing is left that could handle it
-            end = error = AuguryError(f"the engine has ended because of an error, {found!r}; load a new one")
+            end = error = AuguryError(f"the engine has ended because of an error ({type(found).__name__}); load a new one")
             error.__cause__ = found
         self.end = end
         self._loop.abandon(error)

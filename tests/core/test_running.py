@@ -227,6 +227,18 @@ def test_an_interrupt_between_any_two_steps_leaves_nothing_running(call):
     assert n > 100
 
 
+def test_an_interrupt_while_an_engine_is_made_leaves_no_thread():
+    before, n, steps = set(threading.enumerate()), 0, Interrupter(0)
+    while steps.n_steps >= n:
+        n, steps = n + 1, Interrupter(n + 1)
+        with contextlib.suppress(KeyboardInterrupt), steps:
+            toy_engine().close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert n > 100
+
+
 @pytest.mark.parametrize("wait", [next, lambda stream: stream._running.result()], ids=["stream", "result"])
 def test_an_interrupt_while_waiting_cancels_what_is_held(wait, monkeypatch):
     def interrupted(channel, wakers):
