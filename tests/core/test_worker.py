@@ -78,7 +78,8 @@ def plain(prompt, n):
 
 ALONE = ("memory.open", "memory.prepare", "memory.commit", "memory.room")
 TOGETHER = ("model.forward", "drafting.propose")
-NOBODY = ("memory.end", "drafter.end", "drafting.observe_round", "loop._on_round", "loop._on_request")
+DRAFTER = ("drafter.begin", "drafter.draft", "drafter.accept", "drafter.end")
+NOBODY = ("memory.end", *DRAFTER, "drafting.observe_round", "loop._on_round", "loop._on_request")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("planted"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -359,6 +360,11 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_an_engine_used_after_fork_is_an_error_and_no_hang():
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], env=environment, timeout=SECONDS, capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED],
+        env=environment,
+        timeout=SECONDS,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
