@@ -110,3 +110,12 @@ def test_few_of_many_prompts_wait_in_the_engine():
         assert running == done
         assert engine.n <= done + 4
     assert done == 100
+
+
+def test_the_trained_context_is_used_to_its_end_and_more_is_warned_of_once(capsys):
+    words = ["run", *here(), "--prompt-tokens", "1", "--temp", "0", "--ignore-eos", "--json"]
+    code, out, err = run(capsys, *words, "-c", "0", "-n", "-1")
+    told = json.loads(out)
+    assert (code, told["finish_reason"], len(told["tokens"])) == (0, "context", 256)
+    assert "trained" not in err
+    assert run(capsys, *words, "-c", "300", "-n", "1")[2].count("the context is longer than the model was trained for") == 1
