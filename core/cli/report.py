@@ -106,7 +106,7 @@ def spec_type_of(engine: Engine) -> str:
     return ";".join(specs)
 
 
-def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, Any]:
+def as_json(engine: Engine, result: Result) -> dict[str, Any]:
     """The object that `run --json` prints for one prompt."""
     summary, timings = result.stats, result.stats.timings
     told: dict[str, Any] = {
@@ -137,7 +137,7 @@ def as_json(engine: Engine, result: Result, *, has_logprobs: bool) -> dict[str, 
     }
     if rates := summary.effective.get("synthetic"):
         told["synthetic"] = list(rates)
-    if has_logprobs:
+    if any(piece.logprob is not None for piece in result.pieces):
         told["logprobs"] = [
             {
                 **_logprob(TokenLogprob(piece.token, piece.logprob, piece.bytes)),

@@ -14,6 +14,7 @@ from augury.cli.report import as_json, drafting_lines, run_line, say, show_in_br
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
 from augury.errors import AuguryError, OptionError
+from augury.types import TokenLogprob
 
 if TYPE_CHECKING:
     import argparse
@@ -56,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
             try:
                 if isinstance(running, AuguryError):
                     raise running
-                results.append(_print_json(engine, prompt, running, args) if args.json else _print_text(writer, running, args))
+                results.append(_print_json(engine, prompt, running) if args.json else _print_text(writer, running))
             except AuguryError as error:
                 if not prompt.where:
                     raise
@@ -89,14 +90,14 @@ def _submitted(
     yield from ahead
 
 
-def _print_json(engine: Engine, prompt: Prompt, running: Running, args: argparse.Namespace) -> Result:
+def _print_json(engine: Engine, prompt: Prompt, running: Running) -> Result:
     result = running.result()
-    told = as_json(engine, result, has_logprobs=args.logprobs is not None)
+    told = as_json(engine, result)
     _print_object(told if prompt.id is None else {"id": prompt.id, **told})
     return result
 
 
-def _print_text(writer: Writer, running: Running, args: argparse.Namespace) -> Result:
+def _print_text(writer: Writer, running: Running) -> Result:
     """Write an answer as it comes; others, which run meanwhile, follow in the order of their prompts."""
     try:
         for piece in running:
@@ -104,8 +105,7 @@ def _print_text(writer: Writer, running: Running, args: argparse.Namespace) -> R
     finally:
         writer.end()
     result = running.result()
-    if args.logprobs is not None:
-        _print_logprobs(result)
+    _print_logprobs(result)
     return result
 
 
@@ -125,5 +125,11 @@ def _print_object(told: Mapping[str, Any]) -> None:
 
 def _print_logprobs(result: Result) -> None:
     for piece in result.pieces:
-        top = " ".join(f"{each.token}:{each.logprob:.4f}" for each in piece.top_logprobs)
-        say(f"{piece.token} {piece.logprob:.4f} {piece.text!r} {top}".rstrip())
+        if piece.logprob is not None:
+            own, *top = (
+                f"{each.token} {each.text!r} {each.logprob:.4f}"
+                if each.bytes is not None
+                else f"{each.token} {each.logprob:.4f}"
+                for each in (TokenLogprob(piece.token, piece.logprob, piece.bytes), *piece.top_logprobs)
+            )
+            say(f"{own}: {', '.join(top)}" if top else own)

@@ -147,6 +147,21 @@ def test_a_token_depends_on_seed_and_index_alone_not_on_what_was_drawn_before(se
         assert one.choose(logits(), 0, NO_HISTORY, index) == Sampler(params, n_vocab=V).choose(logits(), 0, NO_HISTORY, index)
 
 
+def test_numbers_to_verify_by_are_of_seed_and_index_in_any_order_and_one_is_that_of_choosing():
+    def numbers(*indices):
+        sampler = Sampler(SamplingParams(seed=5), n_vocab=V)
+        return {index: sampler.uniforms(index) for index in indices}
+
+    rising, one = numbers(*range(600)), numbers(599, 3)
+    assert one == {index: rising[index] for index in (599, 3)}
+    both = np.array([*rising.values()])
+    assert len(np.unique(both)) == both.size
+    assert 0 <= both.min() < 0.01 < 0.99 < both.max() < 1
+    two = of([[0.0, 0.0] + [-np.inf] * (V - 2)])
+    sampler = Sampler(SamplingParams(seed=5), n_vocab=V)
+    assert all(sampler.choose(two, 0, NO_HISTORY, i) == (rising[i][1] >= 0.5) for i in range(600))
+
+
 def test_without_a_seed_every_sampler_has_its_own():
     assert Sampler(SamplingParams(), n_vocab=V).params.seed != Sampler(SamplingParams(), n_vocab=V).params.seed
 

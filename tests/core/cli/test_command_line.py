@@ -181,6 +181,18 @@ def test_json_tells_the_prompt_on_request_and_what_tokens_stand_for(capsys):
     assert {**told["logprobs"][0], "top": [top]} == {**top, "top": [top]}
 
 
+def test_log_probabilities_are_told_after_a_text_where_a_line_or_a_flag_asks_for_them(capsys, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"tokens": [1], "logprobs": 2}\n{"tokens": [2], "logprobs": null}\n{"tokens": [3]}\n')
+    words = [*HERE, "-f", path, "--temp", "0", "-n", "3"]
+    for flags, n_told in (((), 3), (("--logprobs", "0"), 6)):
+        code, _, err = run(capsys, "run", *words, *flags)
+        told = [line for line in err.splitlines() if re.match(r"\d+ -\d+\.\d{4}", line)]
+        assert (code, len(told)) == (0, n_told)
+        assert len(re.findall(r"\d+ -\d+\.\d{4}", told[0])) == 3
+    assert ["logprobs" in told for told in objects(capsys, *words)] == [True, False, False]
+
+
 def test_a_token_of_one_s_own_ends_a_text_but_not_before_min_tokens(capsys):
     words = [*GREEDY, "--prompt-tokens", "1"]
     (plain,) = objects(capsys, *words)
