@@ -191,9 +191,8 @@ class Loop:
             return None
 
     def _drop_cancelled(self) -> None:
-        for sequence in (*self._running, *self._waiting):
-            if sequence.channel.is_cancelled:
-                self._end(sequence)
+        for sequence in [sequence for sequence in (*self._running, *self._waiting) if sequence.channel.cancels]:
+            self._end(sequence)
 
     def _admit(self) -> None:
         while self._waiting:

@@ -42,21 +42,16 @@ class Channel:
         self.outcome: Any = None  # what it came to, or the exception that ended it; None while it goes on
         self.readers: Wakers = deque()  # called at the next token or the end
         self.waiters: Wakers = deque()  # called at the end
-        self._cancelled_by: list[object] = []
+        self.cancels: list[object] = []  # not empty: nobody wants to hear more; looked at by the engine before every round
         self._held_by: list[object] = []
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody wants to hear more. Read by the engine before every round."""
-        return bool(self._cancelled_by)
 
     def cancel(self) -> None:
         """End the task after the round in progress; no effect on one that has ended."""
-        self._cancelled_by.append(None)
+        self.cancels.append(None)
 
     def cancel_without(self, holder: object) -> None:
         """Cancel when `holder` is collected: by a reference's callback that no Ctrl-C can interrupt, as it could `__del__`."""
-        self._held_by.append(weakref.ref(holder, self._cancelled_by.append))
+        self._held_by.append(weakref.ref(holder, self.cancels.append))
 
     def deliver(self, piece: Token) -> None:
         """Pass on a token."""

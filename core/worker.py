@@ -190,7 +190,7 @@ class _EngineThread:
         first = self._evaluations[0]
         outcome: np.ndarray | BaseException | None
         try:
-            outcome = AuguryError("the evaluation was cancelled") if first.channel.is_cancelled else next(first.steps)
+            outcome = AuguryError("the evaluation was cancelled") if first.channel.cancels else next(first.steps)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             outcome = error
         if outcome is not None:

@@ -94,7 +94,7 @@ def test_a_task_that_is_cancelled_cancels_its_request_at_once(how):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert running._channel.is_cancelled
+        assert running._channel.cancels
         gate.open()
         return await running
 
