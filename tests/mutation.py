@@ -72,14 +72,14 @@ def changes(node):
 
 def is_code(node, parents):
     """Whether a node computes something: no annotation, no message of an error, no log line, no documentation."""
+    if any(isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING" for each in [node, *parents]):
+        return False
     for child, parent in zip([node, *parents], parents, strict=False):
         if isinstance(parent, ast.Raise | ast.JoinedStr | ast.Assert):
             return False
         if isinstance(parent, ast.AnnAssign | ast.arg) and child is parent.annotation:
             return False
         if isinstance(parent, ast.FunctionDef) and (child is parent.returns or child in parent.decorator_list):
-            return False
-        if isinstance(parent, ast.If) and ast.unparse(parent.test) == "TYPE_CHECKING":
             return False
         if isinstance(parent, ast.Call) and ast.unparse(parent.func).split(".")[-1] in {"option", "warning", "info", "debug"}:
             return False
