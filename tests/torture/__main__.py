@@ -108,7 +108,7 @@ def work(args: argparse.Namespace) -> None:
             held = held_now(left)
             if n >= N_WARM:
                 left = left or held
-                check_leaks(left, held)
+                told["grown_kib"] = check_leaks(left, held)
         except BaseException as error:  # noqa: BLE001 - that is what is looked for
             told["failure"] = "".join(traceback.format_exception(error))
         faulthandler.cancel_dump_traceback_later()
@@ -121,20 +121,21 @@ def held_now(before: tuple[int, int, int] | None) -> tuple[int, int, int]:
     deadline = time.monotonic() + 30
     while (n_threads := n_in("/proc/self/task")) > (before or (n_threads,))[0] and time.monotonic() < deadline:
         time.sleep(0.01)  # a thread that has ended takes a moment to be gone
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return n_threads, n_in("/proc/self/fd"), pages * os.sysconf("SC_PAGE_SIZE") >> 10
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return n_threads, n_in("/proc/self/fd"), (resident - shared) * os.sysconf("SC_PAGE_SIZE") >> 10
 
 
 def n_in(folder: str) -> int:
     return len([*Path(folder).iterdir()])
 
 
-def check_leaks(before: tuple[int, int, int], after: tuple[int, int, int]) -> None:
-    """Raise where rounds left more than they found."""
+def check_leaks(before: tuple[int, int, int], after: tuple[int, int, int]) -> int:
+    """Raise where rounds left more than they found; returns by how many KiB memory has grown."""
     threads, files, kib = (b - a for a, b in zip(before, after, strict=True))
     assert threads <= 0, f"{threads} threads more than after the first rounds"
     assert files <= 0, f"{files} open files more than after the first rounds"
     assert kib < MOST_GROWTH_KIB, f"{kib} KiB more than after the first rounds"
+    return kib
 
 
 # All of them
@@ -201,6 +202,7 @@ class Parent:
             told = worker.ask(*chosen)
             with self.lock:
                 self.counts.update(told.get("counts", {}))
+                self.counts["most_kib_grown"] = max(self.counts["most_kib_grown"], told.get("grown_kib", 0))
             if "failure" in told:
                 self.fail(chosen, told["failure"])
                 worker.close()
