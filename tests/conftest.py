@@ -5,6 +5,7 @@ And what is checked of every result of every test: that its statistics add up.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from itertools import combinations_with_replacement
 from random import Random
@@ -49,6 +50,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    os.environ.pop("COLUMNS", None)  # the width of whoever runs the tests, which pytest-xdist tells its processes
     settings.load_profile("full" if config.getoption("full") else "sample")
 
 

@@ -90,3 +90,15 @@ def test_old_trials_count_less_those_of_all_requests_hardly_less():
 
     assert everyone.chance(0) == pytest.approx(chance(0.998, kind.prior[0]))
     assert own.chance(0) == pytest.approx(chance(kind.keep, everyone.chance(0)))
+
+
+@pytest.mark.parametrize("bucket", range(len(LOOKUP.runs)))
+def test_a_token_counts_for_its_run_alone(bucket):
+    first, behind = LOOKUP.runs[bucket], [*LOOKUP.runs[1:], LOOKUP.runs[-1] + 9][bucket]
+    for run in (first, behind - 1):  # the first and the last run of the bucket
+        acceptance = Acceptance(LOOKUP)
+        acceptance.run = run
+        acceptance.see([1], [0])
+        changed = [acceptance.chance(each) != Acceptance(LOOKUP).chance(each) for each in LOOKUP.runs]
+        assert changed == [each == first for each in LOOKUP.runs]
+        assert acceptance.chance(first) == LOOKUP.prior[bucket] * LOOKUP.weight / (LOOKUP.weight + 1)
