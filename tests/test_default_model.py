@@ -72,6 +72,7 @@ def test_the_cpu_backend_is_no_further_from_the_weights_than_llama_cpp(model, or
     assert np.array_equal(found.argmax(axis=1)[clear], oracle["float_top_ids"][clear, 0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5, "repeat_penalty": 1.1}])
 def test_speculation_changes_nothing_but_speed(model, way):
     def answers(**how):

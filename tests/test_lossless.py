@@ -115,6 +115,7 @@ def test_passes_of_the_first_layers_leave_what_a_tree_left_to_be_moved(backend, 
         assert sum(each.drafted for each in stats) >= sum(each.accepted for each in stats) > 0
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_type):

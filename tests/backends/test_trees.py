@@ -97,6 +97,7 @@ def trees(n):
     )
 
 
+@pytest.mark.sample(2)
 @settings(max_examples=50)
 @given(data=st.data())
 def test_a_node_sees_what_its_path_would_see_as_a_chain(load, data):

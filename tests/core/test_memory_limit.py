@@ -47,6 +47,7 @@ def test_the_narrowest_group_of_either_version_counts(tmp_path, cgroup, mounts, 
 
 
 # In a process of its own: libraries that get no memory exit, abort or crash.
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("backend", "n_mib"),
     [*(("numba-cpu", n_mib) for n_mib in (40, 120, 280, 760)), *(("reference", n_mib) for n_mib in (215, 260, 1000))],

@@ -56,6 +56,16 @@ def test_a_shorter_ending_is_taken_where_it_promises_more():
     assert drafted(drafter_of(), text) == [3, 4]
 
 
+def test_a_longer_ending_is_taken_where_it_promises_more():
+    # 5 1 2 went on in one way, for three tokens; 1 2 mostly in another, for two
+    text = [*[1, 2, 3, 4] * 6, 6, 5, 1, 2, 7, 8, 9, 5, 1, 2]
+    assert drafted(drafter_of(), text) == [7, 8, 9]
+
+
+def test_token_0_is_one_like_others():
+    assert drafted(drafter_of(), [1, 2, 0, 5, 1, 2, 0, 6, 1, 2, 7, 1, 2])[0] == 0
+
+
 texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=100))
 
 

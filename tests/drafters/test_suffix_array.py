@@ -55,16 +55,19 @@ def test_contexts_do_not_reach_into_another_text():
 @pytest.mark.parametrize("size", [1, 7, 100])
 def test_the_older_half_is_forgotten_and_the_newer_one_known_as_before(size):
     text = np.random.default_rng(0).integers(0, 5, 5000, dtype=np.int32)
-    array = SuffixArray(8, 1000)
+    array, longest = SuffixArray(8, 1000), 0
     for start in range(0, len(text), size):
         if start % 700 == 0:
             array.begin()
         array.extend(text[start : start + size])
-        assert len(array) <= 1000
+        longest = max(longest, len(array))
+        if start % 100 < size:
+            assert array._sorted == sorted(array._sorted)
+            assert array._recent == sorted(array._recent)
         for length, position in array.matches():
             assert array.tokens[position - length : position].tolist() == array.tokens[-length:].tolist()
     assert len(array._sorted) + len(array._recent) == (array.tokens >= 0).sum()
-    assert array._sorted == sorted(array._sorted)
+    assert 1000 - size < longest <= 1000
 
 
 @pytest.mark.parametrize("period", [1, 7])

@@ -30,7 +30,7 @@ def test_products_are_made_of_byte_dot_products_and_look_values_up(emulated):
     assert {"sdot", "tbl"} <= set(emulated["iq4_xs.instructions"])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
 def test_packing_products_and_rows_have_the_bits_of_this_machine(emulated, kind):
     for name, array in kernel_cases.of_type(kind).items():

@@ -83,6 +83,7 @@ def test_without_pytest_benchmark_it_says_how_to_get_it(compared):
     assert "needs pytest-benchmark; install augury with it" in out
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
