@@ -164,7 +164,7 @@ def checked_batch(batch: Batch, model: Model) -> Batch:
     positions = _row("positions", batch.positions, spec.n_ctx, n=n, too_large=CapacityError)
     rows = _row("rows", batch.rows, n)
     parents = None if batch.parents is None else _row("parents", batch.parents, n, n=n, least=-1)
-    moves = None if batch.moves is None else _row("moves", np.reshape(batch.moves, -1), 2**31).reshape(-1, 3)
+    moves = None if batch.moves is None else _row("moves", batch.moves, 2**31, columns=3)
     copy = Batch(tokens, slots, positions, rows, parents, moves, n_layers)
     if (rows[1:] <= rows[:-1]).any():
         raise OptionError(f"a pass with rows {rows.tolist()}, expected rising ones")
@@ -181,17 +181,24 @@ def checked_batch(batch: Batch, model: Model) -> Batch:
 
 
 def _row(
-    name: str, values: Any, n_known: int, *, n: int | None = None, least: int = 0, too_large: type[Exception] = OptionError
+    name: str,
+    values: Any,
+    n_known: int,
+    *,
+    n: int | None = None,
+    columns: int | None = None,
+    least: int = 0,
+    too_large: type[Exception] = OptionError,
 ) -> np.ndarray:
-    """A copy of numbers from `least` to `n_known` - 1, n of them if that is given, as int32."""
+    """A copy of numbers from `least` to `n_known` - 1 as int32: n if that is given, and so many columns of them, if not one."""
     try:
         given = np.array(values)
     except (TypeError, ValueError) as error:  # such as lists of unequal length
         raise OptionError(f"a pass with {name} that are no array: {error}") from None
-    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size) or (n is not None and len(given) != n):
-        raise OptionError(
-            f"a pass with {name} of {given.dtype} in shape {given.shape}, expected ({'n' if n is None else n},) int32"
-        )
+    has_shape = given.ndim == 1 if columns is None else given.shape[1:] == (columns,)
+    if not has_shape or (given.dtype.kind not in "iu" and given.size) or (n is not None and len(given) != n):
+        expected = f"({'n' if n is None else n},{'' if columns is None else f' {columns}'})"
+        raise OptionError(f"a pass with {name} of {given.dtype} in shape {given.shape}, expected {expected} int32")
     if given.size:
         smallest, largest = (given.item(), given.item()) if given.size == 1 else (int(given.min()), int(given.max()))
         if smallest < least or largest >= n_known:

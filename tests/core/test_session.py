@@ -118,7 +118,7 @@ def test_a_batch_that_kernels_would_read_beside_arrays_for_is_refused(parts, is_
     assert len(model.batches) == n_passes
 
 
-@pytest.mark.parametrize("moves", [[[0, 5, 64]], [[2, 5, 6]], [[0, -1, 5]], [[0.5, 1, 2]]])
+@pytest.mark.parametrize("moves", [[[0, 5, 64]], [[2, 5, 6]], [[0, -1, 5]], [[0.5, 1, 2]], [[0, 5], [6, 0], [5, 6]], [0, 5, 6]])
 def test_moves_are_the_engine_s_and_stay_within_a_second_model_s_slots(parts, moves):
     model, _, target = parts
     with pytest.raises(OptionError, match="expected no moves"):
