@@ -87,8 +87,10 @@ def lack_of_memory(error: BaseException) -> CapacityError | None:
     if isinstance(error, AuguryError):
         return None
     cause: BaseException | None = error
-    while cause is not None:
-        said = str(cause)
+    seen: set[int] = set()  # an error may be its own cause
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        said = _said(cause)
         is_lack = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM)
         if is_lack or any(sign in said.lower() for sign in _SIGNS):
             lack = CapacityError(f"there is too little memory: {said or 'an allocation failed'}; {_ADVICE}")
@@ -96,3 +98,10 @@ def lack_of_memory(error: BaseException) -> CapacityError | None:
             return lack
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a plugin's error may not be able to say what it is
+        return ""

@@ -103,3 +103,14 @@ def test_what_a_lack_of_memory_looks_like_is_told_from_other_errors(error, is_la
         assert isinstance(lack, CapacityError)
         assert lack.__cause__ is error
         assert str(lack).startswith("there is too little memory: ")
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def test_errors_that_are_their_own_cause_or_cannot_speak_are_looked_at_once():
+    error = MuteError()
+    error.__cause__ = error
+    assert lack_of_memory(error) is None
