@@ -28,7 +28,10 @@ CORE += " drafter_guard session blocks options stats request speculation running
 FILES = [f"core/{name}.py" for name in CORE.split()] + ["plugins/memory/contiguous.py"]
 FILES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("drafters/*.py") if path.name != "__init__.py")
 NEIGHBOURS = {  # what else of the tests knows a folder's files
-    "core": [f"tests/core/test_{name}.py" for name in ("loop", "drafting", "sequence", "engine")],
+    "core": [
+        "tests/backends/test_{family}*.py",
+        *(f"tests/core/test_{name}.py" for name in ("loop", "drafting", "sequence", "engine")),
+    ],
     "plugins": ["tests/core/test_loop.py", "tests/core/test_engine.py"],
     "drafters": ["tests/drafters/test_{family}*.py"],
 }

@@ -68,6 +68,16 @@ def test_the_older_half_is_forgotten_and_the_newer_one_known_as_before(size):
             assert array.tokens[position - length : position].tolist() == array.tokens[-length:].tolist()
     assert len(array._sorted) + len(array._recent) == (array.tokens >= 0).sum()
     assert 1000 - size < longest <= 1000
+    array.extend(np.zeros(1001 - len(array), np.int32))
+    assert len(array) == 500
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_every_token_is_held_once_however_many_there_are(size):
+    array = array_of(*np.random.default_rng(1).integers(0, 5, (5000 // size, size)))
+    entries = array._sorted + array._recent
+    assert len({*entries}) == len(entries) == 5000
+    assert len(array._recent) < 2000
 
 
 @pytest.mark.parametrize("period", [1, 7])
