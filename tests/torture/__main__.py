@@ -164,11 +164,9 @@ class Parent:
         threads = [threading.Thread(target=self.drive) for _ in range(self.args.jobs)]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):
-            threads[0].join(30)
+        while running := [thread for thread in threads if thread.is_alive()]:
+            running[0].join(30)
             print(f"{time.monotonic() - start:6.0f} s  {self.line()}", flush=True)
-            for thread in threads[1:]:
-                thread.join(0.01)
         summary = {"seed": self.args.seed, "seconds": round(time.monotonic() - start), "jobs": self.args.jobs}
         summary |= {"failures": len(self.failures), "counts": dict(sorted(self.counts.items()))}
         text = json.dumps(summary, indent=2)
