@@ -6,7 +6,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import Factory, frozen
+from attrs import frozen
 
 from augury.errors import CapacityError, OptionError
 from augury.options import nearest
@@ -26,20 +26,20 @@ _OTHERS = ("logit_bias", "samplers", "speculative", "max_tokens", "min_tokens", 
 
 @frozen(eq=False)
 class Request:
-    """One prompt and how it is to be continued."""
+    """One prompt and how it is to be continued, by `make_request`."""
 
     prompt: np.ndarray  # (p,) int32, see `checked_tokens`
-    sampling: SamplingParams = Factory(SamplingParams)
-    max_tokens: int | None = None  # None: until an end token or a full context
-    min_tokens: int = 0  # until so many are emitted end tokens are not chosen, and stop texts that they complete do not count
-    stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()  # end tokens beside the model's
-    ignore_eos: bool = False
-    logprobs: int | None = None  # how many alternatives to report; 0: the emitted token's alone; None: nothing
-    cache_prompt: bool = True
-    echo: bool = False  # whether the result holds the prompt
-    prompt_text: str | None = None  # what it holds of its text
-    speculation: Speculation = Factory(Speculation)
+    sampling: SamplingParams
+    max_tokens: int | None  # None: until an end token or a full context
+    min_tokens: int  # until so many are emitted end tokens are not chosen, and stop texts that they complete do not count
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]  # end tokens beside the model's
+    ignore_eos: bool
+    logprobs: int | None  # how many alternatives to report; 0: the emitted token's alone; None: nothing
+    cache_prompt: bool
+    echo: bool  # whether the result holds the prompt
+    speculation: Speculation
+    prompt_text: str | None = None  # what the result holds of the prompt's text
 
 
 def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
