@@ -15,7 +15,7 @@ TOKENIZER = load_tokenizer(
 )
 GREEDY = {"temperature": 0.0}
 DRAFTERS = [None, lambda model: ScriptedDrafter(model, [(3, 1), (0, 2), (5, 0)])]
-PROMPTS = [[3], [1, 2], [7, 7, 7], [9, 1]]
+PROMPTS = [[3], [1, 2], [7, 7, 7], [9, 1], [0, 3]]  # after the last one comes the end token
 
 
 @pytest.fixture(params=DRAFTERS, ids=["no drafts", "drafts"])
@@ -61,6 +61,10 @@ def test_an_end_token_of_the_request_ends_it_where_the_model_s_are_ignored(engin
 
 
 @pytest.mark.parametrize("n_early", [0, 5])
+def test_a_text_may_end_with_its_first_token(engine):
+    assert engine.generate([0, 3], max_tokens=9, **GREEDY).tokens == (EOS,)
+
+
 def test_sampled_texts_hold_no_end_token_before_min_tokens(engine, n_early):
     results = [engine.generate([1], max_tokens=20, min_tokens=n_early, seed=seed, temperature=3.0) for seed in range(25)]
     assert (min(len(result.tokens) for result in results) <= 5) == (n_early == 0)
