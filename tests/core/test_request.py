@@ -60,11 +60,11 @@ def test_an_end_token_of_the_request_ends_it_where_the_model_s_are_ignored(engin
     assert list(engine.generate([3], stop_token_ids=[EOS], **params).tokens) == plain([3], [EOS], 30)
 
 
-@pytest.mark.parametrize("n_early", [0, 5])
 def test_a_text_may_end_with_its_first_token(engine):
     assert engine.generate([0, 3], max_tokens=9, **GREEDY).tokens == (EOS,)
 
 
+@pytest.mark.parametrize("n_early", [0, 5])
 def test_sampled_texts_hold_no_end_token_before_min_tokens(engine, n_early):
     results = [engine.generate([1], max_tokens=20, min_tokens=n_early, seed=seed, temperature=3.0) for seed in range(25)]
     assert (min(len(result.tokens) for result in results) <= 5) == (n_early == 0)
