@@ -223,4 +223,4 @@ class _Scan:
             return f"there is no flag {typed}; a value stands apart: {glued[1]} {glued[2]}"
         # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead
         hint = nearest(typed, [*self._parser.flags, *self._parser.foreign])
-        return f"{self._parser.prog}: there is no flag {typed}{hint if hint.startswith('; did') else '; see --help'}"
+        return f"{self._parser.prog} has no flag {typed}{hint if hint.startswith('; did') else '; see --help'}"

@@ -70,7 +70,7 @@ def test_what_comes_later_counts():
     ("text", "told"),
     [
         ("--lora x", "--lora: augury applies no adapters"),
-        ("-md x", "there is no flag -md"),
+        ("-md x", "has no flag -md"),
         ("--ctx-sise 9", "did you mean '--ctx-size'"),
         ("2048", "'2048' was not expected here"),
         ("-c", "-c needs a value"),
