@@ -38,12 +38,12 @@ _THROUGH = object()  # with the steps of `begin`
 _NO_DRAFT = Draft()
 
 
-def warn(drafter: str, method: str, error: BaseException) -> None:
-    """Log that a drafter failed."""
+def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
+    """Log that a drafter failed, in the requests of these ids."""
     then = "asked slot by slot" if method == _TOGETHER else "left out of the rest of the request"
     with suppress(BaseException):  # such as that standard error is closed, which is not the request's fault either
         get_logger("augury.drafting").warning(
-            f"a drafter failed and is {then}", plugin=drafter, method=method, error=_told(error)
+            f"a drafter failed and is {then}", id=",".join(ids), plugin=drafter, method=method, error=_told(error)
         )
 
 
@@ -53,6 +53,7 @@ class DrafterGuard:
     Attributes:
         drafter: Behind the guard.
         name: The drafter's.
+        id: The request's.
         seconds: What the last call took; of one for several slots an equal share.
         is_left_out: Whether it failed. From then on it is told that the request is over, and nothing else.
         is_asked_alone: Whether it is asked by `draft`: it cannot draft for several slots at once, or was slow or failed when it
@@ -69,7 +70,7 @@ class DrafterGuard:
             name: The drafter's.
             sequence: The request.
             n_vocab: V, of the target.
-            on_failure: Told of the drafter's name, the method that failed, and the error.
+            on_failure: Told of the drafter's name, the method that failed, the error, and the request's id.
         """
         self.drafter = drafter
         self.name = name
@@ -77,6 +78,7 @@ class DrafterGuard:
         self.is_left_out = False
         self.is_asked_alone = getattr(type(drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT
         self.on_failure = on_failure
+        self.id = sequence.request.id
         self._sequence = sequence
         self._n_vocab = n_vocab
         self._n_slow = 0
@@ -185,7 +187,7 @@ class DrafterGuard:
         elif not self.is_left_out:
             self.is_left_out = True
             self._sequence.recorder.failed(self.name, f"{method}: {_told(error)}")
-            self.on_failure(self.name, method, error)
+            self.on_failure(self.name, method, error, self.id)
 
     def _begun(self) -> float:
         self._sequence.recorder.begun(self.name, self.seconds)
@@ -234,7 +236,7 @@ def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | Non
     if call.error is not None:
         drafts = [guard.draft(ask) for guard, ask in zip(guards, asks, strict=True)]
         if not any(guard.is_left_out for guard in guards):
-            guards[0].on_failure(guards[0].name, _TOGETHER, call.error)
+            guards[0].on_failure(guards[0].name, _TOGETHER, call.error, *(guard.id for guard in guards))
     return drafts
 
 

@@ -30,7 +30,8 @@ class Drafting:
     A drafter that fails in a request is left out of the rest of it.
 
     Attributes:
-        on_failure: Told of a drafter's name, the method that failed, and the error, once in a request.
+        on_failure: Told of a drafter's name, the method that failed, the error, and the ids of the requests that it was called
+            for, once in a request.
     """
 
     def __init__(self, chains: Items[Items[Drafter]], planner: Planner | None, n_vocab: int) -> None:
@@ -41,7 +42,7 @@ class Drafting:
             planner: Made for as many drafters; None to draft as far as is allowed.
             n_vocab: Of the target.
         """
-        self.on_failure: Callable[[str, str, BaseException], object] = warn
+        self.on_failure: Callable[..., object] = warn
         self._chains = chains
         self._names = [drafter.name for drafter in chains[0]]
         self._is_costly = [drafter.is_costly for drafter in chains[0]]

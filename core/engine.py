@@ -238,7 +238,8 @@ class Engine:
                 an end token or a full context), min_tokens (before so many neither end tokens nor stop texts end it), stop (a
                 text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt (reuse
                 what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
-                "p_min", "type", NAME: {...}}).
+                "p_min", "type", NAME: {...}}), id (a text by which results, logs and observers name the request; several
+                may have the same, and without one it is made: req-1, req-2, ...).
 
         Raises:
             OptionError: An argument is unknown or out of range.
@@ -253,7 +254,7 @@ class Engine:
         if request.stop and self.tokenizer is None:
             raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
         channel = Channel()
-        running = Running(channel, self._worker)
+        running = Running(channel, self._worker, request.id)
         try:
             self._worker.submit(Sequence(request, channel, self.tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx))
         except BaseException:  # Ctrl-C among others: nobody will hold the request

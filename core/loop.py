@@ -136,6 +136,7 @@ class Loop:
                 n_emitted=sum(verdict.n_emitted for verdict in verdicts),
                 draft_s=draft_s,
                 forward_s=forward_s,
+                ids=tuple(part.sequence.request.id for part in parts),
             )
             guarded(self._on_round, round=seen)
 
@@ -335,6 +336,7 @@ def _log_request(summary: Summary) -> None:
     logger = get_logger("augury.loop")
     logger.info(
         "request done",
+        id=summary.id,
         prompt=summary.n_prompt,
         reused=summary.n_reused,
         emitted=summary.n_emitted,
@@ -343,4 +345,4 @@ def _log_request(summary: Summary) -> None:
         predict_s=round(summary.timings.predict_s, 4),
     )
     for name, stats in summary.drafters.items():
-        logger.info("drafter done", drafter=name, **attrs.asdict(stats))
+        logger.info("drafter done", id=summary.id, drafter=name, **attrs.asdict(stats))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import reprlib
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,15 @@ __all__ = ["Request", "checked_tokens", "make_request"]
 
 
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
-_OTHERS = ("logit_bias", "samplers", "speculative", "max_tokens", "min_tokens", "logprobs", "stop", "stop_token_ids")
+_OTHERS = ("logit_bias", "samplers", "speculative", "max_tokens", "min_tokens", "logprobs", "stop", "stop_token_ids", "id")
+_NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
 
 @frozen(eq=False)
 class Request:
     """One prompt and how it is to be continued, by `make_request`."""
+
+    id: str  # the caller's, or one of this process'; a name for logs and observers alone, so that two may have the same
 
     prompt: np.ndarray  # (p,) int32, see `checked_tokens`
     sampling: SamplingParams
@@ -88,12 +92,16 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
     if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
     flags: dict[str, Any] = {key: _flag(rest.pop(key, default), key) for key, default in _FLAGS.items()}
+    name = rest.pop("id", None)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise OptionError(f"id is {reprlib.repr(name)}, expected a text that is not empty")
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if rest:
         known = (*sampling_options(), *_OTHERS, *flags)
         key = next(iter(rest))
         raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
     return Request(
+        name or f"req-{next(_NUMBERS)}",
         prompt,
         sampling=sampling,
         max_tokens=max_tokens,

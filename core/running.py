@@ -128,9 +128,13 @@ class Running:
 
     Iterating, by `for` or `async for`, yields every token once, as it comes; an iterator that is given up cancels the request.
     `await running` is `result()` for asyncio. A `Running` that nobody holds any more cancels its request, too.
+
+    Attributes:
+        id: The request's.
     """
 
-    def __init__(self, channel: Channel, worker: Worker) -> None:
+    def __init__(self, channel: Channel, worker: Worker, id: str) -> None:  # noqa: A002 - the field's word
+        self.id = id
         self._channel = channel
         self._worker = worker  # the engine lives while someone may wait for it
         channel.cancel_without(self)

@@ -49,7 +49,7 @@ class Sequence:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         members = request.speculation.members
-        self.recorder = Recorder([member.name for member in members], request.speculation.effective())
+        self.recorder = Recorder(request.id, [member.name for member in members], request.speculation.effective())
         eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden

@@ -55,7 +55,8 @@ class _Counts:
 class Recorder:
     """Mutable counters of one request; only rounds that are over are counted, so there is nothing to roll back."""
 
-    def __init__(self, drafters: Sequence[str], effective: dict[str, Any]) -> None:
+    def __init__(self, request: str, drafters: Sequence[str], effective: dict[str, Any]) -> None:
+        self._request = request
         self.n_prompt = 0
         self.n_reused = 0
         self.n_emitted = 0
@@ -126,6 +127,7 @@ class Recorder:
             for position, n in enumerate(each.accepted_by_position):
                 by_position[position] += n
         return Summary(
+            id=self._request,
             n_prompt=self.n_prompt,
             n_reused=self.n_reused,
             n_emitted=self.n_emitted,

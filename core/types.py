@@ -315,6 +315,7 @@ class Summary:
     The prompt's last pass counts as a round; a token behind a stop counts as not accepted.
     """
 
+    id: str = ""  # of the request
     n_prompt: int = 0
     n_reused: int = 0  # prompt tokens that the slot still held
     n_emitted: int = 0
@@ -350,6 +351,11 @@ class Result:
     prompt: tuple[int, ...] | None = None  # its tokens, with `echo`
     prompt_text: str | None = None  # the text that was given, or that of the tokens, control tokens included; with `echo`
 
+    @property
+    def id(self) -> str:
+        """Of the request."""
+        return self.stats.id
+
 
 @frozen
 class Round:
@@ -362,3 +368,4 @@ class Round:
     n_emitted: int
     draft_s: float
     forward_s: float
+    ids: tuple[str, ...] = ()  # of the requests that took part

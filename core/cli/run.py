@@ -82,7 +82,8 @@ def _submitted(
     ahead: deque[tuple[Prompt, Running | AuguryError]] = deque()
     for prompt in prompts:
         try:
-            ahead.append((prompt, engine.submit(**{**params, **prompt.arguments()})))
+            named = {"id": prompt.id} if isinstance(prompt.id, str) and prompt.id else {}
+            ahead.append((prompt, engine.submit(**{**params, **prompt.arguments(), **named})))
         except AuguryError as error:
             ahead.append((prompt, error))
         if len(ahead) > n_ahead:
@@ -92,8 +93,7 @@ def _submitted(
 
 def _print_json(engine: Engine, prompt: Prompt, running: Running) -> Result:
     result = running.result()
-    told = as_json(engine, result)
-    _print_object(told if prompt.id is None else {"id": prompt.id, **told})
+    _print_object({"id": result.id if prompt.id is None else prompt.id, **as_json(engine, result)})
     return result
 
 

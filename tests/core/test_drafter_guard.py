@@ -212,7 +212,7 @@ def test_of_several_slots_drafted_for_together_the_one_that_fails_is_left_out(ca
     assert [result.stats.drafters["picky"].failed is None for result in results] == [True, False, True]
     assert all(results[i].stats.drafters["picky"].accepted > 0 for i in (0, 2))
     (warning,) = warnings_of(caplog)
-    assert "plugin=picky method=draft error=" in warning
+    assert f"id={results[1].id} plugin=picky method=draft error=" in warning
 
 
 class Clock:

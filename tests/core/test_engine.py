@@ -1,6 +1,7 @@
 """The engine as its callers see it: threads, cancelling, errors."""
 
 import asyncio
+import re
 import threading
 import time
 
@@ -38,6 +39,13 @@ def test_streaming_yields_the_tokens_of_the_result(engine):
     pieces = list(engine.stream([1, 2], max_tokens=7, **GREEDY))
     assert [piece.token for piece in pieces] == ToyModel(n_ctx=600).plain([1, 2], 7)
     assert {piece.drafter for piece in pieces} == {None}
+
+
+def test_requests_without_an_id_are_told_apart_and_two_may_be_given_the_same(engine):
+    made = [engine.generate([1], max_tokens=1).id for _ in range(2)]
+    assert len(set(made)) == 2
+    assert all(re.fullmatch(r"req-\d+", each) for each in made)
+    assert [each.id for each in engine.generate([[1], [2]], id="same", max_tokens=1)] == ["same", "same"]
 
 
 def test_asyncio_streams_the_same(engine):
@@ -236,6 +244,8 @@ def test_an_idle_engine_uses_no_processor_time(engine):
         (None, {"messages": [{"role": "user", "content": "Hi"}]}, UnsupportedError, "no tokenizer"),
         ([1], {"temprature": 1}, OptionError, "did you mean 'temperature'"),
         ([1], {"max_tokens": 0}, OptionError, "max_tokens is 0"),
+        ([1], {"id": ""}, OptionError, "id is '', expected a text that is not empty"),
+        ([1], {"id": 5}, OptionError, "id is 5"),
         ([1], {"max_tokens": "many"}, OptionError, "max_tokens is 'many'"),
         ([1], {"stop": ["x", ""]}, OptionError, "stop is"),
         ([1], {"stop": 5}, OptionError, "stop is 5"),

@@ -244,7 +244,13 @@ def test_observers_see_rounds_and_requests_whose_sums_agree():
     rounds, summaries = [], []
     observers = (lambda **seen: rounds.append(seen["round"]), lambda **seen: summaries.append(seen["summary"]))
     with toy_engine(slots=2, drafter=scripted([(2, 1)]), observers=observers) as engine:
-        results = engine.generate([[1], [2, 3]], max_tokens=9, **GREEDY)
+        runnings = [engine.submit([1], id="one", max_tokens=9, **GREEDY), engine.submit([2, 3], max_tokens=9, **GREEDY)]
+        results = [running.result() for running in runnings]
+    ids = {running.id for running in runnings}
+    assert ids == {result.id for result in results} == {each.id for each in summaries}
+    assert ids == {name for each in rounds for name in each.ids}
+    assert "one" in ids
+    assert all(len(each.ids) == each.n_sequences for each in rounds)
     assert sum(each.n_emitted for each in rounds) == 18
     assert sum(each.n_accepted for each in rounds) == sum(result.stats.n_accepted for result in results)
     assert sum(each.n_drafted for each in rounds) == sum(result.stats.n_drafted for result in results)
@@ -280,7 +286,8 @@ def test_a_request_and_its_drafters_are_logged_where_someone_listens(caplog):
         engine.generate([1, 2], max_tokens=6, **GREEDY)
         assert caplog.text == ""
         with caplog.at_level("INFO", logger="augury.loop"):
-            engine.generate([1, 2], max_tokens=6, **GREEDY)
+            engine.generate([1, 2], id="mine", max_tokens=6, **GREEDY)
     assert "request done" in caplog.text
+    assert ["id=mine" in each.message for each in caplog.records] == [True, True]
     assert "emitted=6" in caplog.text
     assert "drafter=scripted" in caplog.text

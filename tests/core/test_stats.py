@@ -5,7 +5,7 @@ from augury.types import DrafterStats, Summary, Timings, Verdict
 def test_a_summary_is_what_was_counted(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("augury.stats.perf_counter", lambda: now[0])
-    recorder = Recorder(["one", "other"], {"type": "one;other"})
+    recorder = Recorder("req-1", ["one", "other"], {"type": "one;other"})
     untouched = recorder.summary()
     recorder.start(10, 4)
     recorder.chunk(4, 2.0)
@@ -30,6 +30,7 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     one = DrafterStats(2, 2, 2, 4, 2, (2, 1, 1), (1, 1, 0), 0.5, 0.5, 0.0625)
     other = DrafterStats(1, 0, begin_s=0.0, draft_s=0.625, accept_s=0.125, failed="draft: broken")
     assert recorder.summary() == Summary(
+        id="req-1",
         n_prompt=10,
         n_reused=4,
         n_emitted=5,
@@ -43,4 +44,4 @@ def test_a_summary_is_what_was_counted(monkeypatch):
         effective={"type": "one;other"},
     )
     nothing = {"one": DrafterStats(), "other": DrafterStats()}
-    assert untouched == Summary(drafters=nothing, effective={"type": "one;other"})
+    assert untouched == Summary(id="req-1", drafters=nothing, effective={"type": "one;other"})

@@ -38,7 +38,7 @@ class StrictEngine(Engine):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._failures = failures = list[tuple[str, str, BaseException]]()
-        self._drafting.on_failure = lambda *failure: failures.append(failure)  # the thread must not hold the engine
+        self._drafting.on_failure = lambda *failure: failures.append(failure[:3])  # the thread must not hold the engine
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close.

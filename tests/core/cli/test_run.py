@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -47,6 +48,16 @@ def test_bad_lines_are_named_and_fail_alone(capsys, tmp_path):
         assert each["error"].startswith(f"{file}:{number}: ")
         assert expected in each["error"]
         assert each["id"] == (json.loads(line)["id"] if '"id"' in line else None)
+
+
+def test_an_id_of_a_line_is_the_request_s_in_the_log_too(capsys, tmp_path):
+    file = written(tmp_path, '{"id": "first", "tokens": [1]}', '{"id": 7, "tokens": [2]}', '{"tokens": [3]}')
+    code, out, err = run(capsys, "run", *GREEDY, "-np", "1", "-v", "-f", file, "--json")
+    told = [json.loads(line)["id"] for line in out.splitlines()]
+    logged = re.findall(r"event=\"request done\" id=(\S+)", err)
+    assert (code, told[:2], logged[0]) == (0, ["first", 7], "first")
+    assert all(each.startswith("req-") for each in logged[1:])
+    assert told[2] == logged[2]
 
 
 def test_texts_of_the_other_lines_are_written(capsys, tmp_path):
