@@ -6,6 +6,7 @@ And what is checked of every result of every test: that its statistics add up.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from itertools import combinations_with_replacement
 from random import Random
@@ -39,17 +40,14 @@ def _counted():
         yield
 
 
-@pytest.fixture(autouse=True)
-def _terminal(monkeypatch):
-    """Output is as wide as in a pipe: what runs the tests says otherwise, a terminal or pytest-xdist in its processes."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="all cases of the tests marked with sample, and more of properties")
 
 
 def pytest_configure(config):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:  # as in a shell's background: commands under test would inherit it
+            signal.signal(number, signal.SIG_DFL)
     os.environ.pop("COLUMNS", None)  # the width of whoever runs the tests, which pytest-xdist tells its processes
     settings.load_profile("full" if config.getoption("full") else "sample")
 
