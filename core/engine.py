@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from augury.calibration import measure_passes
-from augury.chat import ChatTemplate
+from augury.chat import ChatTemplate, prompt_ids
 from augury.drafting import Drafting
 from augury.errors import OptionError, UnsupportedError
 from augury.guard import guarded
@@ -226,13 +226,24 @@ class Engine:
 
     # Requests
 
-    def submit(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Running:
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Items[Message] | None = None,
+        tools: Items[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Running:
         """Start a request and return at once; beyond the slots it waits for its turn.
 
         Args:
             prompt: A text or token ids.
             messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
-                A last message with the role `assistant` is the beginning of the answer, which is continued.
+                A last message with the role `assistant` is the beginning of the answer, which is continued. `content` may be
+                missing beside `tool_calls`.
+            tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
+            chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
                 repeat_last_n, seed, logit_bias, samplers (see `augury.sampling.SamplingParams`); max_tokens (None or -1: until
                 an end token or a full context), min_tokens (before so many neither end tokens nor stop texts end it), stop (a
@@ -247,7 +258,9 @@ class Engine:
             AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
         self._worker.check()  # before a template is rendered for nothing
-        request = make_request(self._tokens(prompt, messages), self._speculation, params, n_vocab=self._n_vocab)
+        ids = prompt_ids(prompt, messages, self.tokenizer, self._template, tools=tools, kwargs=chat_template_kwargs)
+        tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
+        request = make_request(tokens, self._speculation, params, n_vocab=self._n_vocab)
         if request.echo:
             decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
             request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
@@ -351,21 +364,6 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _tokens(self, prompt: Prompt | None, messages: Items[Message] | None) -> np.ndarray:
-        if (prompt is None) == (messages is None):
-            raise OptionError("give either a prompt or messages")
-        ids: Any = prompt
-        if messages is not None or isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
-            if messages is None:
-                ids = self.tokenizer.encode(ids, add_special=True, parse_special=True)
-            elif self._template is None:
-                raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-            else:
-                ids = self._template.encode(messages)
-        return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 
 
 def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: Loader) -> None:

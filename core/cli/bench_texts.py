@@ -88,7 +88,8 @@ def _ids(arguments: Mapping[str, Any], tokenizer: Tokenizer | None, template: Ch
     if "messages" in arguments:
         if template is None:
             raise UnsupportedError("this model has no chat template; give prompts instead of messages")
-        return template.encode(arguments["messages"])
+        kwargs = arguments.get("chat_template_kwargs")
+        return template.encode(arguments["messages"], tools=arguments.get("tools"), kwargs=kwargs)
     prompt = arguments["prompt"]
     if not isinstance(prompt, str):
         return list(prompt)

@@ -11,6 +11,7 @@ from augury.cli.conversation import Conversation, read_messages
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_CHAT
 from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.prompts import add_template_flag
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.errors import AuguryError
@@ -32,6 +33,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, has_slots=False)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, n_predict=_N_PREDICT)
+    add_template_flag(parser)
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show figures per answer")
     parser.add_argument(
         "--session",
@@ -44,6 +46,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     params = request_params(args)
+    if args.chat_template_kwargs is not None:
+        params["chat_template_kwargs"] = args.chat_template_kwargs
     warn_of_synthetic(args)
     messages = _session_of(args.session)
     is_terminal = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())

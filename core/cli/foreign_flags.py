@@ -159,8 +159,9 @@ _REFUSED = {
         -mm N --mmproj N -mmu N --mmproj-url N -mmdev N --mmproj-device N --image N --audio N --video N --image-min-tokens N
         --image-max-tokens N --mtmd-batch-max-tokens N --mtmd-kq-type N --video-fps N --video-timestamp-interval N
         --video-ffmpeg-dir N""",
-    "the model's own chat template is used, with nothing but the messages": """
-        --chat-template N --chat-template-file N --chat-template-kwargs N -rea N=auto --reasoning N=auto
+    "augury run and augury chat take it, for messages": "--chat-template-kwargs N",
+    "the model's own chat template is used, with the messages, tools and --chat-template-kwargs": """
+        --chat-template N --chat-template-file N -rea N=auto --reasoning N=auto
         --reasoning-effort N=default --reasoning-budget N=-1 --reasoning-budget-message N --reasoning-preserve
         --no-reasoning-preserve --reasoning-tokens N""",
     "a last message of the assistant is always continued": "--no-prefill-assistant",

@@ -18,7 +18,7 @@ from augury.errors import AuguryError, OptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ITEMS", "Prompt", "add_prompt_flags", "add_workload_flag", "read_items", "read_prompts"]
+__all__ = ["ITEMS", "Prompt", "add_prompt_flags", "add_template_flag", "add_workload_flag", "read_items", "read_prompts"]
 
 ITEMS = "those of standard input, if any, or else a small workload"  # where `read_items` finds prompts
 _KINDS = ("prompt", "tokens", "messages")
@@ -61,13 +61,23 @@ def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard i
         default=[],
         metavar="FILE",
         help='a file with one prompt, or JSON lines: {"prompt"}, {"messages"} or {"tokens"}, and "id" and parameters such as '
-        '"seed"; - is standard input',
+        '"seed" or "tools"; - is standard input',
     )
     group.add_argument(
         "--prompt-tokens", action="append", default=[], type=_token_ids, metavar="1,2,3", help="a prompt as token ids; repeats"
     )
     group.add_argument(
         "-st", "--single-turn", "--chat", dest="chat", action="store_true", help="put prompts into the model's chat template"
+    )
+
+
+def add_template_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that gives the chat template more than the messages."""
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=_object,
+        metavar="JSON",
+        help='more names for the chat template, such as {"enable_thinking": false}',
     )
 
 
@@ -181,6 +191,16 @@ def _token_ids(text: str) -> tuple[int, ...]:
         return tuple(int(each) for each in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError("token ids with commas, such as 1,2,3") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('a JSON object, such as {"enable_thinking": false}')
+    return found
 
 
 def _as_chat(prompt: Prompt) -> Prompt:

@@ -7,9 +7,11 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
-from augury.cli.prompts import add_prompt_flags, read_prompts
+from augury.cli.prompts import add_prompt_flags, add_template_flag, read_prompts
 from augury.cli.report import as_json, drafting_lines, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
@@ -33,6 +35,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     """Add the command."""
     parser = subparsers.add_parser("run", help="continue a prompt, or several at once", description="Continue prompts.")
     add_prompt_flags(parser)
+    add_template_flag(parser)
     add_model_flags(parser, registry, argv, has_slots=True)
     add_sampling_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
@@ -45,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     params = request_params(args) | {"echo": args.echo}
     if args.echo and not args.json:
         raise OptionError("--echo tells prompts beside their answers in JSON; add --json")
-    prompts = read_prompts(args)
+    prompts = [_with_kwargs(prompt, args.chat_template_kwargs) for prompt in read_prompts(args)]
     if all(prompt.error for prompt in prompts):
         prompts[0].arguments()  # which says so, before a model is loaded for nothing
     warn_of_synthetic(args)
@@ -70,6 +73,14 @@ def _run(args: argparse.Namespace) -> int:
                 say(line)
     say(run_line([result.stats for result in results]))
     return 0 if len(results) == len(prompts) else AuguryError.exit_code
+
+
+def _with_kwargs(prompt: Prompt, kwargs: Mapping[str, Any] | None) -> Prompt:
+    """A conversation that gives its chat template these names, unless it says otherwise itself."""
+    own = prompt.params.get("chat_template_kwargs", {})
+    if kwargs is None or prompt.messages is None or not isinstance(own, dict):
+        return prompt
+    return attrs.evolve(prompt, params=prompt.params | {"chat_template_kwargs": {**kwargs, **own}})
 
 
 def _submitted(

@@ -101,6 +101,49 @@ def test_templates_of_the_common_families_have_an_answer_continued(family):
     assert text.removeprefix(opened).lstrip(" ") == "The sum is "
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_tools_their_calls_and_answers_and_more_names_reach_the_template(content):
+    template = ChatTemplate((FAMILIES / "qwen3.jinja").read_text())
+    calling = {"role": "assistant", "tool_calls": [CALL], **content}
+    talk = [*HELLO, calling, {"role": "tool", "content": "2"}]
+    assert template.render(talk, tools=[TOOL], kwargs={"enable_thinking": False}) == (
+        "<|im_start|>system\n# Tools\n"
+        '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}<|im_end|>\n'
+        "<|im_start|>user\nHello<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert template.render([*talk, {"role": "assistant", "content": "It is"}], tools=[TOOL]).endswith("assistant\nIt is")
+    with pytest.raises(OptionError, match="the last message calls tools; let messages with their answers follow"):
+        template.render(talk[:2])
+    assert template.render(HELLO, tools=[], kwargs={}) == template.render(HELLO)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tools": "add"}, "tools is 'add', expected a list of descriptions"),
+        ({"tools": ["add"]}, r"tools is \['add'\], expected"),
+        ({"tools": [{"add": {1}}]}, "tools holds what JSON cannot write"),
+        ({"kwargs": [1]}, r"chat_template_kwargs is \[1\], expected an object"),
+        ({"kwargs": {1: 2}}, "expected an object"),
+        ({"kwargs": {"a": {1}}}, "chat_template_kwargs holds what JSON cannot write"),
+        *[
+            ({"kwargs": {name: 1}}, f"holds '{name}', which the engine gives the template")
+            for name in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+        ],
+    ],
+)
+def test_what_a_template_cannot_be_given_is_refused(given, message):
+    with pytest.raises(OptionError, match=message):
+        ChatTemplate(CHATML).render(HELLO, **given)
+
+
 def test_a_model_without_a_template_has_none():
     assert ChatTemplate.from_metadata({}, None) is None
     with pytest.raises(ModelFileError, match="is of type int, expected a string"):
@@ -130,6 +173,8 @@ def test_what_a_template_refuses_is_told_in_its_words():
         ([{"role": "user", "content": None}], r"messages\[0\]\['content'\] is NoneType, expected text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "is list, expected text; parts such as images are not read"),
         ([{"role": "user", "content": "Hello", "tools": {1, 2}}], "messages hold what JSON cannot write: .*set"),
+        ([{"role": "assistant", "tool_calls": "add"}], r"\['tool_calls'\] is 'add', expected a list of objects"),
+        ([{"role": "assistant", "tool_calls": []}], r"messages\[0\] has no 'content'"),
         ([{"role": 1, "content": "Hello"}], r"messages\[0\]\['role'\] is int, expected text"),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 import vocabularies
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
+from augury.chat import ChatTemplate
 from augury.errors import OptionError
 from augury.tokenizer import load_tokenizer
 
@@ -16,6 +17,17 @@ TOKENIZER = load_tokenizer(
 GREEDY = {"temperature": 0.0}
 DRAFTERS = [None, lambda model: ScriptedDrafter(model, [(3, 1), (0, 2), (5, 0)])]
 PROMPTS = [[3], [1, 2], [7, 7, 7], [9, 1], [0, 3]]  # after the last one comes the end token
+
+
+def test_tools_and_names_reach_the_chat_template():
+    source = "{% if thinking %}{{ tools[0].name }}{% endif %}{{ messages[0].content }}"
+    asked = {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "bc"}], "max_tokens": 1, "echo": True}
+    with toy_engine(tokenizer=TOKENIZER) as engine:
+        engine._template = ChatTemplate(source, TOKENIZER)
+        results = [engine.generate(**asked, chat_template_kwargs={"thinking": is_on}) for is_on in (True, False)]
+        assert [result.prompt_text for result in results] == ["bca", "a"]
+        with pytest.raises(OptionError, match="are for chat templates; give messages instead of a prompt"):
+            engine.generate("a", tools=asked["tools"])
 
 
 @pytest.fixture(params=DRAFTERS, ids=["no drafts", "drafts"])

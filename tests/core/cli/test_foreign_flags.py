@@ -170,6 +170,7 @@ def test_no_flag_of_augury_is_ignored_or_refused_where_it_exists():
         "--parallel",
         "-st",
         "--single-turn",
+        "--chat-template-kwargs",
     }
 
 

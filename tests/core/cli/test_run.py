@@ -8,8 +8,8 @@ import sys
 import pytest
 from commands import here, run
 
-from augury.cli.prompts import Prompt
-from augury.cli.run import _submitted
+from augury.cli.prompts import Prompt, _from_text
+from augury.cli.run import _submitted, _with_kwargs
 
 GREEDY = [*here(), "-c", "64", "--temp", "0", "-n", "3"]
 BAD = {
@@ -58,6 +58,23 @@ def test_an_id_of_a_line_is_the_request_s_in_the_log_too(capsys, tmp_path):
     assert (code, told[:2], logged[0]) == (0, ["first", 7], "first")
     assert all(each.startswith("req-") for each in logged[1:])
     assert told[2] == logged[2]
+
+
+def test_template_kwargs_are_for_conversations_and_a_line_s_own_come_first(capsys, tmp_path):
+    own = {"a": 3}
+    lines = [
+        {"prompt": "x"},
+        {"messages": ["x"]},
+        {"messages": ["x"], "chat_template_kwargs": own},
+        {"messages": [], "chat_template_kwargs": 5},
+    ]
+    prompts = [
+        _with_kwargs(prompt, {"a": 1, "b": 2}) for prompt in _from_text("\n".join(map(json.dumps, lines)), "", is_lines=True)
+    ]
+    assert [prompt.params.get("chat_template_kwargs") for prompt in prompts] == [None, {"a": 1, "b": 2}, {"a": 3, "b": 2}, 5]
+    code, _, err = run(capsys, "run", *GREEDY, "-p", "x", "--chat-template-kwargs", "[1]")
+    assert code != 0
+    assert 'expected a JSON object, such as {"enable_thinking": false}' in err
 
 
 def test_texts_of_the_other_lines_are_written(capsys, tmp_path):
