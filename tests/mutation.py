@@ -4,8 +4,8 @@
     python tests/mutation.py --share 0.2 --json found.json  a share of all files' below, drawn by a seed
 
 A mutant lives in a forked process alone, whose import of the file is given the changed source; nothing is written. The process
-runs the tests of the file, then those of its neighbours, up to the first failure. What takes much longer than without a mutant
-has failed, too.
+runs the tests of the file, and if they pass, another those of its neighbours, up to the first failure. What takes much longer
+than without a mutant has failed, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("drafter
 NEIGHBOURS = {  # what else of the tests knows a folder's files
     "core": [
         "tests/backends/test_{family}*.py",
-        *(f"tests/core/test_{name}.py" for name in ("loop", "drafting", "sequence", "engine")),
+        *(f"tests/core/test_{name}.py" for name in ("request", "loop", "drafting", "sequence", "engine")),
     ],
     "plugins": ["tests/core/test_loop.py", "tests/core/test_engine.py"],
     "drafters": ["tests/drafters/test_{family}*.py"],
@@ -118,15 +118,16 @@ def mutants(source):
 
 
 def tests_of(file):
-    """Test files, the file's own first."""
+    """The file's own tests, which find most and take the least time, and those of its neighbours."""
     path = Path(file)
     own = ROOT / "tests" / path.with_name(f"test_{path.name}")
     near = [name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(family=path.stem.split("_")[0]))]
-    return [str(test) for test in dict.fromkeys([own, *sorted(near)]) if test.exists()]
+    stages = [own], sorted({*near} - {own})
+    return [found for stage in stages if (found := [str(test) for test in stage if test.exists()])]
 
 
-def run(file, tree, limit_s=None):
-    """Run the tests in a forked process with a mutant, or with the file as it is; returns (whether they passed, seconds)."""
+def run(file, tree, tests, limit_s=None):
+    """Run tests in a forked process with a mutant, or with the file as it is; returns (whether they passed, seconds)."""
     start = time.monotonic()
     pid = os.fork()
     if pid == 0:
@@ -140,9 +141,7 @@ def run(file, tree, limit_s=None):
             import pytest
 
             # plain, for pytest would load augury, which is a plugin of its own, by itself
-            os._exit(
-                int(pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", *tests_of(file)]))
-            )
+            os._exit(int(pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])))
         except BaseException:  # noqa: BLE001 - a mutant that cannot be imported is found out
             os._exit(99)
     while True:
@@ -189,12 +188,15 @@ def main():
         every = list(mutants((ROOT / file).read_text()))
         plan[file] = random.Random(file).sample(every, max(1, round(len(every) * args.share)))
     for file, chosen in plan.items():
-        passed, seconds = run(file, None)
-        assert passed, f"{file}: the tests fail without a mutant"
+        stages = [(tests, *run(file, None, tests)) for tests in tests_of(file)]
+        assert all(passed for _, passed, _ in stages), f"{file}: the tests fail without a mutant"
+        seconds = sum(took_s for *_, took_s in stages)
         for line, code, what, tree in chosen:
             if time.monotonic() > ends_at:
                 break
-            survived, took_s = run(file, tree, limit_s=5 * seconds + 20)
+            start = time.monotonic()
+            survived = all(run(file, tree, tests, limit_s=5 * alone_s + 20)[0] for tests, _, alone_s in stages)
+            took_s = time.monotonic() - start
             outcomes.append({"file": file, "line": line, "code": code, "what": what, "survived": survived, "seconds": took_s})
             if survived:
                 print(f"{file}:{line}: {what}: {code}", flush=True)

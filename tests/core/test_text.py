@@ -76,6 +76,12 @@ def test_text_is_held_back_only_while_it_may_become_a_stop_string():
     assert stream.flush() == ""
 
 
+def test_the_end_of_a_false_beginning_may_be_the_true_one():
+    stream = stream_of("abc")
+    assert [stream.push(token) for token in (0, 1, 0, 1, 2)] == ["", "", "ab", "", ""]
+    assert stream.is_stopped
+
+
 def test_an_early_stop_string_is_shown_as_soon_as_it_cannot_be_the_beginning_of_another():
     stream = stream_of("bc", "cc")
     assert [stream.push(token, may_stop=False) for token in (1, 2, 0, 1)] == ["", "b", "ca", ""]
