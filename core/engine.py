@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from augury.engine_stats import EngineStats
     from augury.interfaces import Drafter, MemoryManager, Model
     from augury.running import Stream
     from augury.tokenizer import Tokenizer
@@ -340,6 +341,10 @@ class Engine:
             channel.cancel()
             raise
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
+
+    def stats(self) -> EngineStats:
+        """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
+        return self._worker.stats()
 
     def memory_table(self) -> list[Allocation]:
         """What the models hold, the target's first: weights, KV cache, scratch, each behind the model's name and role."""

@@ -17,6 +17,7 @@ import attrs
 import numpy as np
 
 from augury.draft_log import DRAFT_LOGGER, draft_lines
+from augury.engine_stats import Tally
 from augury.errors import PluginError
 from augury.guard import guarded
 from augury.log import get_logger
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from augury.drafted import Drafted
     from augury.drafting import Drafting
+    from augury.engine_stats import EngineStats
     from augury.interfaces import Logits, MemoryManager, Model
     from augury.sequence import Sequence
     from augury.types import Opened, Summary
@@ -76,6 +78,8 @@ class Loop:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._taken: set[int] = set()  # slots, also those of evaluations
+        self._evaluating: set[int] = set()  # slots
+        self._tally = Tally(model.state_spec.n_slots)
         self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
 
     @property
@@ -87,6 +91,10 @@ class Loop:
     def n_sequences(self) -> int:
         """How many run or wait. Any thread may ask."""
         return len(self._running) + len(self._waiting)
+
+    def stats(self, n_arriving: int) -> EngineStats:
+        """What runs, and what was done; `n_arriving` wait to be added. Any thread may ask."""
+        return self._tally.stats(n_arriving + len(self._waiting), self._evaluating)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for a slot."""
@@ -124,20 +132,22 @@ class Loop:
         drafted = [(part.drafted, verdict) for part, verdict in settled if part.drafted is not None]
         n_beside = n_tokens - sum(1 + len(each.draft) for each, _ in drafted)
         guarded(self._drafting.observe_round, [each for each, _ in drafted], [v for _, v in drafted], n_beside, forward_s)
+        verdicts = [verdict for _, verdict in settled]
+        seen = Round(
+            n_sequences=len(parts),
+            n_tokens=n_tokens,
+            n_drafted=sum(verdict.n_offered for verdict in verdicts),
+            n_accepted=sum(verdict.n_accepted for verdict in verdicts),
+            n_emitted=sum(verdict.n_emitted for verdict in verdicts),
+            draft_s=draft_s,
+            forward_s=forward_s,
+            ids=tuple(part.sequence.request.id for part in parts),
+        )
+        self._tally.passed(seen, n_prompt=sum(len(part.tokens) for part in parts if part.drafted is None))
+        self._tally.publish(self._running)
         for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
             self._end(sequence)
         if self._on_round is not None:
-            verdicts = [verdict for _, verdict in settled]
-            seen = Round(
-                n_sequences=len(parts),
-                n_tokens=n_tokens,
-                n_drafted=sum(verdict.n_offered for verdict in verdicts),
-                n_accepted=sum(verdict.n_accepted for verdict in verdicts),
-                n_emitted=sum(verdict.n_emitted for verdict in verdicts),
-                draft_s=draft_s,
-                forward_s=forward_s,
-                ids=tuple(part.sequence.request.id for part in parts),
-            )
             guarded(self._on_round, round=seen)
 
     def abandon(self, error: BaseException | None = None) -> None:
@@ -160,6 +170,7 @@ class Loop:
         """
         while (opened := self._open(tokens, may_reuse=False)) is None:
             yield None
+        self._evaluating.add(opened.slot)
         try:
             logits = np.empty((len(rows), self._model.info.n_vocab), np.float32)
             for start in range(0, len(tokens), CHUNK):
@@ -177,6 +188,7 @@ class Loop:
                 self._memory.commit(opened.slot, step, chunk)
                 yield None
         finally:
+            self._evaluating.discard(opened.slot)
             self._free(opened.slot)
         yield logits
 
@@ -211,6 +223,8 @@ class Loop:
             sequence.recorder.start(len(sequence.request.prompt), opened.n_reused)
             self._running.append(sequence)
             self._waiting.popleft()
+            self._tally.started(opened.n_reused)
+            self._tally.publish(self._running)
 
     def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
         """A slot for a prompt, or None while all are taken."""
@@ -316,6 +330,8 @@ class Loop:
         for queue in (self._running, self._waiting):
             if sequence in queue:
                 queue.remove(sequence)
+        self._tally.ended(sequence, error)
+        self._tally.publish(self._running)  # before its caller hears of the end, and asks
         sequence.finish(error)
 
     def _release(self, sequence: Sequence) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from augury.engine_stats import EngineStats
     from augury.loop import Loop
     from augury.running import Channel
     from augury.sequence import Sequence
@@ -73,6 +74,10 @@ class Worker:
                 "or load the model with more slots (slots) or a longer queue (max_queue)"
             )
         self._engine_thread.put(sequence)
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing and has done. Nothing is waited for."""
+        return self._loop.stats(self._engine_thread.inbox.qsize())
 
     def evaluate(self, tokens: np.ndarray, rows: np.ndarray, channel: Channel) -> None:
         """Compute logits as soon as a slot is free, between the rounds; see `Loop.evaluate`. Cancelling ends it."""

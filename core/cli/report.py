@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from augury.engine import Engine
+    from augury.engine_stats import EngineStats
     from augury.types import Result, Summary
 
 __all__ = [
     "as_json",
     "drafting_lines",
+    "engine_line",
     "print_json",
     "print_lines",
     "run_line",
@@ -64,6 +66,16 @@ def run_line(summaries: Sequence[Summary]) -> str:
     if len(summaries) > 1:
         parts[1] += " per sequence"
     return " | ".join(parts)
+
+
+def engine_line(stats: EngineStats) -> str:
+    """What an engine has done since it was loaded, in one line."""
+    counts = stats.counts
+    return (
+        f"requests {counts.n_finished} finished, {counts.n_failed} failed, {counts.n_cancelled} cancelled | "
+        f"{counts.n_rounds} rounds, {counts.forward_s:.2f} s in passes, {counts.draft_s:.2f} s drafting | "
+        f"prompt tokens {counts.n_prompt} processed, {counts.n_reused} reused"
+    )
 
 
 def _mean_speed(timings: Sequence[Any], what: str) -> float:

@@ -12,7 +12,7 @@ import attrs
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, add_template_flag, read_prompts
-from augury.cli.report import as_json, drafting_lines, run_line, say, show_in_brief
+from augury.cli.report import as_json, drafting_lines, engine_line, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
 from augury.errors import AuguryError, OptionError
@@ -72,6 +72,8 @@ def _run(args: argparse.Namespace) -> int:
             for line in drafting_lines(result.stats):
                 say(line)
     say(run_line([result.stats for result in results]))
+    if args.verbose:
+        say(engine_line(engine.stats()))
     return 0 if len(results) == len(prompts) else AuguryError.exit_code
 
 

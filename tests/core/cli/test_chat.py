@@ -130,6 +130,13 @@ def test_lines_that_are_piped_in_are_messages(piped, text, code, out, err):
     assert found[2].startswith(err)
 
 
+def test_template_kwargs_go_with_every_message(piped, monkeypatch):
+    engine = talkers.Engine()
+    monkeypatch.setattr(talkers, "Engine", lambda: engine)
+    assert piped(b"one\ntwo\n", "--chat-template-kwargs", '{"enable_thinking": false}')[0] == 0
+    assert [params["chat_template_kwargs"] for _, params in engine.asked] == [{"enable_thinking": False}] * 2
+
+
 def test_input_is_utf_8_whatever_the_terminal_shows():
     command = [sys.executable, talkers.__file__, "chat"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -58,6 +58,8 @@ def test_an_id_of_a_line_is_the_request_s_in_the_log_too(capsys, tmp_path):
     assert (code, told[:2], logged[0]) == (0, ["first", 7], "first")
     assert all(each.startswith("req-") for each in logged[1:])
     assert told[2] == logged[2]
+    assert "requests 3 finished, 0 failed, 0 cancelled | 9 rounds, " in err
+    assert "prompt tokens 3 processed, 0 reused" in err
 
 
 def test_template_kwargs_are_for_conversations_and_a_line_s_own_come_first(capsys, tmp_path):
