@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import frozen
@@ -66,9 +66,9 @@ class Tally:
     """Counts on the engine's thread, which publishes what may be read by any: values that are never changed again."""
 
     def __init__(self, n_slots: int) -> None:
-        self._counts = Counts()
+        self._counts = attrs.asdict(Counts())
         self._n_slots = n_slots
-        self._seen: tuple[Counts, tuple[tuple[int, Request, int, int], ...]] = (Counts(), ())
+        self._seen: tuple[dict[str, Any], tuple[tuple[int, Request, int, int], ...]] = (self._counts.copy(), ())
 
     def started(self, n_reused: int) -> None:
         """A request has a slot, which holds so many tokens of its prompt."""
@@ -96,12 +96,13 @@ class Tally:
             self._add(n_finished=1)
 
     def _add(self, **more: float) -> None:
-        self._counts = attrs.evolve(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+        for name, n in more.items():
+            self._counts[name] += n
 
     def publish(self, running: Items[Sequence]) -> None:
         """Let others see what was counted, and who runs."""
         slots = tuple((each.slot, each.request, each.n_kept, each.n_emitted) for each in running)
-        self._seen = self._counts, slots
+        self._seen = self._counts.copy(), slots
 
     def stats(self, n_waiting: int, evaluating: Collection[int]) -> EngineStats:
         """What was published last. Any thread may ask."""
@@ -111,4 +112,4 @@ class Tally:
             drafters = tuple(member.name for member in request.speculation.members)
             state: Literal["prompt", "decoding"] = "decoding" if n_emitted else "prompt"
             slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters)
-        return EngineStats(tuple(slots), n_waiting, counts)
+        return EngineStats(tuple(slots), n_waiting, Counts(**counts))
