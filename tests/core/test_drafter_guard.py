@@ -6,7 +6,7 @@ from contextlib import suppress
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.passes import run_of
 from toys import ScriptedDrafter, toy_engine
@@ -407,7 +407,6 @@ class WildTogether(Wild):
         return asks[0].drafter.maybe(asks[0].drafter.fail, list) or super().draft_together(asks)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     rate=st.sampled_from([0.02, 0.1, 0.5]),

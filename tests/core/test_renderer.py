@@ -115,7 +115,7 @@ def renderer():
     renderer.close()
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("source", HOSTILE)
 def test_a_hostile_template_is_stopped(strict, source):
     with pytest.raises(Failure):

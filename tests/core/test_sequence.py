@@ -58,7 +58,7 @@ def poison(engine, trouble, is_sick):
     model.logits = logits
 
 
-@pytest.mark.sample(48)
+@pytest.mark.sample(28)
 @pytest.mark.parametrize(("way", "verify"), [*((way, "match") for way in WAYS), ("sampled", "rejection")])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("trouble", TROUBLES)

@@ -50,7 +50,7 @@ class World:
         path = name if ":" in name or model else str(tiny_model(name))
         world = cls(path, how, [])
         with world.engine(threads=1, spec_type="none") as engine:
-            n_most = 96 if model else n_ctx
+            n_most = 384 if model else n_ctx
             world.asks = [_ask(rng, engine.info.n_vocab, n_ctx, n_most) for _ in range(4 if model else 8)]
             world.answers = [_answered(rng, engine, ask) for ask in world.asks]
             world.logits = engine.evaluate(world.text)
@@ -278,7 +278,7 @@ def run(seed, counts, model=None):
                     clients.run(rng.randint(1, 4), 3)
                 closer.join()
             else:
-                clients.run(rng.randint(1, 6), 1 if model else 5)
+                clients.run(rng.randint(1, 6), 2 if model else 5)
             if rng.random() < 0.9:
                 engine.close()
             del engine, clients  # perhaps without having been closed

@@ -54,7 +54,7 @@ def assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, tolerance: float) 
     assert np.all(np.abs(y - x @ w.T) <= tolerance * scale + 1e-30)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @every_kind
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_a_product_is_that_of_the_rounded_activations_in_float64(kind, n):
@@ -93,7 +93,7 @@ def test_bits_do_not_depend_on_the_rows_beside(kind):
     assert np.array_equal(whole[:, 32:], half)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", [target for target in available_targets() if target != choose_target()])
 @every_kind
 def test_every_target_gives_the_same_bits_to_any_number_of_tokens(kind, target, monkeypatch):
