@@ -30,7 +30,7 @@ FILES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("drafter
 NEIGHBOURS = {  # what else of the tests knows a folder's files
     "core": [
         "tests/backends/test_{family}*.py",
-        *(f"tests/core/test_{name}.py" for name in ("request", "loop", "drafting", "sequence", "engine")),
+        *(f"tests/core/test_{name}.py" for name in ("request", "loop", "drafting", "sequence", "engine", "loader")),
     ],
     "plugins": ["tests/core/test_loop.py", "tests/core/test_engine.py"],
     "drafters": ["tests/drafters/test_{family}*.py"],
