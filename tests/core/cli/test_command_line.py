@@ -35,6 +35,7 @@ def test_json_has_exactly_the_documented_keys(capsys):
     timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")
     bounds = {"type": "str", "n_max": "int", "n_min": "int", "is_fixed": "bool", "verify": "str", "timeout_s": "float"}
     assert shape(told) == {
+        "id": "str",
         "model": "str",
         "backend": "str",
         "spec_type": "str",
