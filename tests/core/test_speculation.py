@@ -35,6 +35,26 @@ def test_a_request_chooses_among_the_drafters_that_were_loaded():
     assert LOADED.override(None) is LOADED
 
 
+def test_what_is_in_force_is_told_of_drafters_that_are_in_use():
+    assert Speculation(n_max=4).effective() == {"type": "none", "n_max": 4, "n_min": 0}
+    assert LOADED.effective() == {
+        "type": "sure;easy",
+        "n_max": 16,
+        "n_min": 0,
+        "is_fixed": False,
+        "verify": "match",
+        "timeout_s": LOADED.timeout_s,
+        "sure": {"p_min": 0.5, "depth": 3},
+    }
+
+
+def test_auto_stands_alone():
+    assert [member.name for _, member in choose_drafters(Registry.discover(), "auto")] == ["suffix"]
+    for text in ("auto:k=1", "auto;suffix"):
+        with pytest.raises(OptionError, match="auto chooses the drafters itself"):
+            choose_drafters(Registry.discover(), text)
+
+
 def test_a_request_may_call_drafters_what_spec_type_may():
     assert LOADED.override({"type": "certain"}).members == LOADED.members[:1]
     assert LOADED.override({"type": "easy;certain;sure"}).type == "easy;sure"
