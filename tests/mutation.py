@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CORE = "loop part sequence verify sampling planner acceptance pass_costs choice track draft_cost drafting drafted guard tree"
-CORE += " drafter_guard session blocks options stats request speculation running worker session text logits types"
+CORE += " drafter_guard session blocks options stats request speculation running worker text logits types"
 FILES = [f"core/{name}.py" for name in CORE.split()] + ["plugins/memory/contiguous.py"]
 FILES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("drafters/*.py") if path.name != "__init__.py")
 NEIGHBOURS = {  # what else of the tests knows a folder's files
