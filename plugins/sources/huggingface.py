@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 from concurrent.futures import Future
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +18,6 @@ from augury.interfaces import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from augury.interfaces import Progress
 
@@ -143,7 +144,10 @@ def _quant_of(stem: str) -> str:
 
 def _local(home: Path, quant: str) -> Path | None:
     """The first file of a model that was downloaded whole before, if there is exactly one of this quant."""
-    files = [path.relative_to(home).as_posix() for path in home.rglob("*.gguf")]
+    files = []
+    for folder, inner, names in os.walk(home):
+        inner[:] = [name for name in inner if not name.startswith(".")]  # where another process may be downloading it
+        files += [(Path(folder) / name).relative_to(home).as_posix() for name in names if name.endswith(".gguf")]
     try:
         return home / choose(files, str(home), quant)[0]
     except ModelFileError:

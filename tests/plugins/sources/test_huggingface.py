@@ -119,6 +119,15 @@ def test_of_several_who_ask_at_once_one_downloads(hub, tmp_path):
     assert list(paths[0].parent.iterdir()) == [paths[0]]
 
 
+def test_what_another_process_is_still_downloading_is_not_taken_for_the_file(hub, tmp_path):
+    scratch = tmp_path / "huggingface" / "owner" / "tiny" / ".tiny-Q8_0.gguf.scratch"
+    scratch.mkdir(parents=True)
+    (scratch / "tiny-Q8_0.gguf").write_bytes(b"half")
+    path = HuggingFaceSource.fetch("hf:owner/tiny:Q8_0", tmp_path, Progress())
+    assert path.parent.name == "tiny"
+    assert hub.fetched == (path.name,)
+
+
 def test_offline_is_told_soon_even_where_the_network_swallows_everything(hub, tmp_path, monkeypatch):
     answered = Event()
     monkeypatch.setattr(hub, "model_info", lambda *_, **__: answered.wait())
