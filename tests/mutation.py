@@ -4,8 +4,8 @@
     python tests/mutation.py --share 0.2 --json found.json  a share of all files' below, drawn by a seed
 
 A mutant lives in a forked process alone, whose import of the file is given the changed source; nothing is written. The process
-runs the tests of the file, and if they pass, another those of its neighbours, up to the first failure. What takes much longer
-than without a mutant has failed, too.
+runs those of the file's tests that run the changed line, and if they pass, another those of its neighbours, up to the first
+failure. The tests that killed most come first, then the fastest. What takes much longer than without a mutant has failed, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,18 @@ import importlib
 import importlib.machinery
 import json
 import os
+import pickle
 import random
 import signal
+import sys
+import tempfile
+import threading
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
 CORE = "loop part sequence verify sampling planner acceptance pass_costs choice track draft_cost drafting drafted guard tree"
@@ -40,6 +48,7 @@ COMPARISONS = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Add}
+EVERY = ""  # in place of a test's name: what was run at import, or made for several tests
 
 
 def changes(node):
@@ -90,7 +99,7 @@ def is_code(node, parents):
 
 
 def mutants(source):
-    """All of a source's: (line, code, description, tree)."""
+    """All of a source's: (line, code, description, tree, lines of its statement)."""
     tree = ast.parse(source)
     found = []
 
@@ -100,11 +109,12 @@ def mutants(source):
                 if isinstance(child, ast.AST):
                     where = [*path, (name, i)]
                     if is_code(child, [node, *parents]):
-                        found.extend((child, where, what, change) for what, change in changes(child))
+                        near = next(each for each in [child, node, *parents] if isinstance(each, ast.stmt))
+                        found.extend((child, where, lines_of(near), what, change) for what, change in changes(child))
                     visit(child, [node, *parents], where)
 
     visit(tree, [], [])
-    for node, path, what, change in found:
+    for node, path, lines, what, change in found:
         mutated = parent = copy.deepcopy(tree)
         for name, i in path[:-1]:
             parent = getattr(parent, name) if i is None else getattr(parent, name)[i]
@@ -114,7 +124,13 @@ def mutants(source):
         else:
             change(getattr(parent, name) if i is None else getattr(parent, name)[i])
         code = ast.unparse(node).splitlines()[0][:90]
-        yield node.lineno, code, what, ast.fix_missing_locations(mutated)
+        yield node.lineno, code, what, ast.fix_missing_locations(mutated), lines
+
+
+def lines_of(statement):
+    """The lines of a statement, or of its head."""
+    body = getattr(statement, "body", None)
+    return range(statement.lineno, max(statement.lineno, body[0].lineno - 1 if body else statement.end_lineno) + 1)
 
 
 def tests_of(file):
@@ -123,36 +139,129 @@ def tests_of(file):
     own = ROOT / "tests" / path.with_name(f"test_{path.name}")
     near = [name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(family=path.stem.split("_")[0]))]
     stages = [own], sorted({*near} - {own})
-    return [found for stage in stages if (found := [str(test) for test in stage if test.exists()])]
+    return [found for stage in stages if (found := [str(test.relative_to(ROOT)) for test in stage if test.exists()])]
 
 
-def run(file, tree, tests, limit_s=None):
-    """Run tests in a forked process with a mutant, or with the file as it is; returns (whether they passed, seconds)."""
-    start = time.monotonic()
-    pid = os.fork()
-    if pid == 0:
+class Watch:
+    """A plugin of pytest that chooses tests and orders them, and tells what became of each and which lines it ran."""
+
+    def __init__(self, file, chosen=None, *, traces=False):
+        self.path, self.chosen, self.traces = str((ROOT / file).resolve()), chosen, traces
+        self.test = EVERY
+        self.seconds, self.failed, self.lines = {}, [], defaultdict(set)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self):
+        if self.traces:
+            self.real = {}
+            threading.settrace(self.trace)
+            sys.settrace(self.trace)
+        # a failure is enough: no smaller one is looked for
+        settings.register_profile("mutants", settings(), phases=[Phase.explicit, Phase.generate])
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        if self.chosen is not None:
+            order = {test: i for i, test in enumerate(self.chosen)}
+            items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.test = item.nodeid
+        start = time.monotonic()
+        result = yield
+        self.seconds[item.nodeid] = time.monotonic() - start
+        self.test = EVERY
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        test = self.test
+        if fixturedef.scope != "function":  # what it makes is there for others, too
+            self.test = EVERY
         try:
-            os.setpgid(0, 0)
-            sink = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(sink, 1)
-            os.dup2(sink, 2)
-            if tree is not None:
-                plant(file, tree)
-            import pytest
+            return (yield)
+        finally:
+            self.test = test
 
-            # plain, for pytest would load augury, which is a plugin of its own, by itself
-            os._exit(int(pytest.main(["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])))
-        except BaseException:  # noqa: BLE001 - a mutant that cannot be imported is found out
-            os._exit(99)
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0, time.monotonic() - start
-        if limit_s is not None and time.monotonic() - start > limit_s:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return False, time.monotonic() - start
-        time.sleep(0.02)
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    def trace(self, frame, event, arg):
+        name = frame.f_code.co_filename
+        if name not in self.real:
+            self.real[name] = os.path.realpath(name)
+        if self.real[name] != self.path:
+            return None
+        self.lines[self.test].add(frame.f_lineno)
+        return self.note
+
+    def note(self, frame, event, arg):
+        if event == "line":
+            self.lines[self.test].add(frame.f_lineno)
+        return self.note
+
+
+def run(file, tree, tests, limit_s=None, **options):
+    """Run tests in a forked process with a mutant, or with the file as it is: what a `Watch` saw, or None if it has no end."""
+    start = time.monotonic()
+    with tempfile.NamedTemporaryFile() as told:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                sink = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(sink, 1)
+                os.dup2(sink, 2)
+                if tree is not None:
+                    plant(file, tree)
+                watch = Watch(file, **options)
+                stop = ["-x"] if tree is not None else []
+                # plain, for pytest would load augury, which is a plugin of its own, by itself
+                plain = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
+                code = int(pytest.main([*stop, *plain, *tests], [watch]))
+                Path(told.name).write_bytes(pickle.dumps((code, watch.seconds, watch.failed, dict(watch.lines))))
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - a mutant that cannot be imported is found out
+                os._exit(99)
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if limit_s is not None and time.monotonic() - start > limit_s:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return None
+            time.sleep(0.02)
+        return pickle.loads(told.read() or pickle.dumps((99, {}, [], {})))
+
+
+def stages_of(file):
+    """The file's tests and its neighbours': (seconds of each test, lines of the file that each runs)."""
+    for modules in tests_of(file):
+        code, seconds, failed, _ = run(file, None, modules)
+        assert code == 0, f"{file}: the tests fail without a mutant: {failed}"
+        _, _, failed, lines = run(file, None, modules, traces=True)
+        lines |= dict.fromkeys(failed, set().union(*lines.values()))  # those that cannot bear to be slower
+        yield seconds, lines
+
+
+def killer(file, tree, changed, stages, kills):
+    """The test that notices a mutant of some lines; None: it survives."""
+    for seconds, lines in stages:
+        near = {test for test, ran in lines.items() if not ran.isdisjoint(changed)}
+        tests = sorted(seconds.keys() if EVERY in near else near, key=lambda test: (-kills[test], seconds[test]))
+        names = list(dict.fromkeys(test.partition("::")[0] for test in tests))  # the tests of a module stay together
+        tests.sort(key=lambda test: names.index(test.partition("::")[0]))
+        if not tests:
+            continue
+        ended = run(file, tree, names, 5 * sum(seconds[test] for test in tests) + 20, chosen=tests)
+        if ended is None:
+            return "time"
+        if ended[0] != 0:
+            found = ended[2][0] if ended[2] else "import"
+            kills[found] += 1
+            return found
+    return None
 
 
 def plant(file, tree):
@@ -180,32 +289,28 @@ def main():
     parser.add_argument("--json", type=Path, help="write what became of each to a file")
     args = parser.parse_args()
     os.chdir(ROOT)
-    for name in ("gguf", "hypothesis", "numba", "pytest"):
+    for name in ("gguf", "numba"):
         importlib.import_module(name)  # once, before processes are forked: no mutant is in it
     ends_at, outcomes = time.monotonic() + 60 * args.minutes, []
-    plan = {}
     for file in args.files:
         every = list(mutants((ROOT / file).read_text()))
-        plan[file] = random.Random(file).sample(every, max(1, round(len(every) * args.share)))
-    for file, chosen in plan.items():
-        stages = [(tests, *run(file, None, tests)) for tests in tests_of(file)]
-        assert all(passed for _, passed, _ in stages), f"{file}: the tests fail without a mutant"
-        seconds = sum(took_s for *_, took_s in stages)
-        for line, code, what, tree in chosen:
+        chosen = random.Random(file).sample(every, max(1, round(len(every) * args.share)))
+        start, stages, kills, n_survived = time.monotonic(), list(stages_of(file)), Counter(), 0
+        for n, (line, code, what, tree, lines) in enumerate(chosen):
             if time.monotonic() > ends_at:
+                chosen = chosen[:n]
                 break
-            start = time.monotonic()
-            survived = all(run(file, tree, tests, limit_s=5 * alone_s + 20)[0] for tests, _, alone_s in stages)
-            took_s = time.monotonic() - start
-            outcomes.append({"file": file, "line": line, "code": code, "what": what, "survived": survived, "seconds": took_s})
-            if survived:
+            by = killer(file, tree, lines, stages, kills)
+            outcomes.append({"file": file, "line": line, "code": code, "what": what, "killer": by})
+            if by is None:
+                n_survived += 1
                 print(f"{file}:{line}: {what}: {code}", flush=True)
-        here = [each["survived"] for each in outcomes if each["file"] == file]
-        print(f"# {file}: {len(here)} mutants, {sum(here)} survived; tests take {seconds:.1f} s", flush=True)
-    survived = sum(each["survived"] for each in outcomes)
+            if args.json:
+                args.json.write_text(json.dumps(outcomes, indent=1))
+        took_s = time.monotonic() - start
+        print(f"# {file}: {len(chosen)} of {len(every)} mutants, {n_survived} survived, {took_s:.0f} s", flush=True)
+    survived = sum(each["killer"] is None for each in outcomes)
     print(f"{len(outcomes)} mutants, {len(outcomes) - survived} killed, {survived} survived")
-    if args.json:
-        args.json.write_text(json.dumps(outcomes, indent=1))
 
 
 if __name__ == "__main__":
