@@ -15,13 +15,13 @@ TYPE_CHECKING = False  # typing's own would be imported for this alone, before a
 if TYPE_CHECKING:
     from typing import Any
 
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
+    from augury.engine.running import Running
     from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
     from augury.hookspecs import hookimpl
     from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Model, Session, Source
     from augury.options import option
     from augury.registry import Registry
-    from augury.running import Running
     from augury.types import Draft, Result, Token, Verdict
 
 __all__ = [
@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "engine": ("Engine",),
+    "engine.engine": ("Engine",),
     "errors": ("AuguryError", "CapacityError", "ModelFileError", "OptionError", "PluginError", "UnsupportedError"),
     "hookspecs": ("hookimpl",),
     "interfaces": ("Architecture", "Backend", "Drafter", "MemoryManager", "Model", "Session", "Source"),
     "options": ("option",),
     "registry": ("Registry",),
-    "running": ("Running",),
+    "engine.running": ("Running",),
     "types": ("Draft", "Result", "Token", "Verdict"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

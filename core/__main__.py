@@ -22,12 +22,12 @@ _START_BYTES = 192 << 20  # measured: 102 MiB for what all commands import
 
 
 def main() -> int:
-    """Run the command that this process was started for; see `augury.cli.main`."""
+    """Run the command that this process was started for; see `augury.cli.command_line.main`."""
     _open_streams()
     if (lack := _lack_of_address_space()) is not None:
         sys.stderr.write(f"augury: {lack}\n")
         return lack.exit_code
-    from augury.cli import main as run
+    from augury.cli.command_line import main as run
 
     _on_signals(_unwind)
     try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from augury.engine.sampling import SamplingParams
 from augury.options import NoOptions
-from augury.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.blocks import Plan
-    from augury.gguf import ModelFile
-    from augury.tokenizer import Tokenizer
+    from augury.files.gguf import ModelFile
+    from augury.text.tokenizer import Tokenizer
     from augury.types import Allocation, Ask, Batch, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
 
 __all__ = [

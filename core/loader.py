@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from augury.engine.session import SecondModel, Shared
 from augury.errors import ModelFileError, OptionError, UnsupportedError
-from augury.gguf import ModelFile
+from augury.files.gguf import ModelFile
+from augury.files.models import resolve
 from augury.log import get_logger
-from augury.models import resolve
 from augury.options import build, parse_specs
-from augury.session import SecondModel, Shared
-from augury.tokenizer import load_tokenizer
+from augury.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from augury.blocks import Plan
     from augury.interfaces import Backend, Model, Progress
     from augury.registry import Registry
-    from augury.tokenizer import Tokenizer
+    from augury.text.tokenizer import Tokenizer
     from augury.types import ModelOptions
 
 __all__ = ["Loader", "make_backend", "plan_of"]

@@ -19,7 +19,7 @@ from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, Memor
 from augury.options import nearest, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from augury.types import ModelInfo
 
@@ -211,13 +211,13 @@ class Registry:
         reasons = "; ".join(f"{name}: {_reason(cls)}" for name, cls in classes.items())
         raise PluginError(f"no {kind} can run here ({reasons or 'none is installed'})")
 
-    def add_commands(self, subparsers: Any) -> None:
-        """Let plugins add commands to argparse's `subparsers`; one that fails is given up."""
+    def add_commands(self, subparsers: Any, argv: Sequence[str]) -> None:
+        """Let plugins add commands to argparse's `subparsers` for the words `argv`; one that fails is given up."""
         plugins = self.hooks.get_plugins()
         for plugin in sorted(plugins, key=lambda plugin: self.hooks.get_name(plugin) or ""):
             caller = self.hooks.subset_hook_caller("augury_commands", plugins - {plugin})
             try:
-                caller(subparsers=subparsers)
+                caller(subparsers=subparsers, registry=self, argv=argv)
             except Exception as error:  # noqa: BLE001 - whatever a stranger's hook does
                 distribution, _, name = str(self.hooks.get_name(plugin)).partition(":")
                 self._give_up(name, distribution, "", f"augury_commands: {type(error).__name__}: {error}")

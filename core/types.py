@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.blocks import Plan
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Drafter
 
 __all__ = [

@@ -4,9 +4,9 @@ It follows the text with a KV cache of its own. The first of its passes feeds wh
 sampled and, after a draft that was right to the end, that draft's last; each further pass feeds the token just drafted. One
 pass serves all slots. k drafted tokens take k passes.
 
-A draft model with another vocabulary is spoken to by text: see `augury.drafters.translation`. `tree` adds to a draft what else
-the draft model thought of: see `augury.drafters.draft_tree`. Where drafts are verified by rejection they are drawn as the
-request draws, and handed over with what they were drawn from.
+A draft model with another vocabulary is spoken to by text: see `augury.drafters.model.translation`. `tree` adds to a draft what
+else the draft model thought of: see `augury.drafters.model.draft_tree`. Where drafts are verified by rejection they are drawn
+as the request draws, and handed over with what they were drawn from.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with greedy drafts.
 """
@@ -19,11 +19,11 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.draft_runner import DraftRunner, Wish
-from augury.drafters.draft_sampler import DraftSampler
-from augury.drafters.draft_tree import TreeShape, branched
-from augury.drafters.translation import Translation
-from augury.drafters.vocabulary_match import size_difference, tokenizer_difference
+from augury.drafters.model.draft_runner import DraftRunner, Wish
+from augury.drafters.model.draft_sampler import DraftSampler
+from augury.drafters.model.draft_tree import TreeShape, branched
+from augury.drafters.model.translation import Translation
+from augury.drafters.model.vocabulary_match import size_difference, tokenizer_difference
 from augury.errors import OptionError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
@@ -34,9 +34,9 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from augury.drafters.draft_runner import Written
+    from augury.drafters.model.draft_runner import Written
     from augury.interfaces import Session
-    from augury.tokenizer import Tokenizer
+    from augury.text.tokenizer import Tokenizer
     from augury.types import Ask, ModelOptions
 
 __all__ = ["DraftModel", "DraftModelOptions"]

@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.drafters.lookup_file import MAX_NGRAM, read_lookup
-from augury.drafters.ngram_corpus import NgramCorpus
-from augury.drafters.ngram_counts import NgramCounts
-from augury.drafters.ngram_past import NgramPast
+from augury.drafters.ngram.corpus import NgramCorpus
+from augury.drafters.ngram.counts import NgramCounts
+from augury.drafters.ngram.lookup_file import MAX_NGRAM, read_lookup
+from augury.drafters.ngram.past import NgramPast
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.options import option

@@ -9,7 +9,7 @@ target accepted bounds the next draft of the same key::
 
 Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
 2n + m; the m tokens behind the occurrence end before the token in front of the one just sampled; and a key is looked up where
-the table of `augury.drafters.ngram_first_table` has it. (`min_hits`, which llama.cpp accepts for this drafter, has no effect
+the table of `augury.drafters.ngram.first_table` has it. (`min_hits`, which llama.cpp accepts for this drafter, has no effect
 there.)
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.drafters.ngram_map import Continuation, NgramMap
+from augury.drafters.ngram.map import Continuation, NgramMap
 from augury.hookspecs import hookimpl
 from augury.options import option
 

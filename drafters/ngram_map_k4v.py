@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
-from augury.drafters.ngram_map import Continuation, NgramMap
+from augury.drafters.ngram.map import Continuation, NgramMap
 from augury.hookspecs import hookimpl
 from augury.options import option
 
@@ -74,7 +74,7 @@ class NgramMapK4v(NgramMap):
 
     def __init__(self, options: NgramMapK4vOptions, session: Session) -> None:
         super().__init__(options, session)
-        from augury.drafters.ngram_occurrences import NgramOccurrences
+        from augury.drafters.ngram.occurrences import NgramOccurrences
 
         self._occurrences = NgramOccurrences(options.n)
         self._keys: dict[bytes, _Key] = {}

@@ -61,7 +61,7 @@ class NgramSimple(Drafter):
 
     def __init__(self, options: NgramSimpleOptions, session: Session) -> None:
         super().__init__(options, session)
-        from augury.drafters.ngram_index import NgramIndex
+        from augury.drafters.ngram.index import NgramIndex
 
         if options.m < options.n:
             get_logger("augury.drafters.ngram_simple").warning(

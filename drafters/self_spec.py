@@ -99,7 +99,7 @@ class SelfSpec(Drafter):
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Propose for several slots, whose layers are computed in one pass; all slots have the same mode."""
-        from augury.drafters.self_layers import write_ahead
+        from augury.drafters.model.self_layers import write_ahead
 
         first = asks[0].drafter
         assert isinstance(first, SelfSpec)

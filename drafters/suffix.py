@@ -71,7 +71,7 @@ class Suffix(Drafter):
 
     def __init__(self, options: SuffixOptions, session: Session) -> None:
         super().__init__(options, session)
-        from augury.drafters.suffix_array import SuffixArray
+        from augury.drafters.ngram.suffix_array import SuffixArray
 
         self._texts = SuffixArray(options.max_depth, options.max_tokens)
         self._texts.begin()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from oracles.models import tiny_model
 
-from augury.cli import main
+from augury.cli.command_line import main
 
 REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
 

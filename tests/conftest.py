@@ -15,7 +15,7 @@ from tempfile import gettempdir
 import pytest
 from hypothesis import settings
 
-from augury.sequence import Sequence
+from augury.engine.sequence import Sequence
 from augury.testing.counts import miscounts
 
 SEED = 12

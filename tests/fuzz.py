@@ -16,11 +16,11 @@ from augury import AuguryError, Engine
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.backends.numba_cpu.packed_file import PackedFile
 from augury.backends.numba_cpu.weights import Layout
-from augury.drafters.lookup_file import read_lookup
-from augury.drafters.ngram_corpus import NgramCorpus
-from augury.drafters.ngram_past import NgramPast
+from augury.drafters.ngram.corpus import NgramCorpus
+from augury.drafters.ngram.lookup_file import read_lookup
+from augury.drafters.ngram.past import NgramPast
+from augury.files.models import resolve
 from augury.interfaces import Progress
-from augury.models import resolve
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
 
 LOOKUPS = Path(__file__).parent / "data" / "lookup"
@@ -149,7 +149,7 @@ def _with_other_words(header, rng):
 
 
 def _opened(data, folder):
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
     (folder / "whole.gguf").write_bytes(data)
     return ModelFile.open(folder / "whole.gguf")

@@ -69,7 +69,7 @@ def main(out: str, names: list[str]) -> None:
     arm64.pretend()
     from augury.backends.numba_cpu.kernels import matmul
     from augury.backends.numba_cpu.kernels.target import available_targets
-    from augury.tensor_type import TensorType
+    from augury.files.tensor_type import TensorType
 
     found = {"targets": np.array(available_targets())}
     for kind in TensorType:

@@ -1,6 +1,6 @@
 """Mutants: small faults planted one by one into a source file; those that no test notices are listed.
 
-    python tests/mutation.py core/verify.py core/loop.py    all mutants of some files
+    python tests/mutation.py core/engine/verification.py core/engine/loop.py    all mutants of some files
     python tests/mutation.py --share 0.2 --json found.json  a share of all files' below, drawn by a seed
 
 A mutant lives in a forked process alone, whose import of the file is given the changed source; nothing is written. The process
@@ -31,17 +31,20 @@ import pytest
 from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
-CORE = "loop part sequence verify sampling planner acceptance pass_costs choice track draft_cost drafting drafted guard tree"
-CORE += " drafter_guard session blocks options stats request speculation running worker text logits types"
-FILES = [f"core/{name}.py" for name in CORE.split()] + ["plugins/memory/contiguous.py"]
-FILES += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("drafters/*.py") if path.name != "__init__.py")
+FOLDERS = ["core/engine", "core/speculation", "drafters", "drafters/ngram", "drafters/model", "plugins/memory"]
+FILES = [f"core/{name}.py" for name in ("blocks", "logits", "options", "tree", "types", "text/text_stream")]
+FILES += sorted(
+    path.relative_to(ROOT).as_posix() for each in FOLDERS for path in ROOT.glob(f"{each}/*.py") if path.name != "__init__.py"
+)
 NEIGHBOURS = {  # what else of the tests knows a folder's files
     "core": [
         "tests/backends/test_{family}*.py",
-        *(f"tests/core/test_{name}.py" for name in ("request", "loop", "drafting", "sequence", "engine", "loader")),
+        *(f"tests/core/engine/test_{name}.py" for name in ("request", "loop", "sequence", "engine")),
+        "tests/core/speculation/test_drafting.py",
+        "tests/core/test_loader.py",
     ],
-    "plugins": ["tests/core/test_loop.py", "tests/core/test_engine.py"],
-    "drafters": ["tests/drafters/test_{family}*.py"],
+    "plugins": ["tests/core/engine/test_loop.py", "tests/core/engine/test_engine.py"],
+    "drafters": ["tests/drafters/**/test_{family}*.py"],
 }
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -1,7 +1,7 @@
 """Pairs made up by hand, for what is computed and drawn from them."""
 
-from augury.bench.contest import Pair
-from augury.bench.workload import Item
+from augury.plugins.bench.contest import Pair
+from augury.plugins.bench.workload import Item
 from augury.types import DrafterStats, Result, Summary, Timings, Token
 
 

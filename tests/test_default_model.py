@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from augury import Engine, Registry
+from augury.files.models import resolve
 from augury.interfaces import Progress
-from augury.models import resolve
 
 ORACLE = Path(__file__).parent / "data" / "real" / "smollm2-135m-instruct-q4_1.npz"
 PROMPT = "def quicksort(items):\n    # sort a list\n    # sort a list\n    if len(items"

@@ -11,7 +11,7 @@ from augury.loader import Loader
 from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
-from augury.speculation import Member, Speculation
+from augury.speculation.config import Member, Speculation
 from augury.testing.drafter.engines import StrictEngine
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft

@@ -5,7 +5,7 @@ import lzma
 from functools import cache
 from pathlib import Path
 
-from augury.tokenizer import load_tokenizer
+from augury.text.tokenizer import load_tokenizer
 
 DATA = Path(__file__).parent / "data" / "tokenizer"
 ORACLES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")

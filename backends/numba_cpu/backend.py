@@ -16,7 +16,7 @@ from augury.options import option
 
 if TYPE_CHECKING:
     from augury.blocks import Plan
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 

@@ -13,14 +13,14 @@ from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.weights import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
 from augury.blocks import Attention, FeedForward, Linear, Norm
-from augury.gguf import TensorType
+from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.blocks import Plan
-    from augury.gguf import ModelFile, Tensor
+    from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
 PURPOSE = "weights"

@@ -24,10 +24,10 @@ from augury.types import Allocation, ModelInfo, StateSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.bench.roofline import KernelTime, Limits
     from augury.blocks import Plan
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Logits, Progress
+    from augury.plugins.bench.roofline import KernelTime, Limits
     from augury.types import Batch, ModelOptions
 
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for

@@ -22,11 +22,11 @@ import numpy as np
 import platformdirs
 from xxhash import xxh3_64_intdigest
 
-from augury.atomic_file import AtomicFile, no_room
 from augury.backends.numba_cpu import weights
 from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.weights import aligned
 from augury.errors import ModelFileError
+from augury.files.atomic_file import AtomicFile, no_room
 from augury.interfaces import Progress
 from augury.log import get_logger
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from augury.backends.numba_cpu.weights import Layout
-    from augury.gguf import ModelFile, Tensor
+    from augury.files.gguf import ModelFile, Tensor
 
 _CHECKSUM = np.dtype(np.uint64)
 WORTH_BYTES = 64 << 20  # what is smaller is packed within a tenth of a second

@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels import probe
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.weights import aligned
-from augury.bench.roofline import KernelTime, Limits
+from augury.plugins.bench.roofline import KernelTime, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ from augury.errors import ModelFileError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.gguf import Tensor
-    from augury.tensor_type import TensorType
+    from augury.files.gguf import Tensor
+    from augury.files.tensor_type import TensorType
 
 _LINE = 64
 _HUGE_PAGE = 1 << 21

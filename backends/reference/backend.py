@@ -13,7 +13,7 @@ from augury.types import ModelInfo
 
 if TYPE_CHECKING:
     from augury.blocks import Plan
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 

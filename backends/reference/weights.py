@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from augury.blocks import Block, Plan
-    from augury.gguf import ModelFile, Tensor
+    from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
 _N_ROWS = 1024  # rows of a matrix made float64 at a time, so that they stay in the CPU's cache for all tokens of a pass

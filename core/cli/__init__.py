@@ -1,5 +1,1 @@
-"""The command line `augury`."""
-
-from augury.cli.command_line import main
-
-__all__ = ["main"]
+"""The command line `augury`, and what commands of plugins are made of."""

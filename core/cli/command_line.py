@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from augury.cli import bench, chat, completion, inspect, new_drafter, plugins, pull, run, tune
+from augury.cli import chat, completion, inspect, plugins, pull, run
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.memory_limit import lack_of_memory
@@ -35,14 +35,13 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"augury {metadata.version('augury')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    for command in (run, chat, bench, tune):
+    for command in (run, chat):
         command.add_parser(subparsers, registry, argv)
     plugins.add_parser(subparsers, registry)
     pull.add_parser(subparsers, registry)
     inspect.add_parser(subparsers, registry)
-    new_drafter.add_parser(subparsers, registry)
     completion.add_parser(subparsers, parser)
-    registry.add_commands(subparsers)
+    registry.add_commands(subparsers, argv)
     return parser
 
 

@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.atomic_file import write_atomically
-from augury.bench.workload import read_text
+from augury.cli.prompts import read_text
 from augury.cli.report import drafting_lines, run_line, say
 from augury.cli.writer import Writer
 from augury.errors import AuguryError, CapacityError, UnsupportedError
-from augury.table import table
+from augury.files.atomic_file import write_atomically
+from augury.text.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
     from augury.types import Result, Summary
 
     Messages = list[dict[str, str]]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.foreign_flags import ignored
 from augury.cli.parser import FlagsAction, Parser
+from augury.engine.sampling import sampling_options
 from augury.errors import OptionError
-from augury.sampling import sampling_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from augury.cli.parser import converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import Spec, options_of, parse_specs
-from augury.speculation import VERIFY, synthetic_rates
+from augury.speculation.config import VERIFY, synthetic_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
-from augury.models import resolve
-from augury.table import table
+from augury.files.models import resolve
+from augury.text.table import table
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
     from augury.registry import Registry
 
 __all__ = ["add_parser"]
@@ -42,7 +42,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
     with ProgressDisplay() as progress:
         path = resolve(args.model, args.registry, progress)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.cli.parser import Parser
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
     from augury.interfaces import Progress
     from augury.registry import Registry
 
@@ -81,7 +81,7 @@ def load_engine(
     Raises:
         AuguryError: As `Engine.load` does.
     """
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
 
     log.configure(verbosity=args.verbose, is_quiet=args.quiet)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])

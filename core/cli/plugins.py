@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.drafter_flags import flag_of
 from augury.cli.report import print_json, print_lines
 from augury.options import options_of
-from augury.table import fold, table
+from augury.text.table import fold, table
 
 if TYPE_CHECKING:
     import argparse

@@ -1,26 +1,20 @@
-"""Where prompts come from: `-p`, `--prompt-tokens`, `-f`, standard input or, for comparisons, workloads."""
+"""Where prompts come from: `-p`, `--prompt-tokens`, `-f`, or standard input."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import Factory, evolve, frozen
 
-from augury.bench.workload import Item, builtin_workload, read_text, read_workload
 from augury.cli.report import say
 from augury.errors import AuguryError, OptionError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+__all__ = ["Prompt", "add_prompt_flags", "add_template_flag", "read_prompts", "read_text"]
 
-__all__ = ["ITEMS", "Prompt", "add_prompt_flags", "add_template_flag", "add_workload_flag", "read_items", "read_prompts"]
-
-ITEMS = "those of standard input, if any, or else a small workload"  # where `read_items` finds prompts
 _KINDS = ("prompt", "tokens", "messages")
 
 
@@ -81,18 +75,6 @@ def add_template_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_workload_flag(group: Any) -> None:
-    """Add `--workload`, for commands that compare by category."""
-    group.add_argument(
-        "--workload",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens"; repeats',
-    )
-
-
 def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     """All prompts of a command line: those of `-p`, then of `--prompt-tokens`, then of `-f`, its bad lines among them.
 
@@ -112,22 +94,18 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts
 
 
-def read_items(args: argparse.Namespace) -> list[Item]:
-    """The command line's prompts; those of the built-in workload where there are none, and none wait at standard input."""
-    items = [item for path in args.workload for item in read_workload(path)]
-    is_given = args.prompt or args.prompt_tokens or args.file
-    if is_given or not (items or _is_silent()):
-        try:
-            prompts = read_prompts(args)
-        except OptionError:
-            if is_given:
-                raise
-            prompts = []  # standard input was empty
-        for number, prompt in enumerate(prompts, start=1):
-            name = str(number) if prompt.id is None else str(prompt.id)
-            category = "all" if prompt.category is None else str(prompt.category)
-            items.append(Item(name, category, prompt.arguments()))
-    return _distinct(items) or builtin_workload()
+def read_text(path: str | Path) -> str:
+    """The text of a file that a user names, without a byte order mark.
+
+    Raises:
+        AuguryError: It cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise AuguryError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise AuguryError(f"{path}: {error.strerror or error}") from None
 
 
 def _from_input() -> list[Prompt]:
@@ -207,17 +185,3 @@ def _as_chat(prompt: Prompt) -> Prompt:
     if prompt.tokens is not None:
         raise OptionError("--chat needs texts, but a prompt is given as token ids; leave one of the two out")
     return prompt if prompt.text is None else evolve(prompt, text=None, messages=[{"role": "user", "content": prompt.text}])
-
-
-def _distinct(items: Sequence[Item]) -> list[Item]:
-    """The same items, with ids that tell them apart where they come from several files."""
-    seen: Counter[str] = Counter()
-    found = []
-    for item in items:
-        seen[item.id] += 1
-        found.append(item if seen[item.id] == 1 else evolve(item, id=f"{item.id} ({seen[item.id]})"))
-    return found
-
-
-def _is_silent() -> bool:
-    return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from augury import models
 from augury.cli.progress import ProgressDisplay
+from augury.files import models
 
 if TYPE_CHECKING:
     import argparse

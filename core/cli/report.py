@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from augury.options import Spec
-from augury.table import table
+from augury.text.table import table
 from augury.types import TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from augury.engine import Engine
-    from augury.engine_stats import EngineStats
+    from augury.engine.engine import Engine
+    from augury.engine.engine_stats import EngineStats
     from augury.types import Result, Summary
 
 __all__ = [

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from augury.cli.prompts import Prompt
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
+    from augury.engine.running import Running
     from augury.registry import Registry
-    from augury.running import Running
     from augury.types import Result
 
 __all__ = ["add_parser"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.parser import count, counts
 from augury.cli.report import say
+from augury.engine.sampling import SAMPLERS, sampling_options
 from augury.errors import OptionError
-from augury.sampling import SAMPLERS, sampling_options
 
 if TYPE_CHECKING:
     from augury.options import Option

@@ -1,7 +1,7 @@
 """`pytest --augury-drafter NAME`: the conformance suite of an installed drafter, each check as a test of its own.
 
-The option is that of `augury.bench`, whose comparisons it means where they are run. pytest loads this module wherever augury is
-installed, so it imports nothing of augury until the option is given.
+The option is that of `augury.plugins.bench`, whose comparisons it means where they are run. pytest loads this module wherever
+augury is installed, so it imports nothing of augury until the option is given.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.blocks import Plan
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 

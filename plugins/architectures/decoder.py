@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury import rope
 from augury.blocks import Activation, Attention, Embedding, FeedForward, Linear, Norm, Output, Rope
 from augury.errors import ModelFileError, UnsupportedError
-from augury.gguf import TensorType
+from augury.files.gguf import TensorType
+from augury.plugins.architectures import rope
 from augury.plugins.architectures.keys import Keys
 
 if TYPE_CHECKING:
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
 _MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
 _LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite

@@ -15,7 +15,7 @@ from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
     from augury.blocks import Block
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
 _PERIOD = 6  # one layer in six sees everything, where the file does not say otherwise
 _N_LAYERS_27B = 62  # this size alone scales by E / H instead of D, and files do not say so

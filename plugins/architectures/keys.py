@@ -10,7 +10,7 @@ import numpy as np
 from augury.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
 Number = TypeVar("Number", int, float)
 

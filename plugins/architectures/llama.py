@@ -12,7 +12,7 @@ from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
     from augury.blocks import Block
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
 _FACTORS = "rope_freqs.weight"  # llama 3.1 and later: divisors of the rope's frequencies
 

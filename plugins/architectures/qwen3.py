@@ -11,7 +11,7 @@ from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
     from augury.blocks import Block
-    from augury.gguf import ModelFile
+    from augury.files.gguf import ModelFile
 
 
 class Qwen3(Architecture):

@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from augury.atomic_file import AtomicFile, no_room
 from augury.errors import ModelFileError
+from augury.files.atomic_file import AtomicFile, no_room
 from augury.hookspecs import hookimpl
 from augury.interfaces import Source
 

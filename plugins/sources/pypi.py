@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from attrs import frozen
 
-from augury.atomic_file import AtomicFile, no_room
 from augury.errors import ModelFileError
+from augury.files.atomic_file import AtomicFile, no_room
 from augury.hookspecs import hookimpl
 from augury.interfaces import Source
 from augury.options import nearest

@@ -11,7 +11,7 @@ from oracles import weights
 from augury.backends.numba_cpu.kernels import matmul as kernels
 from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.weights import aligned, pack
-from augury.tensor_type import TensorType
+from augury.files.tensor_type import TensorType
 
 pytestmark = pytest.mark.bench
 

@@ -136,7 +136,7 @@ def test_a_command_that_fails_is_given_up_and_the_others_are_there():
     registry.register(Failing(), name="failing", distribution="augury-stranger")
     registry.register(Greeting(), name="greeting")
     commands = []
-    registry.add_commands(commands)
+    registry.add_commands(commands, ())
     assert commands == ["greet"]
     (broken,) = registry.broken
     assert (broken.name, broken.distribution) == ("failing", "augury-stranger")

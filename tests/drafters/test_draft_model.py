@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
-from augury.engine import Engine
+from augury.engine.engine import Engine
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Logits, Model, Session
 from augury.options import options_of

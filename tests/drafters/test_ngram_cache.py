@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import ngram_caches
 
-from augury.drafters.lookup_file import read_lookup, write_lookup
+from augury.drafters.ngram.counts import Followers, NgramCounts
+from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
+from augury.drafters.ngram.past import NgramPast
 from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
-from augury.drafters.ngram_counts import Followers, NgramCounts
-from augury.drafters.ngram_past import NgramPast
 from augury.errors import ModelFileError, OptionError
 from augury.options import options_of
 from augury.types import Verdict
@@ -203,7 +203,7 @@ def test_a_file_of_another_vocabulary_is_an_error(tmp_path):
 
 
 def test_beyond_a_million_ngrams_those_seen_least_are_forgotten(monkeypatch):
-    monkeypatch.setattr("augury.drafters.ngram_past._N_MAX", 100)
+    monkeypatch.setattr("augury.drafters.ngram.past._N_MAX", 100)
     past = NgramPast(None, N_VOCAB)
     for _ in range(3):
         past.learn(as_history([1, 2, 3]), 0)

@@ -21,7 +21,7 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 
-from augury.gguf import ModelFile, Tensor, TensorType
+from augury.files.gguf import ModelFile, Tensor, TensorType
 
 DATA = Path(__file__).parent.parent / "data" / "models"
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")

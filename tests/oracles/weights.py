@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
-from augury.tensor_type import TensorType
+from augury.files.tensor_type import TensorType
 
 # Where a block of a type holds numbers in half precision.
 HALVES = {

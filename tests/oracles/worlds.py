@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.choice import Offer, Outcome, Wish
-from augury.pass_costs import PassCosts, PassTime
-from augury.planner import N_HINDSIGHT, Planner
+from augury.speculation.choice import Offer, Outcome, Wish
+from augury.speculation.pass_costs import PassCosts, PassTime
+from augury.speculation.planner import N_HINDSIGHT, Planner
 
 DEPTH = 100
 

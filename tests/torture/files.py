@@ -19,8 +19,8 @@ from oracles.models import NAMES, tiny_model
 from torture.engines import REGISTRY
 
 from augury import AuguryError, Engine
+from augury.files.models import resolve
 from augury.interfaces import Progress
-from augury.models import resolve
 from augury.testing.toys import TINY_TARGET
 
 N_FILES = 250  # of a round

@@ -20,8 +20,8 @@ from oracles.models import tiny_model
 from torture.engines import REGISTRY
 
 from augury.backends.numba_cpu.kernels.jit import cache_folder
+from augury.files.models import resolve
 from augury.interfaces import Progress
-from augury.models import resolve
 
 PROMPT = [5, 9, 33, 5, 9, 33, 5, 9]
 WAYS = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_k": 30})

@@ -28,7 +28,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
-from augury.atomic_file import AtomicFile
+from augury.files.atomic_file import AtomicFile
 from augury.memory_limit import require_address_space
 
 if TYPE_CHECKING:

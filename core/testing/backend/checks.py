@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
-from augury.gguf import ModelFile
+from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
 from augury.testing.backend import contract

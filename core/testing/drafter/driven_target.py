@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.engine.session import checked_batch
 from augury.interfaces import Target
-from augury.session import checked_batch
 from augury.testing.drafter import contract
 from augury.types import Batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from augury.engine import Engine
+from augury.engine.engine import Engine
 from augury.errors import AuguryError
 from augury.testing.counts import miscounts
 from augury.testing.drafter import contract

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from augury.engine.sampling import Sampler, SamplingParams
 from augury.logits import ArrayLogits
-from augury.sampling import Sampler, SamplingParams
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
 from augury.testing.drafter.checks import any_script, reproducible, together
@@ -18,7 +18,7 @@ from augury.testing.drafter.scripts import PROMPTS
 from augury.testing.tiny_model import PERIOD
 
 if TYPE_CHECKING:
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
     from augury.testing.drafter.world import Subject
     from augury.types import Result
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Factory, frozen
 
+from augury.engine.sampling import SamplingParams
+from augury.engine.session import EngineSession
 from augury.errors import AuguryError
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
 from augury.options import build
-from augury.sampling import SamplingParams
-from augury.session import EngineSession
 from augury.testing.drafter import contract
 from augury.testing.drafter.driven_slot import DrivenSlot
 from augury.testing.drafter.driven_target import DrivenTarget

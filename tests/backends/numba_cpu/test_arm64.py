@@ -8,7 +8,7 @@ import kernel_cases
 import numpy as np
 import pytest
 
-from augury.tensor_type import TensorType
+from augury.files.tensor_type import TensorType
 
 
 @pytest.fixture(scope="module")

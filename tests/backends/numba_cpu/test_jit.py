@@ -9,8 +9,8 @@ import pytest
 from damage import disk_is_full
 from numba.core import config
 
-from augury.atomic_file import AtomicFile
 from augury.backends.numba_cpu.kernels import jit, simd
+from augury.files.atomic_file import AtomicFile
 
 # Compiles one kernel in a fresh process, with the cache folder that the test chose, and says what was compiled and computed.
 SCRIPT = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles import weights
 
-from augury.tensor_type import TensorType
+from augury.files.tensor_type import TensorType
 
 E, F, LAYERS, VOCABULARY = 2048, 5632, 3, 8192
 # A first model of the same types brings in what every process needs once: the compiled kernels.
@@ -19,7 +19,7 @@ sys.path[:0] = sys.argv[3:]
 import numpy as np
 from oracles.passes import run_of
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
-from augury.gguf import ModelFile
+from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions

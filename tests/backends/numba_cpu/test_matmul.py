@@ -8,7 +8,7 @@ from augury.backends.numba_cpu.kernels import matmul as kernels
 from augury.backends.numba_cpu.kernels.target import available_targets, choose_target
 from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack
 from augury.errors import OptionError
-from augury.tensor_type import TensorType
+from augury.files.tensor_type import TensorType
 
 ROWS, COLS = 70, 768  # three panels, the last one partly filled; three units of the K types
 every_kind = pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)

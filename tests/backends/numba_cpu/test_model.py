@@ -15,7 +15,7 @@ from augury.backends.numba_cpu import NumbaCpu, backend
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError
-from augury.gguf import ModelFile
+from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.plugins.architectures.gemma3 import Gemma3
 from augury.plugins.architectures.llama import Llama

@@ -15,12 +15,12 @@ import pytest
 from oracles.models import tiny_model
 from oracles.passes import run_of
 
-from augury.atomic_file import AtomicFile
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, loading, packed_file
 from augury.backends.numba_cpu.packed_file import PackedFile
-from augury.engine import Engine
+from augury.engine.engine import Engine
 from augury.errors import ModelFileError
-from augury.gguf import ModelFile
+from augury.files.atomic_file import AtomicFile
+from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.types import ModelOptions

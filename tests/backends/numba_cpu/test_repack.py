@@ -8,8 +8,8 @@ from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES, matmul_kernels
 from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack, pack_tensor
 from augury.errors import ModelFileError
-from augury.gguf import Tensor
-from augury.tensor_type import TensorType
+from augury.files.gguf import Tensor
+from augury.files.tensor_type import TensorType
 
 
 def embed(matrix: PackedMatrix, row: int) -> np.ndarray:

@@ -250,7 +250,7 @@ def test_very_verbose_shows_every_draft(capsys, flag, n):
     drafted = re.findall(r"^  \d+ +(0\.\d{3})  \d+ +(0\.\d{3})  accepted$", err, re.MULTILINE)
     assert [one for one, _ in drafted] == [other for _, other in drafted]  # the model drafts for itself
     assert bool(drafted) == bool(n)
-    assert "INFO augury.loop" in err
+    assert "INFO augury.engine.loop" in err
 
 
 def test_stats_show_drafting(capsys):
@@ -396,7 +396,7 @@ def test_a_prompt_comes_from_standard_input_and_an_empty_one_is_an_error():
 def test_what_needs_no_model_imports_nothing_heavy(words):
     heavy = ("numba", "rich", "tokenizers", "gguf", "jinja2", "huggingface_hub", "prompt_toolkit", "sentencepiece", "structlog")
     code = (
-        "import sys\nfrom augury.cli import main\n"
+        "import sys\nfrom augury.cli.command_line import main\n"
         f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
         f"sys.exit(str([name for name in {heavy!r} if name in sys.modules] or ''))"
     )
@@ -410,7 +410,7 @@ def test_importing_augury_does_not_import_numba():
 
 
 def test_an_interrupt_exits_with_130(capsys, monkeypatch):
-    from augury.engine import Engine
+    from augury.engine.engine import Engine
 
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from augury.bench.workload import Item
-from augury.cli.prompts import Prompt, _distinct, _from_file
+from augury.cli.prompts import Prompt, _from_file
+from augury.plugins.bench.commands.items import _distinct
+from augury.plugins.bench.workload import Item
 
 
 def read(tmp_path, name, text):

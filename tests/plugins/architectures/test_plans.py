@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.models import FAMILIES, NAMES, altered, tiny_file
 
-from augury import rope
 from augury.blocks import Activation, Attention, FeedForward
 from augury.errors import AuguryError, ModelFileError, UnsupportedError
-from augury.plugins.architectures import gemma3, llama, qwen2, qwen3
+from augury.plugins.architectures import gemma3, llama, qwen2, qwen3, rope
 
 MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3}
 

@@ -1,0 +1,1 @@
+"""The engine: requests, sequences and the loop that runs them."""

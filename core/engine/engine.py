@@ -1,0 +1,389 @@
+"""`Engine`: a loaded model that answers requests, with speculation or without.
+
+The engine's own thread runs the loop; every public method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import attrs
+import numpy as np
+
+from augury.engine.guard import guarded
+from augury.engine.loop import Loop
+from augury.engine.request import checked_tokens, make_request
+from augury.engine.running import Channel, Running
+from augury.engine.sequence import Sequence
+from augury.engine.session import EngineSession, EngineTarget
+from augury.engine.worker import Worker
+from augury.errors import OptionError, UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import Loader, make_backend, plan_of
+from augury.log import get_logger
+from augury.memory_limit import lack_of_memory
+from augury.options import build
+from augury.registry import Registry
+from augury.speculation.calibration import measure_passes
+from augury.speculation.config import Speculation, choose_drafters, synthetic_rates
+from augury.speculation.drafting import Drafting
+from augury.speculation.planner import Planner
+from augury.text.chat_template import ChatTemplate, prompt_ids
+from augury.types import Allocation, ModelOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Sequence as Items
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from augury.engine.engine_stats import EngineStats
+    from augury.engine.running import Stream
+    from augury.interfaces import Drafter, MemoryManager, Model
+    from augury.text.tokenizer import Tokenizer
+    from augury.types import ModelInfo, Result
+
+    Prompt = str | Items[int] | np.ndarray
+    Message = Mapping[str, Any]
+
+__all__ = ["Engine"]
+
+_N_CTX = 4096  # unless asked for: room for most texts, in memory that most machines have
+
+
+class Engine:
+    """A target model with its drafters, slots and memory. Made by `Engine.load`; close it, or use it in a `with` statement.
+
+    Attributes:
+        info: Facts about the model.
+        tokenizer: Of the model, or None where its file has none: then prompts are token ids and texts are empty.
+        config: The effective configuration, whether it was asked for or chosen.
+        load_s: Seconds that `load` took, compiling included.
+    """
+
+    load_s: float = 0.0
+
+    def __init__(
+        self,
+        model: Model,
+        memory: MemoryManager,
+        chains: Items[Items[Drafter]],
+        loader: Loader,
+        *,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        speculation: Speculation,
+        planner: Planner | None = None,
+        config: Mapping[str, Any],
+        observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
+        max_queue: int | None = None,
+    ) -> None:
+        """Put loaded parts together; users call `load`."""
+        self.info: ModelInfo = model.info
+        self.tokenizer = tokenizer
+        self.config = config
+        self._template = template
+        self._speculation = speculation
+        self._n_ctx = model.state_spec.n_ctx
+        self._drafters = [drafter for chain in chains for drafter in chain]
+        self._loader = loader
+        self._n_vocab = model.info.n_vocab if tokenizer is None else min(model.info.n_vocab, tokenizer.n_vocab)
+        self._drafting = Drafting(chains, planner, model.info.n_vocab)
+        loop = Loop(model, memory, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
+        give_back = partial(_give_back, self._drafters, template, loader)
+        self._worker = Worker(loop, give_back, n_slots=model.state_spec.n_slots, max_queue=max_queue)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = "smollm2",
+        *,
+        backend: str = "auto",
+        memory: str = "auto",
+        spec_type: str | Iterable[str] = "auto",
+        draft_model: str | Path | None = None,
+        spec_options: Mapping[str, Mapping[str, Any]] | None = None,
+        draft_max: int = 16,
+        draft_min: int = 0,
+        spec_fixed: bool = False,
+        spec_verify: Literal["match", "rejection"] = "match",
+        spec_synth_rates: Iterable[float] | None = None,
+        spec_synth_len: float | None = None,
+        spec_timeout: float = 30.0,
+        threads: int | None = None,
+        n_ctx: int | None = None,
+        slots: int = 1,
+        max_queue: int | None = None,
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        progress: Progress | None = None,
+        registry: Registry | None = None,
+    ) -> Self:
+        """Load a model.
+
+        Args:
+            model: A path, a short name, `hf:owner/repo:quant` or `pypi:distribution==version`.
+            backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
+            memory: A memory manager's name, or `auto`.
+            spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
+                is taken, round by round, that promises most.
+            draft_model: A second, small model; with `auto` it is one of the drafters to choose from.
+            spec_options: Options by drafter name, beside those in `spec_type`.
+            draft_max: Tokens per draft at most.
+            draft_min: Shorter drafts are thrown away.
+            spec_fixed: Draft in every round as far as `draft_max` allows, by the first drafter that has something to propose;
+                otherwise drafter and length, 0 included, are those that by measured costs give most tokens per second.
+            spec_verify: `match` accepts what the target would have chosen itself, so that nothing ever changes the output;
+                `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. It implies
+                `spec_fixed`, for what is drafted has a part in what is emitted.
+            spec_synth_rates: For benchmarks: drafts are accepted by chance, and the text is not the model's. The chance that a
+                draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it. Trees are
+                verified as always.
+            spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
+            spec_timeout: Seconds. A drafter two of whose calls in a request take longer is left out of the rest of it: a call
+                cannot be interrupted, only not be made again. A call is one of a drafter's methods, or one step of a `begin`
+                that takes steps.
+            threads: None for as many as there are physical cores.
+            n_ctx: Tokens that one sequence may use, prompt and output together. 0: as many as the model was trained for, None:
+                4096 at most. More is possible, with a warning.
+            slots: Sequences that run at once; requests beyond them queue.
+            max_queue: Requests that may wait for a slot; one more is a `CapacityError`. None for any number.
+            cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
+            cache_type_v: Type of the values.
+            progress: Told how far downloading, compiling and loading have come.
+            registry: Plugins to choose from; None discovers those installed.
+
+        Raises:
+            AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
+        """
+        start = perf_counter()
+        _check_counts(n_ctx=n_ctx or 1, slots=slots, threads=1 if threads is None else threads)
+        if max_queue is not None:
+            _check_counts(max_queue=max_queue)
+        for what, name in (("backend", backend), ("memory", memory)):
+            if not isinstance(name, str):
+                raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
+        registry = registry or Registry.discover()
+        chosen = choose_drafters(registry, spec_type, draft_model, spec_options)
+        speculation = Speculation(
+            members=tuple(member for _, member in chosen),
+            n_max=draft_max,
+            n_min=draft_min,
+            is_fixed=spec_fixed or spec_verify == "rejection",
+            verify=spec_verify,
+            synthetic=synthetic_rates(spec_synth_rates, spec_synth_len),
+            timeout_s=spec_timeout,
+        )
+        if speculation.synthetic and not chosen:
+            raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
+        device = make_backend(registry, backend)
+        loader = Loader(registry, device, progress or Progress())
+        try:
+            file = loader.open(model)
+            n_trained = plan_of(file, registry).n_ctx_train
+            if n_ctx is not None and n_ctx > n_trained:
+                told = {"n_ctx": n_ctx, "n_ctx_train": n_trained}
+                get_logger("augury.engine.engine").warning("the context is longer than the model was trained for", **told)
+            n_ctx = min(_N_CTX, n_trained) if n_ctx is None else n_ctx or n_trained
+            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
+            tokenizer = loader.load_tokenizer(model)
+            template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+            target = loader.load(model, options, purpose="target")
+            memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
+            manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)
+            guarded = EngineTarget(target, manager)
+            sessions = [EngineSession(slot, target.info, options, tokenizer, loader, guarded) for slot in range(slots)]
+            chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
+            planner = None
+            if chosen and draft_max > 0 and not speculation.is_fixed:
+                costs = measure_passes(target, slots * (draft_max + 1))
+                planner = Planner(costs, [drafter.is_costly for drafter in chains[0]])
+            loader.close_files()
+            plugins = {"model": str(model), "backend": device.name, "memory": memory_class.name}
+            effective = attrs.asdict(options) | {"threads": target.n_threads, "target": target.target}
+            engine = cls(
+                target,
+                manager,
+                chains,
+                loader,
+                tokenizer=tokenizer,
+                template=template,
+                speculation=speculation,
+                planner=planner,
+                config=plugins | effective | {"spec_type": str(speculation), "speculative": speculation.effective()},
+                observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
+                max_queue=max_queue,
+            )
+            engine.load_s = perf_counter() - start
+            return engine  # noqa: TRY300 - whatever fails above gives back what was loaded
+        except BaseException as error:
+            loader.close()
+            if (lack := lack_of_memory(error)) is not None:
+                raise lack from error
+            raise
+
+    # Requests
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Items[Message] | None = None,
+        tools: Items[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Running:
+        """Start a request and return at once; beyond the slots it waits for its turn.
+
+        Args:
+            prompt: A text or token ids.
+            messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
+                A last message with the role `assistant` is the beginning of the answer, which is continued. `content` may be
+                missing beside `tool_calls`.
+            tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
+            chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
+            **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
+                repeat_last_n, seed, logit_bias, samplers (see `augury.engine.sampling.SamplingParams`); max_tokens (None or -1:
+                until an end token or a full context), min_tokens (before so many neither end tokens nor stop texts end it),
+                stop (a text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt
+                (reuse what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
+                "p_min", "type", NAME: {...}}), id (a text by which results, logs and observers name the request; several may
+                have the same, and without one it is made: req-1, req-2, ...).
+
+        Raises:
+            OptionError: An argument is unknown or out of range.
+            CapacityError: The prompt does not fit into the context, or `max_queue` requests wait already.
+            AuguryError: The engine is closed, or was loaded before this process was forked off.
+        """
+        self._worker.check()  # before a template is rendered for nothing
+        ids = prompt_ids(prompt, messages, self.tokenizer, self._template, tools=tools, kwargs=chat_template_kwargs)
+        tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
+        request = make_request(tokens, self._speculation, params, n_vocab=self._n_vocab)
+        if request.echo:
+            decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
+            request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
+        if request.stop and self.tokenizer is None:
+            raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
+        channel = Channel()
+        running = Running(channel, self._worker, request.id)
+        try:
+            self._worker.submit(Sequence(request, channel, self.tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx))
+        except BaseException:  # Ctrl-C among others: nobody will hold the request
+            running.cancel()
+            raise
+        return running
+
+    @overload
+    def generate(self, prompt: list[str] | list[Items[int]], **params: Any) -> list[Result]: ...
+
+    @overload
+    def generate(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Result: ...
+
+    def generate(self, prompt: Any = None, *, messages: Items[Message] | None = None, **params: Any) -> Result | list[Result]:
+        """Answer one prompt, or several at once: a list of texts or of token lists gives a list of results in its order.
+
+        Arguments and errors are those of `submit`.
+        """
+        self._worker.check_may_wait()
+        is_several = messages is None and _is_several(prompt)
+        runnings: list[Running] = []
+        try:
+            runnings.extend(self.submit(each, messages=messages, **params) for each in (prompt if is_several else [prompt]))
+            results = [running.result() for running in runnings]
+        except BaseException:
+            for running in runnings:
+                running.cancel()
+            raise
+        return results if is_several else results[0]
+
+    def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
+        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
+        return iter(self.submit(prompt, messages=messages, **params))
+
+    def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
+        """The same for `async for`: no thread waits for the tokens, and the event loop goes on meanwhile.
+
+        A reader who is slow holds up neither its own request nor others; what it has not read waits. A task that is cancelled
+        cancels its request. For whole results: `await engine.submit(...)`.
+        """
+        return self.stream(prompt, messages=messages, **params)
+
+    def evaluate(self, token_ids: Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
+        """The logits behind every token of a text, without generating.
+
+        Args:
+            token_ids: T tokens.
+            rows: Positions whose logits are wanted, in any order; None for all.
+
+        Returns:
+            (T, V) float32, or (len(rows), V).
+
+        Raises:
+            OptionError: A token or row is out of range, or there are none.
+            CapacityError: The tokens do not fit into the context.
+        """
+        tokens = checked_tokens(token_ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
+        wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows).reshape(-1)
+        if not len(wanted):
+            wanted = wanted.astype(np.int64)  # an empty list has no type of its own
+        if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= len(tokens))).any():
+            raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {len(tokens) - 1}, the positions of the tokens given")
+        rising, back = np.unique(wanted, return_inverse=True)
+        channel = Channel()
+        try:
+            self._worker.check_may_wait()
+            self._worker.evaluate(tokens, rising, channel)
+            logits: np.ndarray = self._worker.wait(channel)
+        except BaseException:  # Ctrl-C while waiting: nobody will ask again
+            channel.cancel()
+            raise
+        return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
+
+    def stats(self) -> EngineStats:
+        """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
+        return self._worker.stats()
+
+    def memory_table(self) -> list[Allocation]:
+        """What the models hold, the target's first: weights, KV cache, scratch, each behind the model's name and role."""
+        return [
+            Allocation(f"{model.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
+            for number, model in enumerate(self._loader.models)
+            for line in model.memory_table()
+        ]
+
+    def close(self) -> None:
+        """Cancel what runs and give back threads and memory; an engine that nobody holds any more does the same.
+
+        May be called by any thread, more than once. A hook that calls it does not wait: the end comes after the round. In a
+        process that was forked off it does nothing, for the engine is the parent's.
+        """
+        self._worker.close()
+        if self._template is not None:
+            self._template.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: Loader) -> None:
+    for drafter in drafters:
+        guarded(drafter.close)
+    if template is not None:
+        guarded(template.close)
+    loader.close()
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise OptionError(f"{name} is {value!r}, expected a whole number of at least 1")
+
+
+def _is_several(prompt: Any) -> bool:
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)

@@ -1,0 +1,364 @@
+"""One round for all running sequences: draft, prepare, one forward pass, verify, commit, emit, accept.
+
+Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and what drafters have
+to do with a prompt goes on in steps between them. Over a request `emitted = rounds + accepted` holds exactly, where the
+prompt's last pass counts as a round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from augury.engine.engine_stats import Tally
+from augury.engine.guard import guarded
+from augury.engine.part import Part, batch_of
+from augury.errors import PluginError
+from augury.log import get_logger
+from augury.speculation.draft_log import DRAFT_LOGGER, draft_lines
+from augury.types import Batch, Draft, Round, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from collections.abc import Sequence as Items
+    from typing import Any
+
+    from augury.engine.engine_stats import EngineStats
+    from augury.engine.sequence import Sequence
+    from augury.interfaces import Logits, MemoryManager, Model
+    from augury.speculation.drafted import Drafted
+    from augury.speculation.drafting import Drafting
+    from augury.types import Opened, Summary
+
+__all__ = ["Loop"]
+
+CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
+CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
+_LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
+
+
+class Loop:
+    """Runs sequences on one model. Not thread-safe: the engine's thread alone calls it."""
+
+    def __init__(
+        self,
+        model: Model,
+        memory: MemoryManager,
+        drafting: Drafting,
+        on_round: Callable[..., Any] | None = None,
+        on_request: Callable[..., Any] | None = None,
+        *,
+        n_vocab: int | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Take over a model.
+
+        Args:
+            model: With as many slots as the memory manager has.
+            memory: Its memory manager.
+            drafting: The drafters of all slots.
+            on_round: Called with a `Round` after every pass.
+            on_request: Called with a `Summary` after every request.
+            n_vocab: How many tokens may be chosen; what the model computes beyond them is padding. None: all.
+            check: Called before every request; what it raises is the request's error.
+        """
+        self._model = model
+        self._memory = memory
+        self._drafting = drafting
+        self._on_round = on_round
+        self._on_request = on_request
+        self._check = check
+        self._n_vocab = n_vocab or model.info.n_vocab
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._taken: set[int] = set()  # slots, also those of evaluations
+        self._evaluating: set[int] = set()  # slots
+        self._tally = Tally(model.state_spec.n_slots)
+        self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return self.n_sequences == 0
+
+    @property
+    def n_sequences(self) -> int:
+        """How many run or wait. Any thread may ask."""
+        return len(self._running) + len(self._waiting)
+
+    def stats(self, n_arriving: int) -> EngineStats:
+        """What runs, and what was done; `n_arriving` wait to be added. Any thread may ask."""
+        return self._tally.stats(n_arriving + len(self._waiting), self._evaluating)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence for a slot."""
+        self._waiting.append(sequence)
+
+    def round(self) -> None:
+        """Run one round. Whatever fails in it ends the sequences that it concerns, with that error, and no others."""
+        self._drop_cancelled()
+        self._admit()
+        decoding = [sequence for sequence in self._running if sequence.n_emitted]
+        decoding = [sequence for sequence in decoding if self._attempt([sequence], self._drafting.prefill, sequence)]
+        start = perf_counter()
+        parts = self._parts(decoding)
+        draft_s = perf_counter() - start
+        if not parts:  # nobody is there, or all wait for their drafters
+            return
+        passed = self._attempt([part.sequence for part in parts], self._forward, parts)
+        if passed is None:
+            return
+        logits, argmax, forward_s = passed
+        n_tokens = sum(len(part.tokens) for part in parts)
+        for part in parts:
+            if part.drafted is None:
+                part.sequence.recorder.chunk(len(part.tokens), forward_s * len(part.tokens) / n_tokens)
+        emitted, row = [], 0
+        for part in parts:
+            emitted.append(self._attempt([part.sequence], self._verify, part, logits, argmax, row))
+            row += part.n_rows
+        settled = []
+        for part, verdict in zip(parts, emitted, strict=True):
+            if verdict is not None:
+                if part.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
+                    self._attempt([part.sequence], self._drafting.settle, part.drafted, verdict)
+                settled.append((part, verdict))
+        drafted = [(part.drafted, verdict) for part, verdict in settled if part.drafted is not None]
+        n_beside = n_tokens - sum(1 + len(each.draft) for each, _ in drafted)
+        guarded(self._drafting.observe_round, [each for each, _ in drafted], [v for _, v in drafted], n_beside, forward_s)
+        verdicts = [verdict for _, verdict in settled]
+        seen = Round(
+            n_sequences=len(parts),
+            n_tokens=n_tokens,
+            n_drafted=sum(verdict.n_offered for verdict in verdicts),
+            n_accepted=sum(verdict.n_accepted for verdict in verdicts),
+            n_emitted=sum(verdict.n_emitted for verdict in verdicts),
+            draft_s=draft_s,
+            forward_s=forward_s,
+            ids=tuple(part.sequence.request.id for part in parts),
+        )
+        self._tally.passed(seen, n_prompt=sum(len(part.tokens) for part in parts if part.drafted is None))
+        self._tally.publish(self._running)
+        for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
+            self._end(sequence)
+        if self._on_round is not None:
+            guarded(self._on_round, round=seen)
+
+    def abandon(self, error: BaseException | None = None) -> None:
+        """End everything that runs or waits: with an error, or as cancelled."""
+        for sequence in (*self._running, *self._waiting):
+            self._end(sequence, error)
+
+    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Generator[np.ndarray | None, None, None]:
+        """Logits of a text without continuing it, a chunk with every step, so that rounds may go on in between.
+
+        Args:
+            tokens: (T,) int32.
+            rows: (r,) int32, rising positions whose logits are wanted.
+
+        Yields:
+            None while all slots are taken and after every chunk, at last (r, V) float32. Closing the generator frees the slot.
+
+        Raises:
+            CapacityError: The tokens do not fit.
+        """
+        while (opened := self._open(tokens, may_reuse=False)) is None:
+            yield None
+        self._evaluating.add(opened.slot)
+        try:
+            logits = np.empty((len(rows), self._model.info.n_vocab), np.float32)
+            for start in range(0, len(tokens), CHUNK):
+                chunk = tokens[start : start + CHUNK]
+                step = self._memory.prepare(opened.slot, len(chunk))
+                first, last = np.searchsorted(rows, (start, start + len(chunk)))
+                logits[first:last] = self._model.forward(
+                    Batch(
+                        tokens=chunk,
+                        slots=np.full(len(chunk), opened.slot, np.int32),
+                        positions=np.arange(start, start + len(chunk), dtype=np.int32),
+                        rows=(rows[first:last] - start).astype(np.int32),
+                    )
+                ).rows()
+                self._memory.commit(opened.slot, step, chunk)
+                yield None
+        finally:
+            self._evaluating.discard(opened.slot)
+            self._free(opened.slot)
+        yield logits
+
+    # The steps of a round
+
+    def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
+        """Do a step for some sequences; if it fails, they end with what it raised, and None is returned."""
+        try:
+            return step(*arguments)
+        except BaseException as error:  # noqa: BLE001 - a plugin's `SystemExit` is a failure like any other
+            for sequence in sequences:
+                self._end(sequence, error)
+            return None
+
+    def _drop_cancelled(self) -> None:
+        for sequence in [sequence for sequence in (*self._running, *self._waiting) if sequence.channel.cancels]:
+            self._end(sequence)
+
+    def _admit(self) -> None:
+        while self._waiting:
+            sequence = self._waiting[0]
+            self._attempt([sequence], self._start, sequence)
+            if self._waiting and self._waiting[0] is sequence:  # all slots are taken
+                return
+
+    def _start(self, sequence: Sequence) -> None:
+        """Give a sequence a slot, if there is one."""
+        opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt)
+        if opened is not None:
+            sequence.slot = opened.slot
+            sequence.n_kept = opened.n_reused
+            sequence.recorder.start(len(sequence.request.prompt), opened.n_reused)
+            self._running.append(sequence)
+            self._waiting.popleft()
+            self._tally.started(opened.n_reused)
+            self._tally.publish(self._running)
+
+    def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+        """A slot for a prompt, or None while all are taken."""
+        for slot in tuple(self._unfreed):
+            with suppress(BaseException):  # it was said the first time
+                self._memory.end(slot)
+                self._unfreed.remove(slot)
+        if self._check is not None:
+            self._check()
+        opened = self._memory.open(tokens, may_reuse=may_reuse)
+        if opened is not None:
+            self._taken.add(opened.slot)
+            self._unfreed.discard(opened.slot)
+        elif not self._taken:
+            raise PluginError(f"memory manager {self._memory.name} has no free slot, and none is in use; load the model again")
+        return opened
+
+    def _free(self, slot: int) -> None:
+        """Free a slot; where its manager fails in that, it is asked again before the next one is opened."""
+        self._taken.discard(slot)
+        if not guarded(self._memory.end, slot):
+            self._unfreed.add(slot)
+
+    def _parts(self, decoding: Items[Sequence]) -> list[Part]:
+        """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
+        chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
+        n_beside = sum(len(part.tokens) for part in chunks)
+        limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
+        limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
+        drafted = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
+        parts = []
+        for each in drafted:
+            tokens = np.concatenate([each.sequence.history[-1:], each.draft.tokens])
+            parts.append(self._attempt([each.sequence], self._part, each.sequence, tokens, len(tokens), each))
+        return [part for part in parts if part is not None] + chunks
+
+    def _chunks(self, n_chunk: int) -> list[Part]:
+        """The next tokens of the prompts in progress, `n_chunk` at most."""
+        parts = []
+        for sequence in tuple(self._running):
+            if not sequence.n_emitted and n_chunk:
+                tokens = sequence.request.prompt[sequence.n_kept : sequence.n_kept + n_chunk]
+                is_last = sequence.n_kept + len(tokens) == len(sequence.request.prompt)
+                if (part := self._attempt([sequence], self._part, sequence, tokens, int(is_last))) is not None:
+                    n_chunk -= len(tokens)
+                    parts.append(part)
+        return parts
+
+    def _part(self, sequence: Sequence, tokens: np.ndarray, n_rows: int, drafted: Drafted | None = None) -> Part:
+        return Part(sequence, self._memory.prepare(sequence.slot, len(tokens)), tokens, n_rows, drafted)
+
+    def _limit(self, sequence: Sequence) -> int:
+        """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
+        return min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
+
+    def _forward(self, parts: Items[Part]) -> tuple[Logits, list[int], float]:
+        """The pass, the best token of each of its rows where someone asks for no more, and the seconds that it took."""
+        start = perf_counter()
+        logits = self._model.forward(batch_of(parts))
+        if self._n_vocab < self._model.info.n_vocab:
+            logits = logits.first(self._n_vocab)
+        seconds = perf_counter() - start
+        has_greedy = any(part.n_rows and part.sequence.is_plain_argmax for part in parts)
+        return logits, logits.argmax().tolist() if has_greedy else [], seconds
+
+    def _verify(self, part: Part, logits: Logits, argmax: list[int], row: int) -> Verdict | None:
+        """Verify, emit what was accepted, and keep it; None where nothing was to be emitted."""
+        sequence = part.sequence
+        if not part.n_rows:
+            self._keep(part, part.tokens)
+            return None
+        draft = part.drafted.draft if part.drafted is not None else Draft()
+        accepted = sequence.verify(draft, logits, row, argmax)
+        name = None if part.drafted is None else self._drafting.name(part.drafted)
+        n_emitted = sequence.emit(accepted, logits, row, name)
+        if not n_emitted:  # it has failed; what its slot holds is as before the pass
+            return None
+        if part.drafted is None:
+            self._keep(part, part.tokens)
+            if sequence.finish_reason is None:
+                self._drafting.begin(sequence)
+            sequence.recorder.first_token()
+            return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
+        if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+            guarded(_log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
+        path = tuple(accepted.path[: n_emitted - 1])
+        kept = [0, *(node + 1 for node in path)]
+        self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
+        return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)
+
+    def _keep(self, part: Part, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+        """Keep some tokens of a part, those at `path` in it; None: at its beginning."""
+        replay = np.array(part.step.replay, np.int32)
+        if path is not None and len(replay):
+            path = np.concatenate([np.arange(len(replay), dtype=np.int32), path + np.int32(len(replay))])
+        self._memory.commit(part.sequence.slot, part.step, np.concatenate([replay, tokens]), path)
+        part.sequence.n_kept += len(tokens)
+
+    def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
+        """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""
+        if sequence.slot >= 0:
+            guarded(self._release, sequence)
+        for queue in (self._running, self._waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._tally.ended(sequence, error)
+        self._tally.publish(self._running)  # before its caller hears of the end, and asks
+        sequence.finish(error)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._free(sequence.slot)
+        self._drafting.end(sequence)
+        summary = sequence.recorder.summary()
+        if self._on_request is not None:
+            guarded(self._on_request, summary=summary)
+        if _LOGGER.isEnabledFor(logging.INFO):
+            guarded(_log_request, summary)
+
+
+def _log_draft(*seen: Any) -> None:
+    DRAFT_LOGGER.debug("\n".join(draft_lines(*seen)))
+
+
+def _log_request(summary: Summary) -> None:
+    logger = get_logger("augury.engine.loop")
+    logger.info(
+        "request done",
+        id=summary.id,
+        prompt=summary.n_prompt,
+        reused=summary.n_reused,
+        emitted=summary.n_emitted,
+        rounds=summary.n_rounds,
+        prompt_s=round(summary.timings.prompt_s, 4),
+        predict_s=round(summary.timings.predict_s, 4),
+    )
+    for name, stats in summary.drafters.items():
+        logger.info("drafter done", id=summary.id, drafter=name, **attrs.asdict(stats))

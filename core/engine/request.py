@@ -1,0 +1,137 @@
+"""What a caller asks for: prompt, sampling and limits of one request, checked."""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.engine.sampling import SamplingParams, sampling_options
+from augury.errors import CapacityError, OptionError
+from augury.options import nearest
+from augury.speculation.config import Speculation, wishes_of
+from augury.types import tokens_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Request", "checked_tokens", "make_request"]
+
+
+_FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
+_OTHERS = ("logit_bias", "samplers", "speculative", "max_tokens", "min_tokens", "logprobs", "stop", "stop_token_ids", "id")
+_NUMBERS = itertools.count(1)  # of requests without an id, in this process
+
+
+@frozen(eq=False)
+class Request:
+    """One prompt and how it is to be continued, by `make_request`."""
+
+    id: str  # the caller's, or one of this process'; a name for logs and observers alone, so that two may have the same
+
+    prompt: np.ndarray  # (p,) int32, see `checked_tokens`
+    sampling: SamplingParams
+    max_tokens: int | None  # None: until an end token or a full context
+    min_tokens: int  # until so many are emitted end tokens are not chosen, and stop texts that they complete do not count
+    stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]  # end tokens beside the model's
+    ignore_eos: bool
+    logprobs: int | None  # how many alternatives to report; 0: the emitted token's alone; None: nothing
+    cache_prompt: bool
+    echo: bool  # whether the result holds the prompt
+    speculation: Speculation
+    prompt_text: str | None = None  # what the result holds of the prompt's text
+
+
+def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
+    """A prompt's tokens, (p,) int32, checked against a model.
+
+    Raises:
+        OptionError: They are no token ids, none at all, or outside the vocabulary.
+        CapacityError: They do not fit into a sequence.
+    """
+    try:
+        tokens = np.asarray(prompt)
+    except ValueError:  # lists of different lengths
+        tokens = np.empty((0, 0))
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise OptionError(f"the prompt is {reprlib.repr(prompt)}, expected a text or a list of token ids")
+    if len(tokens) == 0:
+        raise OptionError("the prompt is empty, expected at least one token; this model adds none of its own")
+    outside = (tokens < 0) | (tokens >= n_vocab)
+    if outside.any():
+        raise OptionError(f"the prompt holds token {tokens[outside.argmax()]}, the vocabulary has tokens 0 to {n_vocab - 1}")
+    if len(tokens) > n_ctx:
+        raise CapacityError(
+            f"the prompt has {len(tokens)} tokens, a sequence can use {n_ctx}; "
+            "shorten it or load the model with a larger context (-c, n_ctx)"
+        )
+    return tokens_array(tokens)
+
+
+def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any], *, n_vocab: int) -> Request:
+    """A request from checked token ids and the keyword arguments of `generate` and `stream`, for a model of V tokens.
+
+    Raises:
+        OptionError: An argument is unknown, has the wrong type or is out of range.
+    """
+    rest = dict(params)
+    sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias", "samplers") if key in rest})
+    speculation = speculation.override(wishes_of(rest))
+    max_tokens = rest.pop("max_tokens", None)
+    max_tokens = None if max_tokens == -1 else _count(max_tokens, "max_tokens", at_least=1)
+    min_tokens = _count(rest.pop("min_tokens", None), "min_tokens", at_least=0) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise OptionError(f"min_tokens is {min_tokens}, expected at most max_tokens, which is {max_tokens}")
+    logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
+    stop = rest.pop("stop", ())
+    stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
+        raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
+    flags: dict[str, Any] = {key: _flag(rest.pop(key, default), key) for key, default in _FLAGS.items()}
+    name = rest.pop("id", None)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise OptionError(f"id is {reprlib.repr(name)}, expected a text that is not empty")
+    ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
+    if rest:
+        known = (*sampling_options(), *_OTHERS, *flags)
+        key = next(iter(rest))
+        raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
+    return Request(
+        name or f"req-{next(_NUMBERS)}",
+        prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(stops),
+        stop_token_ids=ends,
+        logprobs=logprobs,
+        speculation=speculation,
+        **flags,
+    )
+
+
+def _token_ids(value: Any, name: str, n_vocab: int) -> frozenset[int]:
+    ids = () if value is None else value
+    if not isinstance(ids, list | tuple | set | frozenset | np.ndarray) or not all(
+        isinstance(each, int | np.integer) and not isinstance(each, bool) and 0 <= each < n_vocab for each in ids
+    ):
+        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a list of token ids from 0 to {n_vocab - 1}")
+    return frozenset(int(each) for each in ids)
+
+
+def _count(value: Any, name: str, *, at_least: int) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < at_least:
+        raise OptionError(f"{name} is {value!r}, expected a whole number of at least {at_least}")
+    return int(value)
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}, expected true or false")
+    return value

@@ -1,0 +1,234 @@
+"""One running request: its history, what it has emitted, and when it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.engine.sampling import Sampler
+from augury.engine.stats import Recorder
+from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
+from augury.errors import ModelFileError
+from augury.text.text_stream import TextStream
+from augury.types import Result, Token, TokenLogprob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Tokens
+
+    from augury.engine.request import Request
+    from augury.engine.running import Channel
+    from augury.engine.verification import Accepted
+    from augury.interfaces import Logits
+    from augury.text.tokenizer import Tokenizer
+    from augury.types import Draft
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """The state of one request. The history is a buffer that only ever grows; a draft lies behind its end until accepted."""
+
+    def __init__(self, request: Request, channel: Channel, tokenizer: Tokenizer | None, *, n_vocab: int, n_ctx: int) -> None:
+        """Prepare to run; costs no slot yet.
+
+        Args:
+            request: Checked against the model.
+            channel: To the caller, who is given every token and the result.
+            tokenizer: The model's, or None.
+            n_vocab: V.
+            n_ctx: Positions of a slot.
+        """
+        self.request = request
+        self.channel = channel
+        self.tokenizer = tokenizer
+        self.slot = -1  # while it waits
+        self.n_kept = 0  # tokens whose states the slot holds
+        self.pieces: list[Token] = []
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        members = request.speculation.members
+        self.recorder = Recorder(request.id, [member.name for member in members], request.speculation.effective())
+        eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
+        forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
+        self._end_tokens = (eog | request.stop_token_ids) - forbidden
+        self.sampler = Sampler(
+            request.sampling, n_vocab=n_vocab, forbidden=forbidden, late=self._end_tokens, n_early=request.min_tokens
+        )
+        self._text = TextStream(tokenizer, request.stop)
+        self._n_prompt = len(request.prompt)
+        self._n = self._n_prompt
+        self._buffer = np.empty(n_ctx + 1, np.int32)  # the last token of a full context is emitted, but never stored
+        self._buffer[: self._n] = request.prompt
+        self._view = self._buffer.view()
+        self._view.flags.writeable = False
+
+    @property
+    def history(self) -> np.ndarray:
+        """Prompt and output so far, (h,) int32, read-only."""
+        return self._view[: self._n]
+
+    @property
+    def n_emitted(self) -> int:
+        """Tokens emitted so far."""
+        return self._n - self._n_prompt
+
+    @property
+    def is_plain_argmax(self) -> bool:
+        """Whether the next tokens are simply their rows' argmax."""
+        return self.sampler.is_plain_argmax and self.n_emitted >= self.request.min_tokens
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that may still be emitted."""
+        n_room = len(self._buffer) - self._n
+        return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
+
+    def verify(self, draft: Draft, logits: Logits, first_row: int, argmax: Tokens[int]) -> Accepted:
+        """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.
+
+        That token is -1 where its row holds no finite numbers; rows that are not reached do not matter.
+
+        Args:
+            draft: k proposed tokens, with k less than `n_left`.
+            logits: Of the pass.
+            first_row: The row behind the history; the next k are those behind the draft's tokens.
+            argmax: Of all rows; may be empty unless `is_plain_argmax`.
+        """
+        tokens = draft.tokens.tolist()
+        if draft.parents is not None:
+            return match_tree(tokens, draft.parents.tolist(), self._tree_chooser(tokens, logits, first_row, argmax))
+        sampler, n, n_emitted = self.sampler, self._n, self.n_emitted
+        self._buffer[n : n + len(tokens)] = tokens
+        choose: Callable[[int], int] = (
+            argmax[first_row : first_row + len(tokens) + 1].__getitem__
+            if self.is_plain_argmax
+            else lambda i: sampler.choose(logits, first_row + i, self._view[: n + i], n_emitted + i)
+        )
+        speculation = self.request.speculation
+        if speculation.synthetic:
+            return accept_by_chance(tokens, speculation.synthetic, self._chances(n_emitted), choose)
+        if speculation.verify == "rejection" and not self.is_plain_argmax:
+            return reject(
+                tokens,
+                draft.probabilities,
+                lambda i: sampler.distribution(logits, first_row + i, self._view[: n + i], n_emitted + i),
+                lambda i: sampler.uniforms(n_emitted + i),
+            )
+        return match(tokens, choose)
+
+    def truth(self, proposal: Draft, n_emitted: int) -> np.ndarray:
+        """What a proposal is judged by that was made before the last `n_emitted` tokens: by these.
+
+        Where acceptance is synthetic they say nothing about it: then by what the same chance makes of the proposal itself.
+        """
+        emitted = self.history[-n_emitted:]
+        rates = self.request.speculation.synthetic
+        if not rates or not len(proposal) or proposal.parents is not None:
+            return emitted
+        k = min(len(proposal), n_emitted)
+        n_right = n_accepted_by_chance(k, rates, self._chances(self.n_emitted - n_emitted))
+        return np.append(proposal.tokens[:n_right], np.int32(-1))[:k]
+
+    def _chances(self, n_emitted: int) -> Callable[[int], float]:
+        """The numbers by which synthetic acceptance decides, from token `n_emitted` on."""
+        return lambda i: self.sampler.uniforms(n_emitted + i)[0]
+
+    def _tree_chooser(
+        self, draft: Tokens[int], logits: Logits, first_row: int, argmax: Tokens[int]
+    ) -> Callable[[int, int], int]:
+        """The target's own choice behind a node, whose ancestors were chosen before."""
+
+        def choose(node: int, depth: int) -> int:
+            row = first_row + 1 + node
+            if self.is_plain_argmax:
+                return argmax[row]
+            if node >= 0:
+                self._buffer[self._n + depth - 1] = draft[node]
+            return self.sampler.choose(logits, row, self._view[: self._n + depth], self.n_emitted + depth)
+
+        return choose
+
+    def emit(self, accepted: Accepted, logits: Logits, first_row: int, drafter: str | None) -> int:
+        """Append what a round emits, up to where the request ends, and deliver it.
+
+        Args:
+            accepted: What `verify` gave.
+            logits: Of the pass, for log-probabilities.
+            first_row: The row behind the history.
+            drafter: The name of the drafter that proposed all but the last token, or None.
+
+        Returns:
+            How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
+        """
+        emitted = []
+        rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
+        for token, row in zip(accepted.tokens, rows, strict=True):
+            if token < 0:
+                self.fail(
+                    ModelFileError(
+                        f"the model's logits after {self._n} tokens are not finite numbers; "
+                        "its weights are probably damaged, fetch the file again"
+                    )
+                )
+                break
+            self._buffer[self._n] = token
+            self._n += 1
+            may_stop = self.n_emitted > self.request.min_tokens
+            text = self._text.push(token, may_stop=may_stop)
+            self._finish_after(token)
+            if self.finish_reason is not None:
+                text += self._text.flush(may_stop=may_stop)
+            emitted.append((token, text, *self._logprobs(logits, row, token)))
+            if self.finish_reason is not None:
+                break
+        for i, (token, text, *logprobs) in enumerate(emitted):
+            is_drafted = i < len(emitted) - 1
+            self.pieces.append(Token(token, text, drafter if is_drafted else None, *logprobs))
+            self.channel.deliver(self.pieces[-1])
+        return len(emitted)
+
+    def _finish_after(self, token: int) -> None:
+        if self._text.is_stopped or token in self._end_tokens:
+            self.finish_reason = "stop"
+        elif self.n_left == 0:
+            self.finish_reason = "length" if self.n_emitted == self.request.max_tokens else "context"
+
+    def _logprobs(self, logits: Logits, row: int, token: int) -> tuple[Any, ...]:
+        """`logprob`, `bytes` and `top_logprobs` of a `Token`."""
+        if self.request.logprobs is None:
+            return ()
+        normalizer = logits.log_normalizer(row)
+        logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
+        ids, values = logits.top_k(row, self.request.logprobs)
+        top = zip(ids.tolist(), values.tolist(), strict=True)
+        return logprob, self._bytes(token), tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
+
+    def _bytes(self, token: int) -> bytes | None:
+        return None if self.tokenizer is None else self.tokenizer.piece(token)
+
+    def fail(self, error: Exception) -> None:
+        """End this request alone with an error, which its caller is told instead of a result."""
+        self.error = error
+        self.finish_reason = "error"
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Tell the caller that it is over: what it came to, or the error, its own before that of a round."""
+        try:
+            outcome = self.error or error or self.result()
+        except BaseException as found:  # noqa: BLE001 - the caller must hear of the end whatever happens
+            outcome = found
+        self.channel.finish(outcome)
+
+    def result(self) -> Result:
+        """What the request came to."""
+        return Result(
+            tokens=tuple(piece.token for piece in self.pieces),
+            text="".join(piece.text for piece in self.pieces),
+            finish_reason=self.finish_reason or "cancelled",
+            stats=self.recorder.summary(),
+            pieces=tuple(self.pieces),
+            prompt=tuple(self.request.prompt.tolist()) if self.request.echo else None,
+            prompt_text=self.request.prompt_text,
+        )

@@ -1,0 +1,207 @@
+"""The engine's thread: takes requests from any thread and runs the loop, one round after another."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from augury.engine.guard import guarded
+from augury.errors import AuguryError, CapacityError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import numpy as np
+
+    from augury.engine.engine_stats import EngineStats
+    from augury.engine.loop import Loop
+    from augury.engine.running import Channel
+    from augury.engine.sequence import Sequence
+
+__all__ = ["Worker"]
+
+
+@frozen(eq=False)
+class _Evaluation:
+    steps: Generator[np.ndarray | None, None, None]
+    channel: Channel
+
+
+class Worker:
+    """The engine's thread as all others see it. It sleeps while there is nothing to do.
+
+    It ends with `close`, or when nobody holds the worker any more: the thread itself does not. At its end it gives back what
+    the engine has loaded, so that no other thread ever calls a model.
+    """
+
+    def __init__(self, loop: Loop, give_back: Callable[[], None], *, n_slots: int, max_queue: int | None = None) -> None:
+        """Start the thread.
+
+        Args:
+            loop: Called on the thread alone from now on.
+            give_back: Called on the thread, at its end.
+            n_slots: Requests that run at once.
+            max_queue: Requests that may wait for a slot; None for any number.
+        """
+        self._loop = loop
+        self._n_slots = n_slots
+        self._max_queue = max_queue
+        self._process = os.getpid()
+        self._engine_thread = _EngineThread(loop, give_back)
+        # a daemon, so that a program that forgets to close its engine still ends
+        self._thread = threading.Thread(target=self._engine_thread.run, name="augury-engine", daemon=True)
+        weakref.finalize(self, self._engine_thread.inbox.put, None)
+        self._thread.start()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Run a sequence and report to its channel.
+
+        Raises:
+            AuguryError: The engine was closed or has died.
+            CapacityError: Too many wait already.
+        """
+        self.check()
+        n_waiting = self._engine_thread.inbox.qsize() + self._loop.n_sequences - self._n_slots
+        if self._max_queue is not None and n_waiting >= self._max_queue:
+            raise CapacityError(
+                f"{n_waiting} requests wait for a slot already, the queue takes {self._max_queue}; try again later, "
+                "or load the model with more slots (slots) or a longer queue (max_queue)"
+            )
+        self._engine_thread.put(sequence)
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing and has done. Nothing is waited for."""
+        return self._loop.stats(self._engine_thread.inbox.qsize())
+
+    def evaluate(self, tokens: np.ndarray, rows: np.ndarray, channel: Channel) -> None:
+        """Compute logits as soon as a slot is free, between the rounds; see `Loop.evaluate`. Cancelling ends it."""
+        self.check()
+        self._engine_thread.put(_Evaluation(self._loop.evaluate(tokens, rows), channel))
+
+    def wait(self, channel: Channel) -> Any:
+        """Wait for the outcome and return it, or raise what went wrong."""
+        while channel.outcome is None:
+            self.check_may_wait()
+            channel.block(channel.waiters)
+        if isinstance(channel.outcome, BaseException):
+            raise channel.outcome
+        return channel.outcome
+
+    def check(self) -> None:
+        """See that the engine can be used.
+
+        Raises:
+            AuguryError: It was closed, has died, or is another process'.
+        """
+        if os.getpid() != self._process:
+            raise AuguryError(
+                "the engine was loaded before this process was forked off, and its threads stayed behind; "
+                "load it in the process that uses it"
+            )
+        if self._engine_thread.end is not None:
+            raise AuguryError(str(self._engine_thread.end)) from self._engine_thread.end.__cause__
+
+    def check_may_wait(self) -> None:
+        """See that this thread may wait for the engine.
+
+        Raises:
+            AuguryError: It would wait for itself, or for ever.
+        """
+        if os.getpid() != self._process:
+            self.check()
+        if threading.current_thread() is self._thread:
+            raise AuguryError(
+                "a hook or drafter waits for an answer of the engine that called it, which would wait for ever; "
+                "call submit there, and read the answer on another thread"
+            )
+
+    def close(self) -> None:
+        """End what runs as cancelled, give everything back, and wait for it. Any thread may, any number of times.
+
+        On the engine's own thread it does not wait: the end comes after the round. In a forked child there is no thread to end.
+        """
+        self._engine_thread.inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+
+class _EngineThread:
+    """What the thread holds. Whatever others have for it comes through the inbox, which takes no lock of theirs."""
+
+    def __init__(self, loop: Loop, give_back: Callable[[], None]) -> None:
+        self.inbox: queue.SimpleQueue[Sequence | _Evaluation | None] = queue.SimpleQueue()  # None: end
+        self.end: AuguryError | None = None  # why nothing is taken in any more
+        self._loop = loop
+        self._evaluations: deque[_Evaluation] = deque()
+        self._give_back = give_back
+
+    def put(self, work: Sequence | _Evaluation) -> None:
+        """Have something done, or ended at once if the thread has just ended."""
+        self.inbox.put(work)
+        if self.end is not None:
+            self._refuse()
+
+    def run(self) -> None:
+        """The thread, from its start to its end; whatever happens, everyone who waits hears of it."""
+        end, error = AuguryError("the engine is closed; load a new one"), None
+        try:
+            while self._take():
+                self._loop.round()
+                self._evaluate()
+        except BaseException as found:  # noqa: BLE001 - nothing is left that could handle it
+            end = error = AuguryError(f"the engine has ended because of an error ({type(found).__name__}); load a new one")
+            error.__cause__ = found
+        self.end = end
+        self._loop.abandon(error)
+        while self._evaluations:
+            self._settle(self._evaluations[0], end)
+        self._refuse()
+        guarded(self._give_back)
+
+    def _take(self) -> bool:
+        """Take in what has come, and wait for it if there is nothing else to do; false where the thread is to end."""
+        may_wait = self._loop.is_idle and not self._evaluations
+        while may_wait or not self.inbox.empty():
+            work = self.inbox.get()
+            if work is None:
+                return False
+            if isinstance(work, _Evaluation):
+                self._evaluations.append(work)
+            else:
+                self._loop.add(work)
+            may_wait = False
+        return True
+
+    def _refuse(self) -> None:
+        """End what came too late."""
+        while True:
+            try:
+                work = self.inbox.get_nowait()
+            except queue.Empty:
+                return
+            if work is not None:
+                work.channel.finish(self.end)
+
+    def _evaluate(self) -> None:
+        """Go a step on with the evaluation that is first in line; the next one follows after the next round."""
+        if not self._evaluations:
+            return
+        first = self._evaluations[0]
+        outcome: np.ndarray | BaseException | None
+        try:
+            outcome = AuguryError("the evaluation was cancelled") if first.channel.cancels else next(first.steps)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            outcome = error
+        if outcome is not None:
+            self._settle(first, outcome)
+
+    def _settle(self, evaluation: _Evaluation, outcome: np.ndarray | BaseException) -> None:
+        guarded(evaluation.steps.close)
+        self._evaluations.remove(evaluation)
+        evaluation.channel.finish(outcome)

@@ -1,0 +1,205 @@
+"""Files that appear whole or not at all, each written by one process at a time, whatever ends that process.
+
+What is written goes into a part beside the file, `.NAME.part`, which its writer has locked with flock(2). The system releases
+the lock when the process ends, however it ends: a part that nobody has locked is left over, and is taken over by whoever writes
+the file next, or removed by `sweep`. So the part is temporary file and lock in one, and no process ids are compared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
+
+from augury.log import get_logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["AtomicFile", "no_room", "sweep", "write_atomically"]
+
+_SUFFIX = ".part"
+_ABANDONED_S = 24 * 3600.0  # the age at which a part is left over where the file system has no locks to tell by
+_MODE = 0o666  # less the umask
+
+
+class AtomicFile:
+    """The writer of `path`, in a `with` statement; `publish` gives the file its name, otherwise nothing of it stays.
+
+    A second process that wants to write the same file waits for the first, and says so; it should look then whether the file is
+    there. On file systems without locks nobody waits, and each writes a part of its own.
+
+    Attributes:
+        path: The file to be.
+        file: What to write to, from the start of the `with` block, open for reading, too.
+
+    An OSError that leaves the block names `path`, where it names no file.
+    """
+
+    file: BinaryIO
+
+    def __init__(self, path: Path, *, waits: bool = True) -> None:
+        """Do nothing yet.
+
+        Args:
+            path: The file to write.
+            waits: Whether to wait while another process is writing the file, or else raise BlockingIOError.
+        """
+        self.path = path
+        self._waits = waits
+        self._has_waited = False
+        self._part = path.with_name(f".{path.name}{_SUFFIX}")
+
+    def __enter__(self) -> Self:
+        """Raises OSError where there can be no such file."""
+        try:
+            while not self._claim():
+                pass
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self.path)
+        if _is_at(self.file, self._part):
+            _remove(self._part)
+        with suppress(OSError):  # closing is not enough for those who wait: a mapping of the file keeps the lock
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+        with suppress(OSError):  # of buffered bytes of a file that is not wanted
+            self.file.close()
+
+    def scratch(self) -> Path:
+        """A new folder beside the file for what else is needed on the way; it goes when the part goes."""
+        folder = _scratch_of(self._part)
+        folder.mkdir()
+        return folder
+
+    def publish(self, *, is_durable: bool = False) -> None:
+        """Give the file its name, in place of one that was there.
+
+        Args:
+            is_durable: Whether it must survive a crash of the machine; what has a checksum need not.
+        """
+        self.file.flush()
+        if is_durable:
+            os.fsync(self.file.fileno())
+        with suppress(FileNotFoundError):
+            shutil.copymode(self.path, self._part)
+        shutil.rmtree(_scratch_of(self._part), ignore_errors=True)
+        self._part.replace(self.path)
+
+    def _claim(self) -> bool:
+        """Open and lock the part; False if that was renamed or removed meanwhile, so that it is another file's or nobody's."""
+        self.file = _opened(self._part, os.O_CREAT)
+        try:
+            is_ours = _locked(self.file)
+            if is_ours is None:
+                self.file.close()
+                self._part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}{_SUFFIX}")
+                self.file = _opened(self._part, os.O_CREAT | os.O_EXCL)
+                return True
+            if not is_ours:
+                self._wait()
+            if _is_at(self.file, self._part):
+                self.file.truncate(0)
+                shutil.rmtree(_scratch_of(self._part), ignore_errors=True)
+                return True
+        except BaseException:
+            self.file.close()
+            raise
+        self.file.close()
+        return False
+
+    def _wait(self) -> None:
+        if not self._waits:
+            raise BlockingIOError(f"another process is writing {self.path}")
+        if not self._has_waited:
+            log = get_logger("augury.files.atomic_file")
+            log.warning("waiting for another process that makes this file", path=str(self.path))
+        self._has_waited = True
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a whole file; where that fails, what was there before stays, and no part of the new one.
+
+    A pipe or device is written as it is; a link stays one.
+
+    Raises:
+        OSError: It could not be written; the error names it.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        with AtomicFile(path.resolve()) as out:
+            out.file.write(data)
+            out.publish(is_durable=True)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove the parts below `folder` that ended processes left behind; what cannot be removed is left to the next sweep."""
+    with suppress(OSError):
+        for part in folder.rglob(f"*{_SUFFIX}"):
+            with suppress(OSError), _opened(part) as file:
+                is_free = _locked(file)
+                if is_free is None:
+                    is_free = time.time() - part.stat().st_mtime > _ABANDONED_S
+                if is_free and _is_at(file, part):
+                    _remove(part)
+
+
+def no_room(folder: Path, n_bytes: int | None) -> str:
+    """What to say where the disk is full: what was needed, if that is known, what is free, and where."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())  # it could not be made, perhaps
+    free = f"{shutil.disk_usage(there).free / 2**20:.0f} MiB are free"
+    found = free if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB are needed, {free}"
+    return f"the disk has no room in {folder}: {found}; make room, or name another cache folder in XDG_CACHE_HOME"
+
+
+def _opened(part: Path, flags: int = 0) -> BinaryIO:
+    # what stands there in place of a part, such as a link to a file of value, is not opened
+    return os.fdopen(os.open(part, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | flags, _MODE), "r+b")
+
+
+def _locked(file: BinaryIO) -> bool | None:
+    """Lock a file unless another process has; None where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # of many kinds, by system: ENOLCK, ENOTSUP, ENOSYS, EINVAL, EIO
+        return None
+    return True
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file still has this name."""
+    try:
+        there, here = path.lstat(), os.fstat(file.fileno())
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(there.st_mode) and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _scratch_of(part: Path) -> Path:
+    return part.with_suffix(".scratch")
+
+
+def _remove(part: Path) -> None:
+    """Remove a part, its folder first: a folder without a part would not be found again."""
+    shutil.rmtree(_scratch_of(part), ignore_errors=True)
+    part.unlink(missing_ok=True)

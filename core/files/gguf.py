@@ -1,0 +1,287 @@
+"""Model files: GGUF metadata and memory-mapped tensors, in one file or in parts."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
+
+import numpy as np
+from attrs import field, frozen
+
+from augury.errors import ModelFileError
+from augury.files.header import quoted, read_header
+from augury.files.tensor_type import TensorType
+from augury.memory_limit import lack_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+__all__ = ["REQUIRED", "ModelFile", "Tensor", "TensorType"]
+
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+class _Missing(Enum):
+    """What stands for "no default" where None is a possible one."""
+
+    REQUIRED = "required"
+
+
+REQUIRED: Final = _Missing.REQUIRED
+
+Value = TypeVar("Value")
+Default = TypeVar("Default")
+
+# What `ModelFile.get` can be asked for → how an error message calls it.
+_KINDS: dict[object, str] = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list[int]: "an array of integers",
+    list[float]: "an array of numbers",
+    list[bool]: "an array of truth values",
+    list[str]: "an array of strings",
+    np.ndarray: "an array of numbers",
+}
+_DTYPE_KINDS: dict[object, str] = {np.ndarray: "iufb", list[int]: "iu", list[float]: "iuf", list[bool]: "b"}
+
+
+@frozen(eq=False)
+class Tensor:
+    """A tensor of a model file.
+
+    `shape` is in numpy's order: the reverse of GGUF's dimensions, the last axis contiguous. `data` (n_bytes,) uint8 is
+    a read-only view of the memory-mapped file; it starts at a multiple of 8 bytes or more (the file's alignment).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: TensorType
+    data: np.ndarray = field(repr=False)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the tensor takes in the file."""
+        return self.data.size
+
+
+class ModelFile:
+    """A GGUF model: metadata and tensors, whether it is one file or several parts.
+
+    Metadata values are str, int, float, bool, list[str] for arrays of strings, read-only numpy arrays for arrays of
+    numbers and truth values, and lists of these for nested arrays. Text that is not valid UTF-8 (single tokens of a
+    vocabulary may be such) holds its bytes as surrogate escapes: `text.encode("utf-8", "surrogateescape")` gives them
+    back.
+
+    Attributes:
+        path: The file that was asked for.
+        paths: All files of the model, in order.
+        n_bytes: Their size together.
+        metadata: Key → value, as the first part states them.
+        tensors: Name → tensor, of all parts, in the order of the files.
+        identity: Device, inode, size and times of last change (ns) of each file when it was opened. Files whose identity is
+            the same have the same content. Empty if it was not read from files.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        paths: tuple[Path, ...],
+        n_bytes: int,
+        metadata: Mapping[str, object],
+        tensors: Mapping[str, Tensor],
+        identity: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        """Hold what `open` has read."""
+        self.path = path
+        self.paths = paths
+        self.n_bytes = n_bytes
+        self.identity = identity
+        self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
+        self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
+
+    @classmethod
+    def open(cls, path: str | Path) -> ModelFile:
+        """Read the header of a model file and map its tensors; any part of a split model stands for the whole.
+
+        Raises:
+            ModelFileError: A file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
+            UnsupportedError: A tensor has a type that augury does not read.
+        """
+        path = Path(path)
+        asked = cls._open_one(path)
+        count = asked.get("split.count", int, 1)
+        if count <= 1:
+            return asked
+        paths = _part_paths(path, count)
+        parts = [asked if part == path else cls._open_one(part) for part in paths]
+        tensors: dict[str, Tensor] = {}
+        for number, part in enumerate(parts):
+            for key, expected in (("split.no", number), ("split.count", count)):
+                if (found := part.get(key, int)) != expected:
+                    msg = f"{part.path}: {key} is {found}, expected {expected} in part {number + 1} of {count}"
+                    raise ModelFileError(msg)
+            if both := tensors.keys() & part.tensors.keys():
+                msg = f"{part.path}: tensor {quoted(min(both))} is in an earlier part too"
+                raise ModelFileError(msg)
+            tensors |= part.tensors
+        for part in parts:
+            if (said := part.get("split.tensors.count", int)) != len(tensors):
+                msg = f"{part.path}: split.tensors.count is {said}, but the {count} parts hold {len(tensors)} tensors"
+                raise ModelFileError(msg)
+        identity = tuple(one for part in parts for one in part.identity)
+        return cls(path, paths, sum(part.n_bytes for part in parts), parts[0].metadata, tensors, identity)
+
+    @classmethod
+    def _open_one(cls, path: Path) -> ModelFile:
+        """Open one file, whether it is a whole model or a part."""
+        data, identity = _map(path)
+        header = read_header(path, data)
+        tensors: dict[str, Tensor] = {}
+        for entry in header.entries:
+            view = np.frombuffer(data, np.uint8, entry.n_bytes, entry.start)
+            tensors[entry.name] = Tensor(entry.name, entry.shape, entry.type, view)
+        return cls(path, (path,), len(data), header.metadata, tensors, (identity,))
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's architecture (`general.architecture`)."""
+        return self.get("general.architecture", str)
+
+    @overload
+    def get(self, key: str, kind: type[Value]) -> Value: ...
+    @overload
+    def get(self, key: str, kind: type[Value], default: Default) -> Value | Default: ...
+    def get(self, key: str, kind: type[Value], default: object = REQUIRED) -> object:
+        """Look up a metadata value of a known kind.
+
+        Args:
+            key: The metadata key.
+            kind: `int`, `float`, `bool`, `str`, `list[int]`, `list[float]`, `list[bool]`, `list[str]`, or `np.ndarray`
+                for an array of numbers as the file stores it. Integers are also taken where floats are asked for;
+                nothing else is converted.
+            default: What to return if the key is missing; without it the key is required.
+
+        Raises:
+            ModelFileError: The key is missing and required, or holds something else.
+        """
+        value = self.metadata.get(key, REQUIRED)
+        if value is REQUIRED:
+            if default is not REQUIRED:
+                return default
+            msg = f"{self.path}: metadata key {key!r} is missing, expected {_KINDS[kind]}"
+            raise ModelFileError(msg)
+        if (found := _as_kind(value, kind)) is None:
+            msg = f"{self.path}: metadata key {key!r} is {_described(value)}, expected {_KINDS[kind]}"
+            raise ModelFileError(msg)
+        return found
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Look up a tensor that must be there, and have this shape if one is given.
+
+        Raises:
+            ModelFileError: It is missing or has another shape.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            expected = "" if shape is None else f" of shape {shape}"
+            msg = f"{self.path}: tensor {name!r} is missing, expected one{expected}"
+            raise ModelFileError(msg)
+        if shape is not None and tensor.shape != shape:
+            msg = f"{self.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}"
+            raise ModelFileError(msg)
+        return tensor
+
+    def close(self) -> None:
+        """Let go of the tensors; the file is unmapped once nobody else holds one."""
+        self.tensors = MappingProxyType({})
+
+    def __enter__(self) -> Self:
+        """Return the file itself; leaving the block closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name the file and say how much is in it."""
+        return f"ModelFile({str(self.path)!r}, {len(self.metadata)} metadata entries, {len(self.tensors)} tensors)"
+
+
+def _map(path: Path) -> tuple[mmap.mmap, tuple[int, ...]]:
+    """Map a whole file read-only, and say which it is (`ModelFile.identity`)."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # before opening: a pipe would wait for a writer
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            msg = f"{path}: is {kind}, expected a GGUF file"
+            raise ModelFileError(msg)
+        if status.st_size == 0:
+            msg = f"{path}: is empty, expected a GGUF file"
+            raise ModelFileError(msg)
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), identity
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        if (lack := lack_of_memory(error)) is not None:
+            raise lack from error
+        msg = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ModelFileError(msg) from error
+
+
+def _part_paths(path: Path, count: int) -> tuple[Path, ...]:
+    """Name the files of a split model after one of them, and check that all are there."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        msg = (
+            f"{path}: the metadata says this is one of {count} parts, so the file name was expected to end in "
+            f"-00001-of-{count:05}.gguf (or another number); give the parts their names back"
+        )
+        raise ModelFileError(msg)
+    paths = tuple(path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
+    if path not in paths:
+        msg = f"{path}: the file name says part {match['number']} of {count}, expected 00001 to {count:05}"
+        raise ModelFileError(msg)
+    if missing := [part.name for part in paths if not part.exists()]:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        msg = f"{path}: {len(missing)} of {count} parts are missing beside it: {', '.join(missing[:3])}{more}"
+        raise ModelFileError(msg)
+    return paths
+
+
+def _as_kind(value: object, kind: object) -> object:
+    """Return the value as the kind asked for, or None where it is something else."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in _DTYPE_KINDS.get(kind, ""):
+            return None
+        return value if kind is np.ndarray else value.astype(float if kind == list[float] else value.dtype).tolist()
+    if kind == list[str]:
+        return value if isinstance(value, list) and set(map(type, value)) <= {str} else None
+    if kind is float and type(value) is int:
+        return float(value)
+    return value if type(value) is kind else None
+
+
+def _described(value: object) -> str:
+    """Say what a metadata value is, in at most a line."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.size} {value.dtype}"
+    if isinstance(value, list):
+        kinds = "strings" if all(isinstance(item, str) for item in value) else "arrays"
+        return f"an array of {len(value)} {kinds}"
+    return f"the {type(value).__name__} {value!r:.80}"

@@ -1,0 +1,38 @@
+"""From what a user typed for a model to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from augury.errors import ModelFileError
+from augury.files.atomic_file import sweep
+from augury.options import nearest
+
+if TYPE_CHECKING:
+    from augury.interfaces import Progress
+    from augury.registry import Registry
+
+__all__ = ["cache_folder", "resolve"]
+
+
+def cache_folder() -> Path:
+    """Where downloaded models are kept, in the user's cache."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("augury")) / "models"
+
+
+def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Path:
+    """The file that `reference` means: a path, a short name or `source:...`; downloaded where needed.
+
+    Raises:
+        ModelFileError: No source knows it, or it could not be fetched.
+    """
+    text = str(reference)
+    sweep(cache_folder().parent)  # whatever a killed start left there, of models, packed weights or compiled kernels
+    for source in registry.sources.values():
+        if source.handles(text):
+            return source.fetch(text, cache_folder(), progress)
+    names = [name for source in registry.sources.values() for name in source.names()]
+    raise ModelFileError(f"{text!r} is neither a file nor a known model{nearest(text, names)}")

@@ -1,0 +1,1 @@
+"""Speculation: who drafts, how far, and what it costs."""

@@ -1,0 +1,265 @@
+"""Calls drafters, so that what goes wrong in them stays with them.
+
+Speculation never decides what is emitted. So a drafter that fails is left out of the rest of its request, which goes on without
+it, to the same tokens. It fails if it raises, returns what its contract does not allow, or takes longer than the request's
+`timeout_s` twice: the first time it may have been compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from textwrap import shorten
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.errors import PluginError
+from augury.interfaces import Drafter
+from augury.log import get_logger
+from augury.types import Draft, read_only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from collections.abc import Sequence as Items
+    from typing import Self
+
+    from augury.engine.sequence import Sequence
+    from augury.types import Ask, Verdict
+
+__all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
+
+_N_SLOW = 2  # calls that take too long, after which a drafter is left out
+_SPARE_STEPS = 1000  # of `begin`, beside one for each token of the text: one that takes more is taken to have no end
+_TOGETHER = "draft_together"
+_SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one
+_THROUGH = object()  # with the steps of `begin`
+_NO_DRAFT = Draft()
+
+
+def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
+    """Log that a drafter failed, in the requests of these ids."""
+    then = "asked slot by slot" if method == _TOGETHER else "left out of the rest of the request"
+    with suppress(BaseException):  # such as that standard error is closed, which is not the request's fault either
+        get_logger("augury.speculation.drafting").warning(
+            f"a drafter failed and is {then}", id=",".join(ids), plugin=drafter, method=method, error=_told(error)
+        )
+
+
+class DrafterGuard:
+    """A drafter of one request. Its calls return whatever happens, and what they return is no longer the drafter's to change.
+
+    Attributes:
+        drafter: Behind the guard.
+        name: The drafter's.
+        id: The request's.
+        seconds: What the last call took; of one for several slots an equal share.
+        is_left_out: Whether it failed. From then on it is told that the request is over, and nothing else.
+        is_asked_alone: Whether it is asked by `draft`: it cannot draft for several slots at once, or was slow or failed when it
+            did, and nobody knows over which.
+    """
+
+    def __init__(
+        self, drafter: Drafter, name: str, sequence: Sequence, n_vocab: int, on_failure: Callable[..., object]
+    ) -> None:
+        """Take over a drafter.
+
+        Args:
+            drafter: Of the sequence's slot.
+            name: The drafter's.
+            sequence: The request.
+            n_vocab: V, of the target.
+            on_failure: Told of the drafter's name, the method that failed, the error, and the request's id.
+        """
+        self.drafter = drafter
+        self.name = name
+        self.seconds = 0.0
+        self.is_left_out = False
+        self.is_asked_alone = getattr(type(drafter).draft_together, "__func__", None) is _SLOT_BY_SLOT
+        self.on_failure = on_failure
+        self.id = sequence.request.id
+        self._sequence = sequence
+        self._n_vocab = n_vocab
+        self._n_slow = 0
+        self._text = np.empty(len(sequence.history) + sequence.n_left, np.int32)
+        self._shown = read_only(self._text)
+        self._n_shown = 0
+
+    @property
+    def history(self) -> np.ndarray:
+        """The request's text as the drafter sees it, (h,) int32: a copy, for what it does to that is to reach nobody else."""
+        history = self._sequence.history
+        self._text[self._n_shown : len(history)] = history[self._n_shown :]
+        self._n_shown = len(history)
+        return self._shown[: len(history)]
+
+    def begin(self, options: Any) -> Generator[None, None, float]:
+        """Let it begin; yields where others shall go on in between, and returns the seconds that it took."""
+        sequence, drafter = self._sequence, self.drafter
+        n_left = _SPARE_STEPS + len(sequence.history)
+        steps: Iterator[object] = iter(())
+        with _Call([self], "begin"):
+            drafter.options = options
+            if drafter.session is not None:
+                drafter.session.sampling = sequence.sampler.params
+                drafter.session.verify = sequence.request.speculation.verify
+            begun: Any = drafter.begin(self.history, sequence.recorder.n_reused)
+            if not isinstance(begun, Iterator | None):
+                raise PluginError(f"returned a {type(begun).__name__}, expected None or an iterator")
+            steps = steps if begun is None else begun
+        seconds = self._begun()
+        while not self.is_left_out:
+            is_through = True
+            with _Call([self], "begin"):
+                is_through = next(steps, _THROUGH) is _THROUGH
+                if (n_left := n_left - 1) < 0:
+                    raise PluginError(f"takes more steps than a text of {len(sequence.history)} tokens can need")
+            seconds += self._begun()
+            if is_through:
+                break
+            yield
+        return seconds
+
+    def draft(self, ask: Ask) -> Draft | None:
+        """What it drafts, at most `ask.limit` tokens; None where it fails."""
+        draft = _NO_DRAFT
+        with _Call([self], "draft"):
+            draft = self.checked(self.drafter.draft(ask.history, ask.limit), ask.limit)
+        return None if self.is_left_out else draft
+
+    def hindsight(self, n: int) -> np.ndarray | None:
+        """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
+        tokens: np.ndarray | None = None
+        with _Call([self], "hindsight"):
+            told: Any = self.drafter.hindsight(self.history, n)
+            if not isinstance(told, np.ndarray | None):
+                raise PluginError(f"returned a {type(told).__name__}, expected an array or None")
+            tokens = None if told is None else np.array(told)
+            if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.shape != (n,)):
+                raise PluginError(f"returned {tokens.dtype} of shape {tokens.shape}, expected int32 of shape ({n},)")
+        return None if self.is_left_out else tokens
+
+    def accept(self, verdict: Verdict) -> None:
+        """Tell it what became of a round."""
+        with _Call([self], "accept"):
+            self.drafter.accept(self.history, verdict)
+
+    def end(self) -> None:
+        """Tell it that the request is over."""
+        with _Call([self], "end"):
+            self.drafter.end()
+
+    def checked(self, draft: Any, limit: int) -> Draft:
+        """A copy of the first `limit` tokens of a draft.
+
+        Raises:
+            PluginError: It is none.
+        """
+        if not isinstance(draft, Draft):
+            raise PluginError(f"returned a {type(draft).__name__}, expected a Draft")
+        if not len(draft.tokens):
+            return _NO_DRAFT
+        parents, probabilities, confidence = draft.parents, draft.probabilities, draft.confidence
+        copy = Draft(
+            draft.tokens[:limit],
+            None if parents is None else parents[:limit],
+            None if probabilities is None else np.array(probabilities[:limit], np.float32),
+            None if confidence is None else np.array(confidence[:limit], np.float32),
+        )
+        if (seen := misfit(copy, self._n_vocab)) is not None:
+            raise PluginError(f"returned a Draft with {seen}")
+        return copy
+
+    def took(self, method: str, seconds: float, n_slots: int) -> None:
+        """A call for so many slots took so long."""
+        self.seconds = seconds / n_slots
+        if seconds > (limit := self._sequence.request.speculation.timeout_s):
+            self._n_slow += 1
+            self.is_asked_alone = True
+            if self._n_slow == _N_SLOW:
+                self.fail(method, TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit:g} s"))
+
+    def fail(self, method: str, error: BaseException) -> None:
+        """A method failed: the drafter is left out, unless it is not known over which of several slots."""
+        if method == _TOGETHER:
+            self.is_asked_alone = True
+        elif not self.is_left_out:
+            self.is_left_out = True
+            self._sequence.recorder.failed(self.name, f"{method}: {_told(error)}")
+            self.on_failure(self.name, method, error, self.id)
+
+    def _begun(self) -> float:
+        self._sequence.recorder.begun(self.name, self.seconds)
+        return self.seconds
+
+
+class _Call:
+    """A call of a method for one or several slots, timed; what it raises goes no further."""
+
+    __slots__ = ("_guards", "_method", "_start", "error")
+
+    def __init__(self, guards: Items[DrafterGuard], method: str) -> None:
+        self._guards = guards
+        self._method = method
+
+    def __enter__(self) -> Self:
+        self._start = perf_counter()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        seconds = perf_counter() - self._start
+        self.error = error
+        for guard in self._guards:
+            guard.took(self._method, seconds, len(self._guards))
+            if error is not None:  # SystemExit and KeyboardInterrupt, too: this is not the thread that they are meant for
+                guard.fail(self._method, error)
+        return True
+
+
+def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
+    """What a drafter drafts for several slots, together where it can; None for each where it fails."""
+    together = [i for i, guard in enumerate(guards) if not guard.is_asked_alone]
+    drafts = dict(zip(together, _together([guards[i] for i in together], [asks[i] for i in together]), strict=True))
+    return [drafts[i] if i in drafts else guard.draft(ask) for i, (guard, ask) in enumerate(zip(guards, asks, strict=True))]
+
+
+def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
+    if not guards:
+        return []
+    drafts: list[Draft | None] = []
+    with _Call(guards, _TOGETHER) as call:
+        answers = list(type(guards[0].drafter).draft_together(list(asks)))
+        if len(answers) != len(asks):
+            raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
+        drafts = [guard.checked(draft, ask.limit) for guard, draft, ask in zip(guards, answers, asks, strict=True)]
+    if call.error is not None:
+        drafts = [guard.draft(ask) for guard, ask in zip(guards, asks, strict=True)]
+        if not any(guard.is_left_out for guard in guards):
+            guards[0].on_failure(guards[0].name, _TOGETHER, call.error, *(guard.id for guard in guards))
+    return drafts
+
+
+def misfit(draft: Draft, n_vocab: int) -> str | None:
+    """What does not fit in a draft for a target of V tokens, or None."""
+    tokens, parents, probabilities = draft.tokens.tolist(), draft.parents, draft.probabilities
+    if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
+        token = next(token for token in tokens if not 0 <= token < n_vocab)
+        return f"token {token}, where the target has 0 to {n_vocab - 1}"
+    if parents is not None:
+        if len(parents) != len(tokens):
+            return f"{len(parents)} parents of {len(tokens)} tokens"
+        if any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
+            return f"parents {parents.tolist()}, where each is -1 or stands before its token"
+    if probabilities is not None and probabilities.shape != (expected := (len(tokens), n_vocab)):
+        return f"probabilities of shape {probabilities.shape}, expected {expected}"
+    if draft.confidence is not None and draft.confidence.shape != (len(tokens),):
+        return f"confidence of shape {draft.confidence.shape}, expected {(len(tokens),)}"
+    return None
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return shorten(f"{type(error).__name__}: {error}", 300, placeholder="…")
+    except BaseException:  # noqa: BLE001 - a stranger's error may fail, too
+        return type(error).__name__

@@ -1,0 +1,227 @@
+"""Chat templates: a conversation → the text that a model was trained to go on from.
+
+Templates are Jinja2 programs that come with a model file, so they run as strangers' code, in a process of its own with limits.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import reprlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.text.renderer import Failure, Refusal, Renderer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from augury.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "prompt_ids"]
+
+_KEY = "tokenizer.chat_template"
+_OWN_NAMES = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+_ADVICE = "give a prompt instead of messages, or use another conversion of the model"
+
+
+class ChatTemplate:
+    """A model's chat template.
+
+    Args:
+        source: the Jinja2 template.
+        tokenizer: of the same model; its texts of bos and eos are known to the template as `bos_token` and `eos_token`.
+        now: tells the time to templates that write the date.
+
+    >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    >>> template.render([{"role": "user", "content": "Hi"}])
+    '<user>Hi'
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer | None = None,
+        *,
+        now: Callable[[], dt.datetime] = lambda: dt.datetime.now().astimezone(),
+    ) -> None:
+        self.source = source
+        self._tokenizer = tokenizer
+        self._now = now
+        self._renderer = Renderer()
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object], tokenizer: Tokenizer | None) -> ChatTemplate | None:
+        """The chat template of a model file, or None if it has none.
+
+        Raises:
+            ModelFileError: what should be the template is not text.
+        """
+        source = metadata.get(_KEY)
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise ModelFileError(f"{_KEY} is of type {type(source).__name__}, expected a string")
+        return cls(source, tokenizer)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Write a conversation as the model expects it.
+
+        Args:
+            messages: mappings with `role` ("system", "user", "assistant" or what else the model knows) and `content`, text,
+                which may be None or missing beside `tool_calls`.
+            add_generation_prompt: end with what begins the model's answer. Where the last message is the assistant's, it is the
+                answer's beginning: the text ends with it, and nothing closes it.
+            tools: descriptions of tools that the model may call, which the template knows as `tools`.
+            kwargs: more names that the template knows, such as `enable_thinking`.
+
+        Raises:
+            OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued.
+            ModelFileError: the template is broken, does what it may not, or takes too much time or memory.
+            CapacityError: the process that renders cannot be started.
+        """
+        checked, names = _checked(messages), _names(tools, kwargs)
+        if not add_generation_prompt or checked[-1]["role"] != "assistant":
+            return self._write(checked, names, add_generation_prompt=add_generation_prompt)
+        if "tool_calls" in checked[-1]:
+            raise OptionError("the last message calls tools; let messages with their answers follow, of the role 'tool'")
+        mark = "ContinuesHere0"  # where the last message ends, in the text
+        while any(mark in (message.get("content") or "") for message in checked):
+            mark += "0"
+        before = self._write(checked[:-1], names, add_generation_prompt=False) if len(checked) > 1 else ""
+        checked[-1]["content"] += mark
+        text, *rest = self._write(checked, names, add_generation_prompt=False).split(mark)
+        # some write a system prompt only where an answer is still to come
+        if len(rest) != 1 or not text.startswith(before):
+            raise OptionError(
+                "the model's chat template does not write a last message of the assistant once, as it is, after the others, so "
+                "it cannot be continued; end the messages with one of the user, or give a prompt instead"
+            )
+        return text
+
+    def _write(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
+        names = names | {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self._special_text("bos"),
+            "eos_token": self._special_text("eos"),
+        }
+        try:
+            return self._renderer.render(self.source, names, self._now())
+        except ValueError as error:
+            raise OptionError(f"messages hold what JSON cannot write: {error}") from error
+        except OSError as error:
+            raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
+        except Refusal as error:
+            raise OptionError(f"the model's chat template refuses these messages: {error}") from error
+        except Failure as error:
+            raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
+
+    def close(self) -> None:
+        """End the process that renders; the next rendering starts another. May be called twice."""
+        self._renderer.close()
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Write a conversation and encode it: control tokens are read as such, and there is one bos where the model wants one.
+
+        Arguments are those of `render`.
+
+        Raises:
+            OptionError: as `render`.
+            ModelFileError, CapacityError: as `render`.
+            UnsupportedError: the model has no tokenizer.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise UnsupportedError("this model has no tokenizer, so a conversation cannot be encoded; give token ids instead")
+        text = self.render(messages, **options)
+        ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+            ids.insert(0, tokenizer.bos)
+        return ids
+
+    def _special_text(self, name: Literal["bos", "eos"]) -> str:
+        """The text of a special token, or nothing."""
+        if self._tokenizer is None:
+            return ""
+        token = self._tokenizer.bos if name == "bos" else self._tokenizer.eos
+        return "" if token is None else self._tokenizer.text(token)
+
+
+def _checked(messages: object) -> list[dict[str, Any]]:
+    """Check a conversation, and copy it so that a template cannot change the caller's."""
+    expected = 'expected a list of {"role": ..., "content": ...}'
+    if not isinstance(messages, list | tuple):
+        raise OptionError(f"messages is {type(messages).__name__}, {expected}")
+    if not messages:
+        raise OptionError(f"messages is empty, {expected} with at least one message")
+    checked = []
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise OptionError(f"messages[{index}] is {type(message).__name__}, {expected}")
+        calls = message.get("tool_calls")
+        if calls is not None and not _are_objects(calls):
+            raise OptionError(f"messages[{index}]['tool_calls'] is {reprlib.repr(calls)}, expected a list of objects")
+        for key in ("role", "content"):
+            if key == "content" and calls and message.get(key) is None:
+                continue
+            if key not in message:
+                raise OptionError(f"messages[{index}] has no {key!r}, {expected}")
+            if not isinstance(message[key], str):
+                hint = "; parts such as images are not read" if isinstance(message[key], list) else ""
+                raise OptionError(f"messages[{index}][{key!r}] is {type(message[key]).__name__}, expected text{hint}")
+        checked.append({key: value for key, value in message.items() if key != "tool_calls" or value})
+    return checked
+
+
+def _names(tools: object, kwargs: object) -> dict[str, Any]:
+    """What a template knows beside the messages."""
+    if tools is not None and not _are_objects(tools):
+        raise OptionError(f"tools is {reprlib.repr(tools)}, expected a list of descriptions of tools, each an object")
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
+        raise OptionError(f"chat_template_kwargs is {reprlib.repr(kwargs)}, expected an object")
+    if taken := _OWN_NAMES & set(kwargs or ()):
+        raise OptionError(f"chat_template_kwargs holds {min(taken)!r}, which the engine gives the template; leave it out")
+    for name, value in (("tools", tools), ("chat_template_kwargs", kwargs)):
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"{name} holds what JSON cannot write: {error}") from error
+    return dict(kwargs or {}) | ({"tools": tools} if tools else {})
+
+
+def _are_objects(found: object) -> bool:
+    return isinstance(found, list | tuple) and all(isinstance(each, dict) for each in found)
+
+
+def prompt_ids(
+    prompt: Any, messages: Any, tokenizer: Tokenizer | None, template: ChatTemplate | None, *, tools: Any, kwargs: Any
+) -> Any:
+    """The token ids of what a request gives: a text, ids as they are, or messages for a chat template.
+
+    Raises:
+        OptionError: as `ChatTemplate.render`; or both a prompt and messages are given, or none, or tools without messages.
+        ModelFileError, CapacityError: as `ChatTemplate.render`.
+        UnsupportedError: the model lacks what it takes.
+    """
+    if (prompt is None) == (messages is None):
+        raise OptionError("give either a prompt or messages")
+    if messages is None and (tools is not None or kwargs is not None):
+        raise OptionError("tools and chat_template_kwargs are for chat templates; give messages instead of a prompt")
+    if messages is None and not isinstance(prompt, str):
+        return prompt
+    if tokenizer is None:
+        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
+    if messages is None:
+        return tokenizer.encode(prompt, add_special=True, parse_special=True)
+    if template is None:
+        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+    return template.encode(messages, tools=tools, kwargs=kwargs)

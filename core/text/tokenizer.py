@@ -1,0 +1,182 @@
+"""Text ↔ token ids, for the vocabularies that model files carry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from augury.errors import OptionError, UnsupportedError
+from augury.memory_limit import require_address_space
+from augury.text.bpe import ByteLevelCodec
+from augury.text.partition import Partition
+from augury.text.sentence_piece import SentencePieceCodec
+from augury.text.special_token import TokenType
+from augury.text.stream import StreamDecoder
+from augury.text.vocabulary import read_vocabulary, strings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from augury.text.vocabulary import Vocabulary
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+_NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
+_SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
+
+
+class Codec(Protocol):
+    """One kind of vocabulary: how text between special tokens is encoded, and what a normal token spells."""
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether texts begin with the bos token where the file does not say."""
+
+    @property
+    def adds_space_prefix(self) -> bool:
+        """Whether a space is put before text where the file does not say."""
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text that holds no special tokens."""
+
+    def spell(self, text: str) -> bytes:
+        """The bytes that a normal token's text stands for."""
+
+
+class Tokenizer:
+    """Encodes text to token ids and decodes them, as llama.cpp does with the same file.
+
+    Safe to use from several threads.
+
+    Attributes:
+        kind: `tokenizer.ggml.model` of the file: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+        n_vocab: number of tokens.
+        bos: the token that begins a sequence, or None.
+        eos: the token that ends a sequence, or None.
+        eog: all tokens that end a generation, eos among them.
+        add_bos: whether `encode` begins with bos by default.
+        add_eos: whether `encode` ends with eos by default.
+        add_space_prefix: whether `encode` puts a space before text that begins a sequence or follows a special token.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, codec: Codec) -> None:
+        self._vocabulary = vocabulary
+        self._codec = codec
+        self._types: list[int] = vocabulary.types.tolist()
+        self.kind = vocabulary.kind
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos = vocabulary.bos
+        self.eos = vocabulary.eos
+        self.eog = vocabulary.eog
+        self.add_bos = vocabulary.bos is not None and (codec.adds_bos if vocabulary.add_bos is None else vocabulary.add_bos)
+        self.add_eos = vocabulary.eos is not None and bool(vocabulary.add_eos)
+        self.add_space_prefix = codec.adds_space_prefix if vocabulary.add_space_prefix is None else vocabulary.add_space_prefix
+        self._user_defined = self._partition(TokenType.USER_DEFINED)
+        self._special = self._partition(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Encode text.
+
+        Args:
+            text: any text.
+            add_special: begin with bos and end with eos, where the model wants them (`add_bos`, `add_eos`).
+            parse_special: read the texts of control tokens, such as `<|im_end|>`, as these tokens. Leave it off for text that
+                others wrote.
+
+        Raises:
+            OptionError: the text holds half of a surrogate pair, which no encoding of text can hold.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise OptionError(
+                f"the text holds {text[error.start]!r}, half of a surrogate pair, at position {error.start}; expected Unicode "
+                "text (read files as UTF-8, with errors='replace' if need be)"
+            ) from error
+        ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
+        is_after_special = True
+        for part in (self._special if parse_special else self._user_defined).cut(text):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._codec.encode(f" {part}" if self.add_space_prefix and is_after_special else part)
+            is_after_special = isinstance(part, int)
+        if add_special and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
+        """Decode token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            ids: tokens.
+            skip_special: leave out control and unknown tokens.
+            continues: the text goes on from other text: the space that begins it, in vocabularies whose texts are encoded
+                with a space before them, is one to keep.
+
+        Raises:
+            OptionError: an id is none of the vocabulary's.
+        """
+        decoder = StreamDecoder(self, skip_special=skip_special, continues=continues)
+        return "".join([*map(decoder.push, ids), decoder.flush()])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; of a control token, its text."""
+        text, kind = self.text(token), self._types[token]
+        if kind == TokenType.NORMAL:
+            return self._codec.spell(text)
+        if kind == TokenType.BYTE:
+            return bytes([int(text[3:5], 16)])  # <0x0A>
+        return b"" if kind in _SILENT else text.encode("utf-8", "surrogateescape")
+
+    def text(self, token: int) -> str:
+        """The vocabulary's own text for a token, as vocabularies are compared; bytes that are not UTF-8 are surrogate escapes.
+
+        Raises:
+            OptionError: the id is none of the vocabulary's.
+        """
+        if not 0 <= token < self.n_vocab:
+            raise OptionError(f"token id {token} is not in the vocabulary, expected 0 to {self.n_vocab - 1}")
+        return self._vocabulary.tokens[token]
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a control token or the unknown token: not part of the text."""
+        self.text(token)
+        return self._types[token] in _NOT_TEXT
+
+    def is_normal(self, token: int) -> bool:
+        """Whether a token spells ordinary text: neither special, nor user-defined, nor a byte, nor unused."""
+        self.text(token)
+        return self._types[token] == TokenType.NORMAL
+
+    def _partition(self, *types: TokenType) -> Partition:
+        """What cuts text at the tokens of these types."""
+        vocabulary = self._vocabulary
+        return Partition(
+            [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)],
+            strips_right=vocabulary.strips_right,
+        )
+
+
+def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
+    """Build the tokenizer that a model file's metadata describes, or return None if it has none.
+
+    Args:
+        metadata: `ModelFile.metadata`, or anything alike.
+
+    Raises:
+        ModelFileError: the metadata is damaged or contradicts itself.
+        UnsupportedError: a kind of vocabulary, or a way to cut text into words, that augury does not know.
+    """
+    vocabulary = read_vocabulary(metadata)
+    if vocabulary is None:
+        return None
+    # measured: the libraries end the process where they get no memory
+    require_address_space((96 << 20) + 2048 * len(vocabulary.tokens), "the tokenizer")
+    if vocabulary.kind == "gpt2":
+        return Tokenizer(vocabulary, ByteLevelCodec(vocabulary, strings(metadata, "merges")))
+    if vocabulary.kind == "llama":
+        return Tokenizer(vocabulary, SentencePieceCodec(vocabulary))
+    raise UnsupportedError(
+        f"tokenizer.ggml.model is {vocabulary.kind!r}, a kind of vocabulary that augury does not read; expected gpt2 "
+        "(byte-level BPE) or llama (SentencePiece). Give token ids instead of text."
+    )

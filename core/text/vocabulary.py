@@ -1,0 +1,158 @@
+"""The vocabulary of a model file: texts, types and scores of the tokens, and what the special ones are for."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from attrs import field, frozen
+
+from augury.errors import ModelFileError
+from augury.text.special_token import TokenType, assign_roles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Vocabulary", "read_vocabulary", "strings"]
+
+Kind = TypeVar("Kind", str, int, bool)
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_PREFIX = "tokenizer.ggml."
+_NO_TOKEN = (-1, 0xFFFFFFFF)  # how some converters write that there is none
+
+
+@frozen(eq=False)
+class Vocabulary:
+    """Tokens by id, V of them, and the roles of the special ones."""
+
+    kind: str  # tokenizer.ggml.model
+    pre: str | None  # tokenizer.ggml.pre: how text is split before byte-level BPE
+    tokens: list[str] = field(repr=False)  # bytes that are not UTF-8 are surrogate escapes
+    ids: dict[str, int] = field(repr=False)  # token text → id
+    types: np.ndarray = field(repr=False)  # (V,) int32, TokenType, put right where a text says more than the file
+    scores: np.ndarray | None = field(repr=False)  # (V,) float32
+    bos: int | None
+    eos: int | None
+    unk: int | None
+    eog: frozenset[int]
+    add_bos: bool | None  # None: the file does not say
+    add_eos: bool | None
+    add_space_prefix: bool | None
+    strips_right: bool  # Phi-3: whitespace behind a special token belongs to it
+
+    def of_type(self, *types: TokenType) -> list[int]:
+        """Ids of the tokens of these types, rising."""
+        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return ids
+
+
+def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
+    """Read and check the vocabulary that a model file's metadata holds, or return None if there is none.
+
+    Raises:
+        ModelFileError: part of it is missing, of a wrong type or length, or refers to tokens that do not exist.
+    """
+    kind = _optional(metadata, "model", str)
+    if kind is None or kind in ("none", "no_vocab"):
+        return None
+    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(strings(metadata, "tokens"))]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        first = next(token for token, text in enumerate(tokens) if ids[text] != token)
+        again = ids[tokens[first]]
+        raise ModelFileError(
+            f"{_PREFIX}tokens holds {tokens[first]!r} as token {first} and as {again}, expected each text once"
+        )
+    types = _numbers(metadata, "token_type", "iu", len(tokens))
+    types = np.full(len(tokens), TokenType.NORMAL, np.int32) if types is None else types.astype(np.int32)
+    for token in np.flatnonzero(types == TokenType.BYTE).tolist():
+        if _BYTE.fullmatch(tokens[token]) is None:
+            raise ModelFileError(f"token {token} is {tokens[token]!r}, expected a byte as <0x00> to <0xFF>, as its type says")
+    scores = _numbers(metadata, "scores", "fiu", len(tokens))
+    if scores is not None and np.isnan(scores).any():
+        raise ModelFileError(f"{_PREFIX}scores has no number for token {int(np.isnan(scores).argmax())}, expected one for each")
+    # Files of SentencePiece models that do not name these mean the places they have had since the first Llama.
+    named = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if kind == "llama" else {}
+    named = {key: token for key, token in named.items() if token < len(tokens)} | _named_tokens(metadata, len(tokens))
+    return Vocabulary(
+        kind=kind,
+        pre=_optional(metadata, "pre", str),
+        tokens=tokens,
+        ids=ids,
+        types=types,
+        scores=None if scores is None else scores.astype(np.float32),
+        bos=named.get("bos_token_id"),
+        eos=named.get("eos_token_id"),
+        unk=named.get("unknown_token_id"),
+        eog=assign_roles(ids, types, named),
+        add_bos=_optional(metadata, "add_bos_token", bool),
+        add_eos=_optional(metadata, "add_eos_token", bool),
+        add_space_prefix=_optional(metadata, "add_space_prefix", bool),
+        strips_right=any(name in str(metadata.get("general.name")).lower() for name in ("phi-3", "phi3")),
+    )
+
+
+def strings(metadata: Mapping[str, object], key: str) -> list[str]:
+    """Look up `tokenizer.ggml.<key>`, an array of strings that must be there.
+
+    Raises:
+        ModelFileError: it is missing or something else.
+    """
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        raise ModelFileError(f"{_PREFIX}{key} is missing, expected an array of strings; convert the model again")
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
+        raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected an array of strings")
+    return value
+
+
+def _named_tokens(metadata: Mapping[str, object], n_vocab: int) -> dict[str, int]:
+    """Look up all token ids that the metadata names, by key without its prefix."""
+    named = {}
+    for full in metadata:
+        if full.startswith(_PREFIX) and full.endswith("_token_id"):
+            key = full.removeprefix(_PREFIX)
+            token = _optional(metadata, key, int)
+            if token is None or token in _NO_TOKEN:
+                continue
+            if not 0 <= token < n_vocab:
+                raise ModelFileError(f"{full} is {token}, expected a token of the vocabulary, 0 to {n_vocab - 1}")
+            named[key] = token
+    return named
+
+
+def _optional(metadata: Mapping[str, object], key: str, kind: type[Kind]) -> Kind | None:
+    """Look up a value of this kind that may be missing."""
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        return None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        expected = {str: "a string", int: "an integer", bool: "true or false"}[kind]
+        raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected {expected}")
+    return value
+
+
+def _numbers(metadata: Mapping[str, object], key: str, dtypes: str, n_vocab: int) -> np.ndarray | None:
+    """Look up an array of one number per token that may be missing."""
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        return None
+    try:
+        numbers = np.asarray(value) if isinstance(value, list | np.ndarray) else None
+    except ValueError:  # a list of lists of several lengths
+        numbers = None
+    if numbers is None or numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in dtypes):
+        raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected an array of numbers")
+    if numbers.size != n_vocab:
+        raise ModelFileError(f"{_PREFIX}{key} has {numbers.size} entries, expected one for each of the {n_vocab} tokens")
+    return numbers
+
+
+def _described(value: object) -> str:
+    """Name a value for a message, in few words however large it is."""
+    if isinstance(value, list | np.ndarray):
+        return f"an array of {len(value)} entries"
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,0 +1,77 @@
+"""Lets a written-ahead draft branch where its author was unsure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.errors import OptionError
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    from augury.drafters.model.draft_runner import Written
+
+__all__ = ["TreeShape", "branched"]
+
+
+@frozen
+class TreeShape:
+    """At most so many candidates for each place, and so many places."""
+
+    width: int
+    depth: int
+
+    @classmethod
+    def of(cls, text: str, n_ctx: int) -> TreeShape:
+        """Read a shape.
+
+        >>> TreeShape.of("2x5", 4096)
+        TreeShape(width=2, depth=5)
+
+        Args:
+            text: Of the option.
+            n_ctx: Positions of a slot, which holds a tree's tokens while they are verified.
+
+        Raises:
+            OptionError: The text is no shape, or no slot would hold a tree of it.
+        """
+        width, _, depth = text.partition("x")
+        if not (width.isdecimal() and depth.isdecimal() and int(width) and int(depth)):
+            raise OptionError(f"draft-model: tree is {text!r}, expected WIDTHxDEPTH, both at least 1, such as 2x5")
+        shape = cls(int(width), int(depth))
+        if (n := shape.width * shape.depth) > n_ctx:
+            raise OptionError(
+                f"draft-model: tree is {text!r}, up to {n} tokens, expected at most the {n_ctx} that a sequence may use (-c); "
+                "choose a smaller one, such as 2x5"
+            )
+        return shape
+
+
+def branched(written: Written, limit: int, p_min: float) -> Draft:
+    """The draft with the most probable of its author's second thoughts beside it, at most `limit` tokens in all.
+
+    Each is a leaf where it might have stood, so that writing costs no more than without::
+
+        written        the (0.9)  cat (0.5)  sat (0.8)
+        thought of                dog (0.4)  is (0.1)
+        draft          the ─┬─ cat ─┬─ sat
+                            │       └─ is  0.9·0.5·0.1
+                            └─ dog         0.9·0.4
+
+    The chain comes first and the others by falling probability, so that a cut leaves the best.
+
+    Args:
+        written: With candidates.
+        limit: At least the length of the chain.
+        p_min: A second thought that the text would come to with less probability is left out.
+    """
+    n = len(written.tokens)
+    thoughts: list[tuple[float, int, int]] = []
+    reached = 1.0
+    for place, (token, candidates) in enumerate(zip(written.tokens, written.candidates, strict=True)):
+        thoughts += [(-reached * p, place, other) for other, p in candidates if other != token]
+        reached *= max((p for other, p in candidates if other == token), default=0.0)
+    likely = [(place, token) for p, place, token in sorted(thoughts)[: limit - n] if -p >= p_min]
+    tokens = written.tokens + [token for _, token in likely]
+    return Draft(tokens, parents=[*range(-1, n - 1), *(place - 1 for place, _ in likely)])

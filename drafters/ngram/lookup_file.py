@@ -1,0 +1,126 @@
+"""Files with counts of n-grams and their followers, as llama.cpp's `llama-lookup-create` writes them.
+
+A file is a sequence of records of int32, in the machine's byte order: the four tokens of an n-gram, -1 behind the last of a
+shorter one; the number of followers; of each follower its token and how often it was seen. Nothing in it says which vocabulary
+the tokens are of: a file that was made with another model's vocabulary is noticed only where it names tokens that this one does
+not have.
+
+Source: llama.cpp, `common/ngram-cache.cpp` and `common/ngram-cache.h`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.errors import ModelFileError
+from augury.files.atomic_file import AtomicFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from augury.drafters.ngram.counts import Followers
+
+__all__ = ["MAX_NGRAM", "LookupTable", "read_lookup", "write_lookup"]
+
+MAX_NGRAM = 4
+_HEAD = MAX_NGRAM + 1  # numbers of a record before its followers
+_MAX_COUNT = 2**31 - 1
+_CHUNK = 1 << 16  # records written at once
+
+
+@frozen(eq=False)
+class LookupTable:
+    """What a file holds, checked.
+
+    Attributes:
+        values: (v,) int32, the whole file.
+        starts: (r,) int64, where in `values` each record starts.
+        sizes: (r,) int64, tokens of each n-gram, 1 to 4.
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    def counts(self, start: int) -> dict[int, int]:
+        """How often each follower was seen, of the record at `start` in `values`."""
+        pairs = self.values[start + _HEAD : start + _HEAD + 2 * int(self.values[start + MAX_NGRAM])]
+        return dict(zip(pairs[::2].tolist(), pairs[1::2].tolist(), strict=True))
+
+
+def read_lookup(path: Path, n_vocab: int) -> LookupTable:
+    """Read a file; what is allocated is bounded by its size.
+
+    Raises:
+        ModelFileError: It is missing, unreadable, damaged, or names a token beyond `n_vocab`.
+    """
+    try:
+        if not path.is_file():
+            what = "is a folder, expected a lookup file" if path.is_dir() else "there is no such lookup file"
+            raise ModelFileError(f"{path}: {what}")
+        n_bytes = path.stat().st_size
+        values = np.fromfile(path, dtype=np.int32)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read as a lookup file: {error.strerror or error}") from error
+    if n_bytes % 4 or 4 * len(values) != n_bytes:
+        raise ModelFileError(f"{path}: is {n_bytes} bytes long, expected whole numbers of four bytes; it is no lookup file")
+    starts = _starts(path, values)
+    ngrams = values[starts[:, None] + np.arange(MAX_NGRAM)]
+    sizes = (ngrams >= 0).sum(axis=1)
+    is_wrong = (sizes == 0) | (ngrams != np.where(np.arange(MAX_NGRAM) < sizes[:, None], ngrams, -1)).any(axis=1)
+    if is_wrong.any() or (ngrams < -1).any():
+        at = int(starts[int((is_wrong | (ngrams < -1).any(axis=1)).argmax())])
+        raise ModelFileError(f"{path}: the record at byte {4 * at} begins with no n-gram; the file is damaged")
+    is_head = np.zeros(len(values), dtype=bool)
+    is_head[starts[:, None] + np.arange(_HEAD)] = True
+    tokens, counts = values[~is_head].reshape(-1, 2).T
+    if (counts < 1).any() or (tokens < 0).any():
+        raise ModelFileError(f"{path}: a follower has no token or no positive count; the file is damaged")
+    largest = max(ngrams.max(initial=-1), tokens.max(initial=-1))
+    if largest >= n_vocab:
+        raise ModelFileError(
+            f"{path}: names token {largest}, but the model has {n_vocab} tokens; the file was made with another vocabulary"
+        )
+    return LookupTable(values, starts, sizes)
+
+
+def _starts(path: Path, values: np.ndarray) -> np.ndarray:
+    """Where the records start, found by walking from each to the next."""
+    starts = array("q")
+    numbers = values.data  # reads single numbers faster than the array
+    at, end = 0, len(values)
+    while at < end:
+        n_followers = numbers[at + MAX_NGRAM] if at + _HEAD <= end else 0
+        if n_followers < 1 or at + _HEAD + 2 * n_followers > end:
+            raise ModelFileError(f"{path}: the record at byte {4 * at} is cut off or has no followers; the file is damaged")
+        starts.append(at)
+        at += _HEAD + 2 * n_followers
+    return np.array(starts, dtype=np.int64)
+
+
+def write_lookup(path: Path, items: Iterable[tuple[bytes, Followers]]) -> None:
+    """Write n-grams, as bytes of their tokens, and what followed them; the file is replaced as a whole or not at all.
+
+    Raises:
+        OSError: It could not be written; the error names it.
+    """
+    with AtomicFile(path.resolve()) as out:
+        numbers = array("i")
+        for ngram, followers in items:
+            tokens = array("i", ngram)
+            numbers.extend(tokens)
+            numbers.extend([-1] * (MAX_NGRAM - len(tokens)))
+            numbers.append(len(followers.counts))
+            for token, count in followers.counts.items():
+                numbers.append(token)
+                numbers.append(min(count, _MAX_COUNT))
+            if len(numbers) > _CHUNK * _HEAD:
+                out.file.write(numbers.tobytes())
+                numbers = array("i")
+        out.file.write(numbers.tobytes())
+        out.publish(is_durable=True)

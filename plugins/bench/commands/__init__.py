@@ -1,0 +1,1 @@
+"""`augury bench` and `augury tune`."""

@@ -1,0 +1,111 @@
+"""`augury bench`: drafters against plain decoding; what else it times lies beside: passes, another program, starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from augury.cli.drafter_flags import warn_of_synthetic
+from augury.cli.model_flags import add_model_flags
+from augury.cli.parser import count
+from augury.cli.prompts import add_prompt_flags
+from augury.cli.sampling_flags import add_sampling_flags
+from augury.errors import AuguryError, OptionError
+from augury.plugins.bench.commands.drafters import TURNS, run_drafters
+from augury.plugins.bench.commands.items import ITEMS, add_workload_flag
+from augury.plugins.bench.commands.passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
+from augury.plugins.bench.commands.roofline import run_roofline
+from augury.plugins.bench.commands.startup import run_startup
+from augury.plugins.bench.commands.texts import run_texts
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from augury.registry import Registry
+
+__all__ = ["add_parser"]
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="time the model, and compare drafters with plain decoding",
+        description="Compare drafters with plain decoding, in turns, or time passes or starts. Without prompts it takes a "
+        "small workload of its own; unless told otherwise it decodes greedily, 128 tokens.",
+    )
+    add_prompt_flags(parser, ITEMS)
+    add_model_flags(parser, registry, argv, has_slots=False)
+    add_sampling_flags(parser, has_short_stop=False)
+    group = parser.add_argument_group("drafters compared")
+    add_workload_flag(group)
+    group.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="NAME[:K=V,...]",
+        help="another drafter to compare, beside that of --spec-type; repeats",
+    )
+    group.add_argument(
+        *("-r", "--turns", "--repetitions"),
+        type=count(least=1),
+        metavar="N",
+        help=f"runs of each prompt with and without each drafter (default: {TURNS}); or of each pass (default: 5 at least)",
+    )
+    group.add_argument("--warm", action="store_true", help="measure drafters also when they have seen the prompt before")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write a page that shows speeds, drafts and texts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--compare", type=Path, metavar="OLD.json", help="show what changed since --json, or pytest-benchmark, saved this file"
+    )
+    parser.add_argument(
+        "--startup",
+        action="store_true",
+        help=f"time a cold and --turns (default: {TURNS}) warm starts to the first token instead",
+    )
+    parser.add_argument(
+        "--roofline",
+        action="store_true",
+        help="show what each kernel of passes (--curve) takes, beside the machine's limits",
+    )
+    add_pass_flags(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    is_about_passes = are_passes_wanted(args)
+    pairs_of(args)
+    if args.startup and (is_about_passes or args.vs or args.against or args.workload):
+        raise OptionError(
+            "--startup times starts alone; measure passes, drafters and other programs with commands of their own"
+        )
+    if args.startup and args.compare is not None:
+        raise OptionError("--compare compares drafters or passes; leave out --startup")
+    if args.html is not None and (args.startup or is_about_passes or args.vs):
+        raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
+    if args.html is not None:
+        _check_page(args.html)
+    if args.roofline and (args.startup or args.vs or args.html or args.compare or args.prompt or args.n_predict != -1):
+        raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
+    if args.roofline:
+        return run_roofline(args)
+    if args.startup:
+        return run_startup(args)
+    if is_about_passes:
+        return run_passes(args)
+    if args.n_predict == 0:
+        raise OptionError("-n is 0, but prompts are answered here; -p 512 -n 0 times the processing of 512 tokens alone")
+    warn_of_synthetic(args)
+    return run_texts(args) if args.vs else run_drafters(args)
+
+
+def _check_page(path: Path) -> None:
+    """Say before minutes of work that a page cannot be written."""
+    if not path.parent.is_dir():
+        raise AuguryError(f"--html: there is no folder {path.parent}")
+    if path.is_dir():
+        raise AuguryError(f"--html: {path} is a folder, expected the name of a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise AuguryError(f"--html: {path} cannot be written; choose another place")

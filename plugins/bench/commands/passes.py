@@ -1,0 +1,271 @@
+"""`augury bench --curve`, `-p N`, `-d N`, `--vs`: how fast the model's passes are, below the engine and its drafters."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from augury import log
+from augury.cli.parser import FlagsAction, are_counts, converted, counts
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import print_json, print_lines
+from augury.errors import OptionError
+from augury.files.models import resolve
+from augury.interfaces import Progress
+from augury.loader import Loader, make_backend
+from augury.plugins.bench.commands.changes import change_lines, changes_told, check_saved
+from augury.plugins.bench.machine import machine_facts
+from augury.plugins.bench.measure import Measure
+from augury.plugins.bench.passes import ModelRunner
+from augury.plugins.bench.round_trip import round_trip_ns
+from augury.plugins.bench.server import ServerOptions, ServerRunner
+from augury.plugins.bench.sweep import sweep
+from augury.plugins.bench.versus import MIN_PAIRS, compare
+from augury.text.table import table
+from augury.types import ModelOptions
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from augury.interfaces import Model
+    from augury.plugins.bench.measure import Kind, Timing
+    from augury.plugins.bench.versus import Ratio
+
+__all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
+
+_MARGIN = 8
+_PREFILL = 512  # tokens of a prompt where -n 0 stands alone, as in llama-bench
+WIDE = 1.5  # highest over lowest of an interval: beyond, the ratios of most rows could not be told apart
+_NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
+
+
+def add_pass_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what chooses passes."""
+    group = parser.add_argument_group(
+        "passes, instead of drafters, and another program", "-p 512 and -n 64 count tokens here, as in llama-bench; 0 is none."
+    )
+    group.add_argument(
+        "--curve",
+        type=counts(least=1),
+        default=(),
+        metavar="1,2,4",
+        help="time passes over so many tokens with the logits of all, as checking drafts takes",
+    )
+    group.add_argument(
+        "-d",
+        "--depth",
+        type=counts(least=0),
+        metavar="0,4096",
+        help="tokens that the slot holds before (default: 0)",
+    )
+    group.add_argument(
+        "--vs",
+        type=Path,
+        metavar="PATH",
+        help="take turns with the llama-server at this path, on passes or on prompts, and print ratios",
+    )
+    group.add_argument(
+        "--vs-args",
+        action=FlagsAction,
+        default="",
+        metavar="WORDS",
+        help='more words for that server, such as "--spec-type ngram-simple"',
+    )
+    group.add_argument("--pairs", type=int, metavar="N", help=f"turns of each with --vs (default and least: {MIN_PAIRS})")
+
+
+def are_passes_wanted(args: argparse.Namespace) -> bool:
+    """Whether the command line asks for passes: by `--curve`, `-d`, a count as prompt, `-n 0`, or `-n` with a mere `--vs`."""
+    has_counts = bool(args.prompt) and all(map(are_counts, args.prompt))
+    is_about_texts = args.prompt or args.file or args.workload or args.prompt_tokens or args.spec_type or args.model_draft
+    is_mere_count = not is_about_texts and (args.n_predict == 0 or (args.vs and args.n_predict != -1))
+    return bool(args.curve or args.depth is not None or has_counts or is_mere_count)
+
+
+def measures_of(args: argparse.Namespace) -> list[Measure]:
+    """What the command line asks for, in the order of its figures.
+
+    Raises:
+        OptionError: There is nothing to measure, or a text or a count makes no sense here.
+    """
+    about_texts = (args.file, args.workload, args.prompt_tokens, args.spec_type, args.model_draft, args.against, args.warm)
+    if any(about_texts):
+        raise OptionError(
+            "passes are timed without prompts and drafters; leave out -f, --workload, --prompt-tokens, --spec-type, -md, "
+            "--against and --warm"
+        )
+    prompts = args.prompt or ([str(_PREFILL)] if args.n_predict == 0 and not args.curve else [])
+    prefills = [n for text in prompts for n in converted("-p", text, counts(least=0)) if n]
+    decodes = [args.n_predict] if args.n_predict > 0 else []
+    sizes: dict[Kind, Sequence[int]] = {"curve": args.curve, "prefill": prefills, "decode": decodes}
+    measures = [Measure(kind, n, depth) for kind in sizes for depth in args.depth or (0,) for n in sizes[kind]]
+    if not measures:
+        raise OptionError("there is nothing to time; give --curve 1,2,4,8, -p 512 or -n 64")
+    return list(dict.fromkeys(measures))
+
+
+def run_passes(args: argparse.Namespace) -> int:
+    """Time and print what the command line asks for."""
+    measures = measures_of(args)
+    pairs = pairs_of(args)
+    check_saved(args.compare, of_passes=True)
+    with (
+        loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model,
+        ProgressDisplay() as progress,
+    ):
+        runner = ModelRunner(model, progress)
+        about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
+        backend = make_backend(args.registry, args.backend).name
+        loaded = {"model": model.info.name, "backend": backend, "target": model.target, "threads": model.n_threads}
+        facts = machine_facts() | loaded
+        if args.vs is None:
+            timings = sweep(runner, measures, progress=progress, n_repetitions=args.turns)
+            lines = list(_lines(timings))
+        else:
+            with _peer(args, runner, model) as server:
+                ratios = compare(runner, server, measures, pairs, round_trip_ns, progress)
+            timings = [ratio.ours for ratio in ratios]
+            about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
+            lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]
+    found = about | {"machine": facts} | told(timings)
+    if args.json:
+        found |= {} if args.compare is None else {"changes": changes_told(args.compare, found)}
+        print_json(found)
+    else:
+        lines += [] if args.compare is None else change_lines(args.compare, found)
+        print_lines(lines)
+    return 0
+
+
+def pairs_of(args: argparse.Namespace) -> int:
+    """How many turns each takes with `--vs`.
+
+    Raises:
+        OptionError: They are too few, or there is no other program.
+    """
+    if args.vs is None and (args.vs_args or args.pairs is not None):
+        raise OptionError("--pairs and --vs-args are about --vs; name a llama-server with that, or leave them out")
+    if args.vs is not None and args.turns is not None:
+        raise OptionError("-r is not about --vs; say with --pairs how many turns each takes")
+    if args.pairs is not None and args.pairs < MIN_PAIRS:
+        raise OptionError(f"--pairs is {args.pairs}, expected at least {MIN_PAIRS}: fewer say nothing about the median")
+    return args.pairs or MIN_PAIRS
+
+
+def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
+    """The peer over the same tokens."""
+    path = resolve(args.model, args.registry, Progress())
+    # room for one token more than augury needs: the last one generated is stored, too
+    options = server_options(args, path, model.n_threads, model.state_spec.n_ctx + _MARGIN)
+    return ServerRunner(options, runner.tokens, model.info.n_vocab)
+
+
+def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> ServerOptions:
+    """How `--vs` is started: with the same model, threads, room and cache."""
+    more = tuple(shlex.split(args.vs_args))
+    return ServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
+
+
+@contextmanager
+def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
+    """The model alone, with one slot, closed afterwards.
+
+    Raises:
+        AuguryError: As loading does.
+    """
+    log.configure(verbosity=args.verbose)
+    backend = make_backend(args.registry, args.backend)
+    options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
+    with ProgressDisplay() as progress:
+        loader = Loader(args.registry, backend, progress)
+        try:
+            model = loader.load(args.model, options, purpose="bench")
+            loader.close_files()
+            progress.close()
+            yield model
+        finally:
+            loader.close()
+
+
+def told(timings: Sequence[Timing]) -> dict[str, Any]:
+    """Figures as JSON has them, by kind."""
+    rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
+    for timing in timings:
+        measure = timing.measure
+        figures = {"ms": timing.ms, "tok_s": timing.tok_s, "spread_ms": list(timing.spread_ms)}
+        rows[measure.kind].append({"n": measure.n, "depth": measure.depth} | figures)
+    return rows
+
+
+def _lines(timings: Sequence[Timing]) -> Iterator[str]:
+    single = {each.measure.depth: each.ms for each in timings if each.measure.kind == "curve" and each.measure.n == 1}
+    rows = [["measure", "n", "depth", "ms", "quartiles", "tok/s", "against n=1"]]
+    for timing in timings:
+        measure = timing.measure
+        low, high = timing.spread_ms
+        has_cost = measure.kind == "curve" and measure.depth in single
+        rows.append(
+            [
+                _NAMES[measure.kind],
+                str(measure.n),
+                str(measure.depth),
+                f"{timing.ms:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{timing.tok_s:.1f}",
+                f"{timing.ms / single[measure.depth]:.2f}x" if has_cost else "",
+            ]
+        )
+    yield from table(rows, is_right=(False, True, True, True, True, True, True))
+
+
+def _told_ratio(ratio: Ratio) -> dict[str, Any]:
+    measure = ratio.ours.measure
+    return {
+        "kind": measure.kind,
+        "n": measure.n,
+        "depth": measure.depth,
+        "tok_s": ratio.ours.tok_s,
+        "peer_tok_s": ratio.theirs.tok_s,
+        "ratio": ratio.median,
+        "interval": list(ratio.interval),
+        "pairs_ms": [[a * 1e3, b * 1e3] for a, b in zip(ratio.ours.seconds, ratio.theirs.seconds, strict=True)],
+        "round_trip_ns": list(ratio.round_trips_ns),
+    }
+
+
+def _ratio_lines(ratios: Sequence[Ratio]) -> list[str]:
+    rows = [["measure", "n", "depth", "tok/s", "peer's tok/s", "ratio", "95 % interval", "round trip"]]
+    for ratio in ratios:
+        measure, (low, high) = ratio.ours.measure, ratio.interval
+        rows.append(
+            [
+                _NAMES[measure.kind],
+                str(measure.n),
+                str(measure.depth),
+                f"{ratio.ours.tok_s:.1f}",
+                f"{ratio.theirs.tok_s:.1f}",
+                f"{ratio.median:.2f}x",
+                f"{low:.2f} to {high:.2f}",
+                trip_text(ratio.round_trips_ns),
+            ]
+        )
+    return table(rows, is_right=(False, True, True, True, True, True, True, True))
+
+
+def trip_text(trips_ns: Sequence[float]) -> str:
+    """The median of round trips between cores, with the least and the longest."""
+    return f"{statistics.median(trips_ns):.0f} ns ({min(trips_ns):.0f} to {max(trips_ns):.0f})" if trips_ns else "not known"
+
+
+def _notes(ratios: Sequence[Ratio], pairs: int) -> list[str]:
+    notes = [f"medians of {pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
+    notes.append("round trip: between two cores, before each pair; memory is faster or slower with it on some virtual machines")
+    if any(ratio.interval[1] > WIDE * ratio.interval[0] for ratio in ratios):
+        notes.append("wide intervals: this machine was busy with something else, or changed its speed; repeat when it is quiet")
+    if any(ratio.ours.measure.kind == "curve" for ratio in ratios):
+        notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")
+    return notes

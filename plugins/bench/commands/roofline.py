@@ -1,0 +1,87 @@
+"""`augury bench --roofline`: where the time of passes goes, and how near each kernel is to what the machine can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import asdict
+
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import print_json, print_lines
+from augury.errors import UnsupportedError
+from augury.plugins.bench.commands.passes import loaded_model
+from augury.plugins.bench.passes import ModelRunner
+from augury.plugins.bench.roofline import Profiled, measure_roofline
+from augury.plugins.bench.round_trip import round_trip_ns
+from augury.text.table import table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from augury.plugins.bench.roofline import KernelTime, Limits, Roofline
+
+__all__ = ["run_roofline"]
+
+_SIZES = (1, 8)
+
+
+def run_roofline(args: argparse.Namespace) -> int:
+    """Profile the passes of `--curve` at the depths of `-d`.
+
+    Raises:
+        UnsupportedError: The backend does not tell what its kernels take.
+    """
+    sizes, depths = args.curve or _SIZES, args.depth or (0,)
+    with loaded_model(args, max(sizes) + max(depths)) as model, ProgressDisplay() as progress:
+        if not isinstance(model, Profiled):
+            raise UnsupportedError(f"backend {args.backend} does not tell what its kernels take; choose another with --backend")
+        runner = ModelRunner(model, progress)
+        trips = [round_trip_ns()]
+        found = [measure_roofline(model, runner, n, depth) for depth in depths for n in sizes]
+        trips.append(round_trip_ns())
+        threads = model.n_threads
+    if args.json:
+        rooflines = [asdict(each) for each in found]
+        print_json({"model": args.model, "threads": threads, "round_trip_ns": trips, "rooflines": rooflines})
+        return 0
+    for roofline in found:
+        print_lines(_lines(roofline, threads))
+    known = [f"{trip:.0f} ns" for trip in trips if trip is not None]
+    print_lines([f"core-to-core round trip before and after: {' and '.join(known) or 'not known'}"])
+    return 0
+
+
+def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
+    limits, total = roofline.limits, roofline.seconds
+    yield f"pass of {roofline.n} behind {roofline.depth} tokens, {threads} threads: {total * 1e3:.2f} ms"
+    head = ["kernel", "steps", "ms", "of pass", "GB/s", "of limit", "GMAC/s", "of limit"]
+    rows = [_row(kernel, roofline) for kernel in roofline.kernels]
+    python = total - sum(kernel.seconds for kernel in roofline.kernels)
+    n_bytes, n_multiply_adds = (
+        sum(getattr(each, name) for each in roofline.kernels) for name in ("n_bytes", "n_multiply_adds")
+    )
+    rows.append(["(around the kernels)", "", f"{python * 1e3:.2f}", f"{python / total:.1%}", "", "", "", ""])
+    rows.append(["all", "", f"{total * 1e3:.2f}", "", *_rates(total, n_bytes, n_multiply_adds, limits)])
+    rows.append(["limit", "", "", "", f"{limits.bytes_per_s / 1e9:.1f}", "", f"{limits.multiply_adds_per_s / 1e9:.0f}", ""])
+    yield from table([head, *rows], is_right=(False, *[True] * 7))
+    yield ""
+
+
+def _row(kernel: KernelTime, roofline: Roofline) -> list[str]:
+    first = [kernel.name, str(kernel.n_steps), f"{kernel.seconds * 1e3:.2f}", f"{kernel.seconds / roofline.seconds:.1%}"]
+    return [*first, *_rates(kernel.seconds, kernel.n_bytes, kernel.n_multiply_adds, roofline.limits)]
+
+
+def _rates(seconds: float, n_bytes: int, n_multiply_adds: int, limits: Limits) -> list[str]:
+    return [
+        *_rate(n_bytes, seconds, limits.bytes_per_s, ".1f"),
+        *_rate(n_multiply_adds, seconds, limits.multiply_adds_per_s, ".0f"),
+    ]
+
+
+def _rate(count: int, seconds: float, limit: float, digits: str) -> tuple[str, str]:
+    """10^9 of them per second, and the share of the limit; nothing where there are none."""
+    if not count or seconds <= 0:
+        return "", ""
+    return format(count / seconds / 1e9, digits), f"{count / seconds / limit:.0%}"

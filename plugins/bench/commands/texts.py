@@ -1,0 +1,148 @@
+"""`augury bench --vs PATH` on prompts: another engine answers the same prompts, in turns with augury."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.cli.model_flags import load_engine
+from augury.cli.report import print_json, print_lines
+from augury.errors import OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.files.models import resolve
+from augury.interfaces import Progress
+from augury.plugins.bench.commands.drafters import DEFAULTS
+from augury.plugins.bench.commands.items import read_items
+from augury.plugins.bench.commands.passes import WIDE, pairs_of, server_options, trip_text
+from augury.plugins.bench.contest import check_drafters
+from augury.plugins.bench.machine import facts_told, run_facts
+from augury.plugins.bench.round_trip import round_trip_ns
+from augury.plugins.bench.server import ServerRunner
+from augury.plugins.bench.texts import Answer, compare_texts
+from augury.text.chat_template import ChatTemplate
+from augury.text.table import table
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from augury.engine.engine import Engine
+    from augury.plugins.bench.texts import TextRatio
+    from augury.plugins.bench.workload import Item
+    from augury.text.tokenizer import Tokenizer
+
+__all__ = ["run_texts"]
+
+
+def run_texts(args: argparse.Namespace) -> int:
+    """Answer all prompts with both, greedily, and print ratios by category."""
+    if args.compare is not None or args.against or args.warm:
+        raise OptionError("--vs on prompts compares two programs; leave out --compare, --against and --warm")
+    pairs = pairs_of(args)
+    items, n_predict = read_items(args), DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
+    if n_predict < 2:
+        raise OptionError(f"-n is {n_predict}, expected at least 2: the first token counts to the prompt")
+    path = resolve(args.model, args.registry, Progress())
+    facts: dict[str, Any] = {}
+    spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
+
+    @contextmanager
+    def sides() -> Iterator[tuple[Callable[[Item], Answer], Callable[[Item], Answer]]]:
+        with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
+            facts.update(run_facts({**engine.config, "model": engine.info.name}, items, n_predict))
+            prompts = _prompts(path, engine.tokenizer, items)
+            yield (
+                lambda item: _answer(engine, prompts[item.id], n_predict),
+                lambda item: server.answer(prompts[item.id], n_predict),
+            )
+
+    is_drafting = bool(args.spec_type or args.model_draft or args.vs_args)
+    ratios = compare_texts(items, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
+    told = [ratio.told() for ratio in ratios]
+    if args.json:
+        peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": told}
+        print_json(facts_told(facts) | {"vs": peer})
+    else:
+        marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []
+        print_lines([*_lines(told), *_notes(ratios, told), *marks])
+    return 0
+
+
+def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
+    """The peer, which is given prompts later."""
+    options = server_options(args, path, int(engine.config["threads"]), int(engine.config["n_ctx"]))
+    return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
+
+
+def _prompts(path: Path, tokenizer: Tokenizer | None, items: Sequence[Item]) -> dict[str, list[int]]:
+    """Token ids by the items' ids: the very same for both, however each would read the texts."""
+    with ModelFile.open(path) as file:
+        template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+    return {item.id: _ids(item.arguments, tokenizer, template) for item in items}
+
+
+def _ids(arguments: Mapping[str, Any], tokenizer: Tokenizer | None, template: ChatTemplate | None) -> list[int]:
+    if "messages" in arguments:
+        if template is None:
+            raise UnsupportedError("this model has no chat template; give prompts instead of messages")
+        kwargs = arguments.get("chat_template_kwargs")
+        return template.encode(arguments["messages"], tools=arguments.get("tools"), kwargs=kwargs)
+    prompt = arguments["prompt"]
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if tokenizer is None:
+        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of texts")
+    return list(tokenizer.encode(prompt, add_special=True, parse_special=True))
+
+
+def _answer(engine: Engine, prompt: Sequence[int], n_predict: int) -> Answer:
+    result = engine.generate(
+        np.array(prompt, np.int32), max_tokens=n_predict, temperature=0.0, ignore_eos=True, cache_prompt=False
+    )
+    check_drafters(result)
+    timings = result.stats.timings
+    return Answer(
+        tokens=result.tokens,
+        prompt_per_second=timings.prompt_per_second,
+        per_second=timings.predicted_per_second,
+        n_drafted=result.stats.n_drafted,
+        n_accepted=result.stats.n_accepted,
+    )
+
+
+def _lines(told: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        ["category", "what", "tok/s", "peer's tok/s", "ratio", "95 % interval", "drafted", "peer's", "same text", "round trip"]
+    ]
+    for each in told:
+        for what in ("prompt", "generation"):
+            figures = each[what]
+            is_prompt = what == "prompt"
+            rows.append(
+                [
+                    each["category"],
+                    what,
+                    f"{figures['tok_s']:.1f}",
+                    f"{figures['peer_tok_s']:.1f}",
+                    f"{figures['ratio']:.2f}x",
+                    f"{figures['interval'][0]:.2f} to {figures['interval'][1]:.2f}",
+                    *("" if is_prompt else f"{a} of {n}" for a, n in zip(each["accepted"], each["drafted"], strict=True)),
+                    "" if is_prompt else f"{each['same']:.0%}",
+                    "" if is_prompt else trip_text(each["round_trip_ns"]),
+                ]
+            )
+    return table(rows, is_right=(False, False, *(True,) * 8))
+
+
+def _notes(ratios: Sequence[TextRatio], told: Sequence[Mapping[str, Any]]) -> list[str]:
+    counts = ", ".join(f"{ratio.category} {len(ratio.pairs)}" for ratio in ratios)
+    notes = [f"greedy; a ratio is the median of the pairs' ratios (pairs: {counts})"]
+    notes.append("same text: share of the tokens before both first differ; engines round differently")
+    if any(each[what]["interval"][1] > WIDE * each[what]["interval"][0] for each in told for what in ("prompt", "generation")):
+        notes.append(
+            "wide intervals: the prompts differ, or this machine was busy or changed its speed; repeat when it is quiet"
+        )
+    return notes

@@ -1,0 +1,205 @@
+"""`augury tune`: which drafter, and how far, is fastest here; the answer is an option line."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from augury.cli.drafter_flags import drafter_options, names_in_use
+from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.parser import counts
+from augury.cli.progress import ProgressDisplay
+from augury.cli.prompts import add_prompt_flags
+from augury.cli.report import print_json, print_lines, say
+from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.errors import OptionError
+from augury.interfaces import Progress
+from augury.options import Spec, parse_specs
+from augury.plugins.bench.commands.drafters import DEFAULTS, exit_code
+from augury.plugins.bench.commands.items import ITEMS, add_workload_flag, read_items
+from augury.plugins.bench.comparison import stall_lines
+from augury.plugins.bench.contest import Contest
+from augury.plugins.bench.machine import facts_told, run_facts
+from augury.plugins.bench.tuning import Candidate, Tuning, trials_of
+from augury.text.table import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from augury.engine.engine import Engine
+    from augury.plugins.bench.contest import Pair
+    from augury.plugins.bench.tuning import Trial
+    from augury.registry import Registry
+
+__all__ = ["add_parser", "option_words"]
+
+_CHAINS = ("suffix", "ngram-simple:n=3", "ngram-mod:preset=short")
+_CHAINS_WITH_MODEL = ("draft-model", "suffix;draft-model")
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="find the drafter and draft length that are fastest here",
+        description="Compare drafters with plain decoding, in turns, leave out the slower half again and again, and print the "
+        "options to use, alone on standard output. Without prompts it takes a small workload of its own; give your own, for "
+        "the answer depends on the texts. Unless told otherwise it decodes greedily, 128 tokens.",
+    )
+    add_prompt_flags(parser, ITEMS)
+    add_model_flags(parser, registry, argv, has_slots=False)
+    add_sampling_flags(parser)
+    group = parser.add_argument_group("what is tried")
+    add_workload_flag(group)
+    group.add_argument(
+        "--against", action="append", default=[], metavar="NAME[:K=V,...]", help="another drafter or chain to try; repeats"
+    )
+    group.add_argument(
+        "--layers",
+        type=counts(least=1),
+        default=(),
+        metavar="N,N,...",
+        help="try the model's own first N layers, too (self-spec)",
+    )
+    group.add_argument("--turns", type=int, default=2, metavar="N", help="runs of each prompt at most (default: 2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    _check(args)
+    chains, lengths = _candidates(args), _lengths(args)
+    items = read_items(args)
+    params = {**DEFAULTS, **request_params(args)}
+    with ProgressDisplay() as display:
+        bench = _Bench(args, params, display)
+        tuning = Tuning(bench.pair, trials_of(items, args.turns))
+        bench.n_pairs = tuning.n_trials(len(chains), len(lengths))
+        choice = tuning.settle(chains, lengths)
+    words = option_words(choice, args)
+    if args.json:
+        told = facts_told(run_facts(bench.config, items, params["max_tokens"])) | {"turns": args.turns}
+        told |= {"candidates": [tuning.told(each) for each in tuning.pairs], "arguments": words, "options": shlex.join(words)}
+        print_json(told)
+    else:
+        for line in _lines(tuning):
+            say(line)
+    code = exit_code(tuning.figures(each) for each in tuning.pairs)
+    if code == 0 and not args.json:
+        print_lines([shlex.join(words)])
+    return code
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.turns < 1:
+        raise OptionError(f"--turns is {args.turns}, expected at least 1")
+    if args.draft_max < 1:
+        raise OptionError(f"--draft-max is {args.draft_max}, expected at least 1: tune tries half and twice as much, too")
+    if args.spec_type:
+        raise OptionError("tune finds the --spec-type; give others to try with --against")
+    if args.spec_synth_rates is not None or args.spec_synth_len is not None:
+        raise OptionError("tune measures what drafters get right; leave out synthetic acceptance")
+
+
+def _candidates(args: argparse.Namespace) -> list[Candidate]:
+    """Who could draft, the simplest first; only what is installed."""
+    texts = [text for text in _CHAINS if _are_installed(text, args.registry)]
+    texts += [text for text in _CHAINS_WITH_MODEL if args.model_draft and _are_installed(text, args.registry)]
+    texts += [f"self-spec:mode=layers,layers={n}" for n in args.layers]
+    own = argparse.Namespace(**{**vars(args), "drafter_general": ()})  # general flags stand in the line by themselves
+    found = []
+    for text in (*texts, *args.against):
+        names = names_in_use([text], args.registry)
+        takes_model = args.model_draft is not None and "draft-model" in names
+        given = drafter_options(own, names)
+        specs = tuple(str(Spec(spec.name, (*spec.values, *_given(spec, given)))) for spec in parse_specs(text))
+        found.append(Candidate(specs, args.draft_max, args.model_draft if takes_model else None))
+    tried = sorted({name for candidate in found for name in names_in_use(candidate.spec_type, args.registry)})
+    for name in drafter_options(own, tried):
+        if name not in tried:
+            raise OptionError(f"options are given for {name}, which is not tried; add it with --against {name}")
+    return list(dict.fromkeys(found))
+
+
+def _are_installed(text: str, registry: Registry) -> bool:
+    return all(spec.name in registry.drafters for spec in parse_specs(text))
+
+
+def _given(spec: Spec, given: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The options of a drafter that flags give, for the line to name them."""
+    named = {key.replace("-", "_") for key, _ in spec.values}
+    return [(key, str(value)) for key, value in given.get(spec.name, {}).items() if key not in named]
+
+
+def _lengths(args: argparse.Namespace) -> list[int]:
+    lengths = (max(args.draft_max // 2, 1), args.draft_max, 2 * args.draft_max)
+    return [length for length in dict.fromkeys(lengths) if length >= args.draft_min]
+
+
+def option_words(candidate: Candidate | None, args: argparse.Namespace) -> list[str]:
+    """The words of a command line that asks for a candidate; None for plain decoding."""
+    if candidate is None:
+        return ["--spec-type", "none"]
+    is_plain = all(not spec.values for text in candidate.spec_type for spec in parse_specs(text))
+    texts = [",".join(candidate.spec_type)] if is_plain else candidate.spec_type  # neither needs a shell's quotation marks
+    words = [word for text in texts for word in ("--spec-type", text)]
+    words += [] if candidate.draft_model is None else ["-md", candidate.draft_model]
+    words += ["--draft-max", str(candidate.draft_max)]
+    words += ["--draft-min", str(args.draft_min)] if args.draft_min else []
+    words += ["--spec-fixed"] if args.spec_fixed else []
+    return words + (["--spec-verify", args.spec_verify] if args.spec_verify != "match" else [])
+
+
+class _Bench:
+    """Runs pairs, each from cold, and shows how many there were."""
+
+    def __init__(self, args: argparse.Namespace, params: Mapping[str, Any], display: Progress) -> None:
+        self.config: Mapping[str, Any] = {}  # of the engine loaded last
+        self.n_pairs = 0  # at most
+        self._args = args
+        self._params = params
+        self._display = display
+        self._n_done = 0
+
+    def pair(self, candidate: Candidate, trial: Trial) -> Pair:
+        """A candidate and plain decoding, beside each other."""
+        self._display("tuning", self._n_done, self.n_pairs)
+        contest = Contest(self._loader(candidate), self._params, trial.item)
+        try:
+            pair = contest.pair(trial.number)
+        finally:
+            contest.close()
+        self.config = contest.config
+        self._n_done += 1
+        return pair
+
+    def _loader(self, candidate: Candidate) -> Callable[[], Engine]:
+        is_first = self._n_done == 0
+        changed = {"draft_max": candidate.draft_max, "verbose": self._args.verbose if is_first else 0, "quiet": not is_first}
+        args = argparse.Namespace(**{**vars(self._args), **changed})
+        progress = self._display if is_first else Progress()  # which says nothing; later loads are short
+        return lambda: load_engine(args, candidate.spec_type, candidate.draft_model, progress)
+
+
+def _lines(tuning: Tuning) -> list[str]:
+    """What was measured, a line for each candidate."""
+    rows = [["drafter", "draft-max", "runs", "plain tok/s", "tok/s", "speed-up", "accepted", "slowest category"]]
+    for candidate in tuning.pairs:
+        figures, by_category = tuning.figures(candidate), tuning.by_category(candidate)
+        slowest = min(by_category, key=lambda category: by_category[category], default="")
+        rows.append(
+            [
+                ";".join(candidate.spec_type),
+                str(candidate.draft_max),
+                str(len(tuning.pairs[candidate])),
+                f"{figures.plain_per_second:.1f}",
+                f"{figures.per_second:.1f}",
+                f"{tuning.speedup(candidate):.2f}x",
+                f"{figures.acceptance_rate:.0%}",
+                f"{by_category[slowest]:.2f}x {slowest}" if slowest else "",
+            ]
+        )
+    lines = table(rows, is_right=(False, True, True, True, True, True, True, False))
+    notes = stall_lines(tuning.figures(candidate) for candidate in tuning.pairs)
+    return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: behind it", *notes]

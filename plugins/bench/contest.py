@@ -1,0 +1,137 @@
+"""Plain decoding and a drafter in turns on one prompt.
+
+Every pair has a fresh engine, unless it is to be warm: a drafter that remembers what it saw would else draft the second run of
+a prompt from the first. On that engine the prompt is processed once, untimed, and then both generate; who begins changes from
+pair to pair (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster is unfair to neither. A plain
+run that stalled, and would make any drafter look fast, is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from augury.errors import AuguryError, PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from augury.engine.engine import Engine
+    from augury.plugins.bench.workload import Item
+    from augury.types import Result
+
+__all__ = ["Contest", "Pair", "check_drafters"]
+
+_N_WARM = 8  # tokens: the first passes touch memory for the first time
+_STALL = 1.5  # a plain pass that takes longer than so many rounds of drafting and verifying was held up
+_MAX_REPEATS = 3
+
+
+@frozen(eq=False)
+class Pair:
+    """Both, beside each other. Their prompts are not timed: speeds are those behind the first token."""
+
+    item: Item
+    plain: Result
+    drafted: Result
+    is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
+    n_repeated: int = 0  # plain runs that stalled before this one
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether both emitted the same tokens."""
+        return self.plain.tokens == self.drafted.tokens
+
+    @property
+    def max_speedup(self) -> float:
+        """The highest ratio that there can be: a round takes a plain pass at least, and emits so many tokens."""
+        return self.drafted.stats.timings.n_predicted / max(self.drafted.stats.n_rounds - 1, 1)  # the prompt's is not timed
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether something held up the plain run: the ratio is far above the highest that there can be."""
+        speeds = [run.stats.timings.predicted_per_second for run in (self.drafted, self.plain)]
+        return speeds[0] > _STALL * self.max_speedup * speeds[1] > 0
+
+
+class Contest:
+    """One prompt, plain and drafted. `open` it, let both run, and `close` it; then again for another pair."""
+
+    def __init__(self, load: Callable[[], Engine], params: Mapping[str, Any], item: Item) -> None:
+        """Nothing is loaded yet.
+
+        Args:
+            load: Loads an engine with the drafter.
+            params: Of the requests; those of the item count more.
+            item: The prompt.
+        """
+        self.item = item
+        self.config: Mapping[str, Any] = {}  # of the engine loaded last, with the model's own name
+        self._load = load
+        self._params = params
+        self._engine: Engine | None = None
+
+    def open(self) -> None:
+        """Load an engine and process the prompt."""
+        self.close()
+        self._engine = self._load()
+        self.config = {**self._engine.config, "model": self._engine.info.name}
+        self._generate({"type": "none"}, max_tokens=_N_WARM)
+
+    def plain(self) -> Result:
+        """Generate without the drafter."""
+        return self._generate({"type": "none"})
+
+    def drafted(self) -> Result:
+        """Generate with the drafter."""
+        result = self._generate({})
+        check_drafters(result)
+        return result
+
+    def pair(self, index: int, *, is_warm: bool = False) -> Pair:
+        """Both, with a fresh engine unless a warm one is wanted; with an odd index the drafter begins."""
+        if not is_warm:
+            self.open()
+        elif self._engine is None:
+            self.open()
+            self.drafted()
+        if index % 2:
+            drafted, plain = self.drafted(), self.plain()
+        else:
+            plain, drafted = self.plain(), self.drafted()
+        pair = self.beside(plain, drafted)
+        if not is_warm:
+            self.close()
+        return pair
+
+    def beside(self, plain: Result, drafted: Result) -> Pair:
+        """Both as a pair, with another plain run for one that stalled, or the last of several."""
+        is_greedy = {**self._params, **self.item.arguments}.get("temperature") == 0
+        pair = Pair(self.item, plain, drafted, is_promised=is_greedy or drafted.stats.effective.get("verify") != "rejection")
+        while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
+            pair = evolve(pair, plain=self.plain(), n_repeated=pair.n_repeated + 1)
+        return pair
+
+    def close(self) -> None:
+        """Close the engine. May be called twice."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _generate(self, speculative: Mapping[str, Any], **changed: Any) -> Result:
+        if self._engine is None:
+            raise AuguryError("the contest is not open; call open() first")
+        params = {**self._params, **self.item.arguments, **changed, "speculative": speculative}
+        return self._engine.submit(**params).result()
+
+
+def check_drafters(result: Result) -> None:
+    """See that all drafters took part to the end, for the figures of one that was left out are those of plain decoding.
+
+    Raises:
+        PluginError: One failed.
+    """
+    for name, stats in result.stats.drafters.items():
+        if stats.failed is not None:
+            raise PluginError(f"drafter {name} failed in {stats.failed}; leave it out, or mend it, to compare speeds")

@@ -1,0 +1,69 @@
+"""What a figure depends on beside the code: figures of two machines, or of one in two states, compare nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from augury.plugins.bench.workload import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from augury.plugins.bench.workload import Item
+
+__all__ = ["facts_told", "machine_facts", "run_facts"]
+
+_DEPENDENCIES = ("numpy", "numba")
+
+
+def machine_facts() -> dict[str, Any]:
+    """The machine and what augury runs on, in words that two runs may be compared by."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "augury": metadata.version("augury"),
+    } | {name: metadata.version(name) for name in _DEPENDENCIES}
+
+
+def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int) -> dict[str, Any]:
+    """The machine, what was loaded, and what it was made to do.
+
+    Args:
+        config: Of an engine; of `Contest.config`, where the model goes by its own name.
+        items: The whole workload.
+        max_tokens: Of a run.
+    """
+    loaded = {key: config[key] for key in ("model", "backend", "target", "threads")}
+    speculative = config.get("speculative", {})
+    made = {
+        "drafts": "fixed" if speculative.get("is_fixed") else "planned",
+        "workload": digest(items),
+        "max_tokens": max_tokens,
+    }
+    if rates := speculative.get("synthetic"):
+        made["acceptance"] = "synthetic: " + ", ".join(f"{rate:g}" for rate in rates)
+    return machine_facts() | loaded | made
+
+
+def facts_told(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`run_facts` as the JSON of a comparison begins."""
+    return {key: facts[key] for key in ("model", "backend", "threads")} | {"machine": dict(facts)}
+
+
+def _cpu() -> str:
+    """The processor's name and family: virtual machines call several generations by one name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = dict(line.partition(":")[::2] for line in text.split("\n\n")[0].splitlines())
+    fields = {key.strip(): value.strip() for key, value in found.items()}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
+    return f"{name} ({', '.join(numbers)})" if numbers else name

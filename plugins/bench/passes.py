@@ -1,0 +1,77 @@
+"""Times a model's passes, below the engine: what speculation costs and yields depends on them alone."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import CapacityError
+from augury.interfaces import Progress
+from augury.plugins.bench.measure import Runner
+from augury.types import Batch
+
+if TYPE_CHECKING:
+    from augury.interfaces import Model
+    from augury.plugins.bench.measure import Measure
+
+__all__ = ["ModelRunner"]
+
+_CHUNK = 512  # tokens per pass while a slot is filled
+_SEED = 1
+
+
+class ModelRunner(Runner):
+    """Passes of a model over random tokens, in its first slot.
+
+    Attributes:
+        tokens: (n_ctx,) int32, those at each position; what is generated differs.
+    """
+
+    def __init__(self, model: Model, progress: Progress | None = None) -> None:
+        """Take over a loaded model; `progress` is told how far its slot is filled."""
+        self._model = model
+        self._progress = progress or Progress()
+        n_ctx = model.state_spec.n_ctx
+        self.tokens = np.random.default_rng(_SEED).integers(0, model.info.n_vocab, n_ctx, dtype=np.int32)
+        self._n_filled = 0
+
+    def prepare(self, depth: int) -> None:
+        """Fill the slot; what earlier measures left there is as good as anything."""
+        for start in range(self._n_filled, depth, _CHUNK):
+            self._progress("fill the slot", start, depth)
+            self._model.forward(self._batch(start, min(_CHUNK, depth - start), n_rows=0))
+        if depth > self._n_filled:
+            self._progress("fill the slot", depth, depth)
+            self._n_filled = depth
+
+    def seconds(self, measure: Measure) -> float:
+        """Run a measure once. Batches are made before the clock starts.
+
+        Raises:
+            CapacityError: It does not fit into a slot.
+        """
+        end, n_ctx = measure.depth + measure.n, self._model.state_spec.n_ctx
+        if end > n_ctx:
+            raise CapacityError(f"{measure.n} tokens at depth {measure.depth} do not fit into a slot of {n_ctx} positions")
+        if measure.kind == "decode":
+            return self._decode([self._batch(position, 1, n_rows=1) for position in range(measure.depth, end)])
+        batch = self._batch(measure.depth, measure.n, n_rows=measure.n if measure.kind == "curve" else 1)
+        start = perf_counter()
+        self._model.forward(batch).argmax()
+        return perf_counter() - start
+
+    def _decode(self, batches: list[Batch]) -> float:
+        start = perf_counter()
+        token = batches[0].tokens[0]
+        for batch in batches:
+            batch.tokens[0] = token
+            token = max(self._model.forward(batch).argmax()[0], 0)
+        return perf_counter() - start
+
+    def _batch(self, start: int, n: int, *, n_rows: int) -> Batch:
+        """Tokens `start` to `start + n`, of which the last `n_rows` have logits."""
+        positions = np.arange(start, start + n, dtype=np.int32)
+        rows = np.arange(n - n_rows, n, dtype=np.int32)
+        return Batch(self.tokens[start : start + n].copy(), np.zeros(n, np.int32), positions, rows)

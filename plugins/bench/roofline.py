@@ -1,0 +1,109 @@
+"""What each kernel of a pass reads and computes per second, beside what the machine can at the same time."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from attrs import frozen
+
+from augury.plugins.bench.measure import Measure
+from augury.types import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.plugins.bench.passes import ModelRunner
+
+__all__ = ["KernelTime", "Limits", "Profiled", "Roofline", "measure_roofline"]
+
+_N_WINDOWS = 5  # in each the limits are probed once, between passes
+
+
+@frozen
+class KernelTime:
+    """One step of a pass, or several of one name: seconds, bytes of weights and cached states read, multiply-adds."""
+
+    name: str
+    seconds: float
+    n_bytes: int
+    n_multiply_adds: int
+    n_steps: int = 1
+
+
+@frozen
+class Limits:
+    """What a model's threads can do together."""
+
+    bytes_per_s: float  # reading memory that no cache holds
+    multiply_adds_per_s: float  # of weights and activations as the kernels multiply them, in registers
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A model that can say where the time of a pass goes."""
+
+    def profile(self, batch: Batch) -> Sequence[KernelTime]:
+        """Compute a pass like `Model.forward`, and tell its steps in order."""
+        ...
+
+    def limits(self) -> Limits:
+        """Probe what the model's threads can do, which takes a fraction of a second."""
+        ...
+
+
+@frozen
+class Roofline:
+    """Passes of `n` tokens behind `depth`.
+
+    `seconds` is the median; `kernels` are those of the median profile, the steps of one name summed.
+    """
+
+    n: int
+    depth: int
+    seconds: float
+    kernels: tuple[KernelTime, ...]
+    limits: Limits
+
+
+def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, repetitions: int = 4) -> Roofline:
+    """Profile passes with the logits of all tokens, and probe the limits between them.
+
+    What a pass takes is measured without profiling it, in turns, and with the choice of the best tokens.
+
+    Args:
+        model: The runner's model.
+        runner: Fills the slot, and has the tokens.
+        n: Tokens of a pass.
+        depth: Tokens that the slot holds before.
+        repetitions: Passes between two probes.
+    """
+    runner.prepare(depth)
+    measure = Measure("curve", n, depth)
+    positions = np.arange(depth, depth + n, dtype=np.int32)
+    batch = Batch(runner.tokens[depth : depth + n].copy(), np.zeros(n, np.int32), positions, np.arange(n, dtype=np.int32))
+    model.profile(batch)
+    passes: list[Sequence[KernelTime]] = []
+    seconds, limits = [], []
+    for _ in range(_N_WINDOWS):
+        limits.append(model.limits())
+        for _ in range(repetitions):
+            runner.seconds(measure)  # to follow a pass, as in a text, not the reckoning of a profile
+            seconds.append(runner.seconds(measure))
+            passes.append(model.profile(batch))
+    passes.sort(key=lambda steps: sum(step.seconds for step in steps))
+    kernels: dict[str, KernelTime] = {}
+    for step in passes[len(passes) // 2]:  # a pass that was: medians of its steps would come to less
+        before = kernels.get(step.name, KernelTime(step.name, 0.0, 0, 0, 0))
+        kernels[step.name] = KernelTime(
+            step.name,
+            before.seconds + step.seconds,
+            before.n_bytes + step.n_bytes,
+            before.n_multiply_adds + step.n_multiply_adds,
+            before.n_steps + 1,
+        )
+    found = Limits(
+        statistics.median(each.bytes_per_s for each in limits), statistics.median(each.multiply_adds_per_s for each in limits)
+    )
+    return Roofline(n, depth, statistics.median(seconds), tuple(kernels.values()), found)

@@ -1,0 +1,225 @@
+"""Times the passes of another engine, through its HTTP server: one that speaks llama.cpp's `/completion`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from augury.errors import AuguryError
+from augury.plugins.bench.measure import Runner
+from augury.plugins.bench.texts import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    import numpy as np
+
+    from augury.plugins.bench.measure import Measure
+
+__all__ = ["ServerOptions", "ServerRunner"]
+
+_READY_S = 300.0  # a large model on a slow disk
+_ANSWER_S = 900.0
+_GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True}
+
+
+@frozen
+class ServerOptions:
+    """How the server is started: as augury is."""
+
+    path: Path  # of the program
+    model: Path
+    threads: int
+    n_ctx: int
+    cache_type_k: str
+    cache_type_v: str
+    more: tuple[str, ...] = ()  # words of its command line
+
+
+class ServerRunner(Runner):
+    """Runs a server of its own, in a `with` statement, and reads the times that it measures itself.
+
+    A measure at a depth sends a prompt whose first `depth` tokens the server holds, and whose next token is new. The server
+    computes the logits of a prompt's last token only, also where the measure is of the kind `curve`.
+    """
+
+    def __init__(self, options: ServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
+        """Nothing is started yet.
+
+        Args:
+            options: What to start.
+            tokens: (n_ctx,) ids that prompts are made of.
+            n_vocab: Ids are below.
+
+        Raises:
+            AuguryError: There is no such program.
+        """
+        if not options.path.is_file() or not os.access(options.path, os.X_OK):
+            raise AuguryError(f"{options.path} is no program; --vs takes the path of a llama-server")
+        self._options = options
+        self._tokens = tokens.tolist()
+        self._n_vocab = n_vocab
+        self._n_asked = 0
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url = ""
+
+    def __enter__(self) -> Self:
+        options = self._options
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        words = ["-m", options.model, "-t", options.threads, "-tb", options.threads, "-c", options.n_ctx, "-np", 1]
+        words += [
+            "-ctk",
+            options.cache_type_k,
+            "-ctv",
+            options.cache_type_v,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            port,
+            *options.more,
+        ]
+        folder = str(options.path.resolve().parent)  # packaged builds keep their libraries beside the program
+        paths = os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the user named the program
+                [str(options.path), *map(str, words)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"LD_LIBRARY_PATH": paths},
+            )
+            self._wait()
+        except OSError as error:
+            self.close()
+            raise AuguryError(f"{options.path} cannot be run: {error.strerror or error}") from None
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server. May be called twice."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        self._log.close()
+
+    def prepare(self, depth: int) -> None:
+        """Let the server hold `depth` tokens."""
+        if depth:
+            self._ask(self._tokens[:depth], n_predict=1, may_reuse=True)
+
+    def seconds(self, measure: Measure) -> float:
+        """Run a measure once.
+
+        Raises:
+            AuguryError: The server died, or computed something else than it was asked for.
+        """
+        depth = measure.depth
+        n_prompt, n_predict = (1, measure.n + 1) if measure.kind == "decode" else (measure.n, 1)
+        prompt = self._tokens[: depth + n_prompt]
+        self._n_asked += 1
+        prompt[depth] = (prompt[depth] + self._n_asked) % self._n_vocab  # never the token that the server has there
+        timings = self._ask(prompt, n_predict=n_predict, may_reuse=depth > 0)
+        self._check("prompt_n", timings, n_prompt)
+        self._check("predicted_n", timings, n_predict)
+        # the first token comes out of the prompt's pass, and the server's clock for generation starts behind it
+        return self._seconds("predicted_ms" if measure.kind == "decode" else "prompt_ms", timings)
+
+    def answer(self, prompt: Sequence[int], n_predict: int) -> Answer:
+        """Process a prompt in full and continue it by `n_predict` tokens, the most probable ones.
+
+        Raises:
+            AuguryError: As `seconds` does.
+        """
+        told = self._post({"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": False, "return_tokens": True})
+        timings = self._timings(told)
+        self._check("prompt_n", timings, len(prompt))
+        self._check("predicted_n", timings, n_predict)
+        return Answer(
+            tokens=tuple(told.get("tokens", ())),
+            prompt_per_second=len(prompt) / self._seconds("prompt_ms", timings),
+            per_second=(n_predict - 1) / self._seconds("predicted_ms", timings) if n_predict > 1 else 0.0,
+            n_drafted=timings.get("draft_n", 0),
+            n_accepted=timings.get("draft_n_accepted", 0),
+        )
+
+    def _check(self, key: str, timings: dict[str, Any], expected: int) -> None:
+        if timings.get(key) != expected:
+            raise AuguryError(
+                f"{self._options.path.name} reports {key} {timings.get(key)!r}, expected {expected}; "
+                "it did not do what was asked, so its times mean nothing"
+            )
+
+    def _seconds(self, key: str, timings: dict[str, Any]) -> float:
+        ms = timings.get(key)
+        if not isinstance(ms, int | float) or not ms > 0:
+            raise AuguryError(f"{self._options.path.name} says that {key} is {ms!r}, expected a positive number of ms")
+        return ms / 1e3
+
+    def _ask(self, prompt: list[int], *, n_predict: int, may_reuse: bool) -> dict[str, Any]:
+        """The server's timings of a request."""
+        return self._timings(self._post({"prompt": prompt, "n_predict": n_predict, "cache_prompt": may_reuse}))
+
+    def _timings(self, told: dict[str, Any]) -> dict[str, Any]:
+        timings = told.get("timings")
+        if not isinstance(timings, dict):
+            raise AuguryError(f"{self._options.path.name} answers without timings; --vs needs a llama-server")
+        return timings
+
+    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(  # noqa: S310 - our own server
+            f"{self._url}/completion", json.dumps(body | _GREEDY).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as reply:  # noqa: S310
+                told = json.load(reply)
+        except (OSError, ValueError) as error:
+            raise AuguryError(f"{self._options.path.name} does not answer: {error}{self._last_words()}") from None
+        return told if isinstance(told, dict) else {}
+
+    def _wait(self) -> None:
+        """Until the model is loaded."""
+        assert self._process is not None
+        end = monotonic() + _READY_S
+        while monotonic() < end:
+            if self._process.poll() is not None:
+                raise AuguryError(f"{self._options.path.name} ended before it was ready{self._last_words()}")
+            try:
+                with urllib.request.urlopen(f"{self._url}/health", timeout=2) as reply:  # noqa: S310 - our own server
+                    if reply.status == 200:
+                        return
+            except OSError:
+                pass
+            sleep(0.1)
+        raise AuguryError(f"{self._options.path.name} was not ready in {_READY_S:.0f} s{self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The end of what the server wrote, for a message."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").split("\n")
+        last = [line.strip() for line in lines if line.strip()][-2:]
+        return f"; its last words: {' / '.join(last)}" if last else ""

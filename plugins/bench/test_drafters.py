@@ -1,0 +1,131 @@
+"""Compares drafters with plain decoding, greedy, as pytest-benchmark's benchmarks: one per drafter and prompt.
+
+`pytest --pyargs augury.plugins.bench --augury-model M --augury-drafter a --augury-drafter b`. What pytest-benchmark times are
+the drafted runs, a processed prompt before them. Ratios to the plain runs beside them, acceptance and the machine stand in
+`extra_info` of its JSON (`--benchmark-json FILE`), which `augury bench --compare FILE` reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from augury.engine.engine import Engine
+from augury.errors import AuguryError
+from augury.plugins.bench.contest import Contest
+from augury.plugins.bench.figures import Figures
+from augury.plugins.bench.machine import run_facts
+from augury.plugins.bench.outcome import label_of
+from augury.plugins.bench.pytest_plugin import FOUND
+from augury.plugins.bench.workload import builtin_workload, read_workload
+from augury.registry import Registry
+from augury.speculation.config import choose_drafters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from augury.plugins.bench.contest import Pair
+    from augury.plugins.bench.workload import Item
+    from augury.types import Result
+
+_SEED = 1
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A benchmark for every drafter, prompt and state of the drafter."""
+    option = metafunc.config.getoption
+    if not metafunc.config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError("comparisons need pytest-benchmark; install augury with it: pip install 'augury[testing]'")
+    items = _workload(metafunc.config)
+    specs = list(dict.fromkeys(option("augury_drafter")))
+    registry = Registry.discover()
+    try:
+        for text in specs:
+            choose_drafters(registry, text)
+    except AuguryError as error:
+        raise pytest.UsageError(f"--augury-drafter: {error}") from None
+    for name in ("augury_pairs", "augury_tokens"):
+        if option(name) < 1:
+            raise pytest.UsageError(f"--{name.replace('_', '-')} is {option(name)}, expected at least 1")
+    states = ("cold", "warm") if option("augury_warm") else ("cold",)
+    cases = [(spec, item, state) for spec in specs for item in items for state in states]
+    ids = [f"{spec}-{item.id}-{state}" for spec, item, state in cases]
+    metafunc.parametrize(("spec", "item", "state"), cases, ids=ids)
+
+
+def _workload(config: pytest.Config) -> list[Item]:
+    path = config.getoption("augury_workload")
+    try:
+        return read_workload(path) if path else builtin_workload()
+    except AuguryError as error:
+        raise pytest.UsageError(f"--augury-workload: {error}") from None
+
+
+@pytest.fixture
+def contest(request: pytest.FixtureRequest, spec: str, item: Item) -> Iterator[Contest]:
+    """The prompt, with engines as the options want them."""
+    option = request.config.getoption
+
+    def load() -> Engine:
+        return Engine.load(
+            option("augury_model"),
+            spec_type=spec,
+            backend=option("augury_backend"),
+            threads=option("augury_threads"),
+            spec_fixed=option("augury_fixed"),
+            spec_synth_len=option("augury_synth_len"),
+        )
+
+    contest = Contest(load, {"temperature": 0, "seed": _SEED, "max_tokens": option("augury_tokens")}, item)
+    yield contest
+    contest.close()
+
+
+class Turns:
+    """Puts a plain run beside every drafted one that is timed: before it in even rounds, behind it in odd ones."""
+
+    def __init__(self, contest: Contest, *, is_warm: bool) -> None:
+        self.pairs: list[Pair] = []
+        self._contest = contest
+        self._is_warm = is_warm
+        self._plain: Result | None = None
+        self._drafted: Result | None = None
+
+    def before(self) -> None:
+        """Get ready for a drafted run; it begins cold unless it is to be warm."""
+        self.finish()
+        if not self._is_warm:
+            self._contest.open()
+        elif not self.pairs:
+            self._contest.open()
+            self._contest.drafted()
+        if len(self.pairs) % 2 == 0:
+            self._plain = self._contest.plain()
+
+    def drafted(self) -> None:
+        """The run that is timed."""
+        self._drafted = self._contest.drafted()
+
+    def finish(self) -> None:
+        """Complete the pair of the last drafted run, if there was one."""
+        if self._drafted is not None:
+            self.pairs.append(self._contest.beside(self._plain or self._contest.plain(), self._drafted))
+        self._plain = self._drafted = None
+
+
+def test_drafter_against_plain_decoding(
+    benchmark: Any, request: pytest.FixtureRequest, contest: Contest, spec: str, item: Item, state: str
+) -> None:
+    """The output is that of plain decoding; how much faster it came is in the benchmark's `extra_info`."""
+    turns = Turns(contest, is_warm=state == "warm")
+    benchmark.group = f"{item.category}, {state}"
+    benchmark.pedantic(turns.drafted, setup=turns.before, rounds=request.config.getoption("augury_pairs"))
+    turns.finish()
+    figures = Figures.of(turns.pairs)
+    about = {"spec_type": contest.config["spec_type"], "category": item.category, "item": item.id, "state": state}
+    facts = run_facts(contest.config, _workload(request.config), request.config.getoption("augury_tokens"))
+    benchmark.extra_info |= about | figures.told() | {"machine": facts}
+    label = label_of(contest.config["spec_type"], state, is_synthetic=bool(figures.synthetic))
+    request.config.stash[FOUND].setdefault((label, item.category), []).append(figures)
+    assert not figures.is_changed, f"{spec} changed the output of {item.id}; speculation must never do that"

@@ -1,0 +1,1 @@
+"""`augury new-drafter`."""

@@ -1,0 +1,266 @@
+"""The engine as its callers see it: threads, cancelling, errors."""
+
+import asyncio
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+from toys import ScriptedDrafter, ToyModel, toy_engine
+
+from augury.engine.engine import Engine
+from augury.engine.running import Channel
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.text.chat_template import ChatTemplate
+
+GREEDY = {"temperature": 0.0}
+
+
+@pytest.fixture
+def engine():
+    with toy_engine(n_ctx=600, slots=2) as made:
+        yield made
+
+
+def test_a_lack_of_memory_is_a_capacity_error_at_load_and_in_a_request(engine, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 183. GiB")
+
+    monkeypatch.setattr(ToyModel, "forward", fail)
+    with pytest.raises(CapacityError, match="there is too little memory: Unable to allocate 183"):
+        engine.generate([1, 2], max_tokens=7)
+    monkeypatch.setattr("augury.engine.engine.Loader.open", fail)
+    with pytest.raises(CapacityError, match="there is too little memory: Unable to allocate 183"):
+        Engine.load("model.gguf")
+
+
+def test_streaming_yields_the_tokens_of_the_result(engine):
+    pieces = list(engine.stream([1, 2], max_tokens=7, **GREEDY))
+    assert [piece.token for piece in pieces] == ToyModel(n_ctx=600).plain([1, 2], 7)
+    assert {piece.drafter for piece in pieces} == {None}
+
+
+def test_requests_without_an_id_are_told_apart_and_two_may_be_given_the_same(engine):
+    made = [engine.generate([1], max_tokens=1).id for _ in range(2)]
+    assert len(set(made)) == 2
+    assert all(re.fullmatch(r"req-\d+", each) for each in made)
+    assert [each.id for each in engine.generate([[1], [2]], id="same", max_tokens=1)] == ["same", "same"]
+
+
+def test_asyncio_streams_the_same(engine):
+    async def collect():
+        return [piece.token async for piece in engine.astream([1, 2], max_tokens=7, **GREEDY)]
+
+    assert asyncio.run(collect()) == ToyModel(n_ctx=600).plain([1, 2], 7)
+
+
+def test_an_iterator_that_is_given_up_cancels_and_frees_its_slot(engine):
+    running = engine.submit([1], max_tokens=590, **GREEDY)
+    for _ in running:
+        break
+    result = running.result()
+    assert result.finish_reason == "cancelled"
+    assert len(result.tokens) < 590
+    assert len(engine.generate([[1], [2], [3]], max_tokens=3, **GREEDY)) == 3
+
+
+def test_a_waiting_request_can_be_cancelled(engine):
+    busy = [engine.submit([1], **GREEDY) for _ in range(2)]
+    waiting = engine.submit([2], **GREEDY)
+    waiting.cancel()
+    assert waiting.result().tokens == ()
+    assert (waiting.result().stats.n_prompt, waiting.result().stats.n_reused) == (0, 0)
+    for running in busy:
+        running.cancel()
+        running.result()
+
+
+def test_threads_may_share_an_engine(engine):
+    found = {}
+
+    def ask(prompt):
+        found[prompt] = engine.generate([prompt], max_tokens=20, **GREEDY).tokens
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {prompt: tuple(ToyModel(n_ctx=600).plain([prompt], 20)) for prompt in range(8)}
+
+
+def test_an_interrupt_leaves_the_engine_usable(engine, monkeypatch):
+    running = engine.submit([1], **GREEDY)
+
+    def interrupted(channel, wakers):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Channel, "block", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.result()
+    monkeypatch.undo()
+    assert running.result().finish_reason == "cancelled"
+    assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
+
+
+def test_evaluate_gives_every_row_or_those_asked_for(engine):
+    tokens = np.random.default_rng(0).integers(0, 16, 590)
+    logits = engine.evaluate(tokens)
+    toy = ToyModel(n_ctx=600)
+    expected = np.array([toy.logits(tokens[: i + 1]) for i in (0, 511, 512, 589)], np.float32)
+    assert logits.shape == (590, 16)
+    assert np.array_equal(logits[[0, 511, 512, 589]], expected)
+    assert np.array_equal(engine.evaluate(tokens, rows=[512, 0, 0]), logits[[512, 0, 0]])
+
+
+def test_evaluate_waits_for_a_free_slot(engine):
+    busy = [engine.submit([1], max_tokens=100, **GREEDY) for _ in range(2)]
+    assert engine.evaluate([1, 2]).shape == (2, 16)
+    assert [len(running.result().tokens) for running in busy] == [100, 100]
+
+
+def test_requests_go_on_beside_a_long_evaluation():
+    with toy_engine(n_ctx=3000, slots=2) as engine:
+        toy = engine._worker._loop._model
+        runnings = []
+
+        def submit_once():
+            if not runnings:
+                runnings.append(engine.submit([1], max_tokens=3, **GREEDY))
+
+        toy.on_forward = submit_once
+        engine.evaluate([1] * 2900, rows=[0])  # in six chunks
+        assert len(runnings[0].result().tokens) == 3
+        is_evaluation = [len(batch.tokens) > 1 for batch in toy.batches]
+    assert is_evaluation[:7] == [True, False, True, False, True, False, True]
+
+
+def test_an_evaluation_that_is_interrupted_frees_its_slot(monkeypatch):
+    def interrupted(channel, wakers):
+        raise KeyboardInterrupt
+
+    with toy_engine(n_ctx=3000, slots=1) as engine:
+        toy, was_interrupted = engine._worker._loop._model, threading.Event()
+        toy.on_forward = lambda: was_interrupted.wait(30)
+        monkeypatch.setattr(Channel, "block", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.evaluate([1] * 2900, rows=[0])
+        monkeypatch.undo()
+        was_interrupted.set()
+        assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
+        assert sum(len(batch.tokens) > 1 for batch in toy.batches) <= 1
+
+
+def test_closing_the_engine_ends_evaluations():
+    engine = toy_engine(n_ctx=3000, slots=1)
+    has_begun = threading.Event()
+    outcome = []
+
+    def stay_until_closing():
+        has_begun.set()
+        while engine._worker._engine_thread.inbox.empty():
+            time.sleep(0.001)
+
+    def evaluate():
+        with pytest.raises(AuguryError, match="closed") as caught:
+            engine.evaluate([1] * 2900, rows=[0])
+        outcome.append(caught.value)
+
+    engine._worker._loop._model.on_forward = stay_until_closing
+    evaluating = threading.Thread(target=evaluate)
+    evaluating.start()
+    assert has_begun.wait(30)
+    engine.close()
+    evaluating.join()
+    assert len(outcome) == 1
+
+
+@pytest.mark.parametrize("rows", [[2], [-1], ["a"], [0.5], [10**30]])
+def test_rows_that_are_no_positions_are_refused(engine, rows):
+    with pytest.raises(OptionError, match="expected 0 to 1"):
+        engine.evaluate([1, 2], rows=rows)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": -1},
+        {"slots": None},
+        {"backend": None},
+        {"memory": None},
+        {"spec_type": None},
+        {"spec_type": [5]},
+        {"spec_timeout": 0},
+        {"spec_timeout": float("nan")},
+        {"spec_timeout": "long"},
+        {"spec_options": 5},
+        {"spec_type": "ngram-simple", "spec_options": {"ngram-simple": 5}},
+        {"spec_type": "ngram-simple", "spec_options": {"ngram-simple": {5: 5}}},
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_before_anything_is_loaded(options):
+    with pytest.raises(OptionError, match="expected"):
+        Engine.load("/absent.gguf", **options)
+
+
+def test_a_closed_engine_says_so():
+    engine = toy_engine(drafter=ScriptedDrafter)
+    running = engine.submit([1], **GREEDY)
+    engine.close()
+    engine.close()
+    assert running.result().finish_reason in {"cancelled", "length"}
+    with pytest.raises(AuguryError, match="closed"):
+        engine.generate([1], **GREEDY)
+
+
+def test_a_closed_engine_takes_the_process_along_that_renders_templates():
+    with toy_engine() as engine:
+        engine._template = ChatTemplate("a")
+        assert engine._template.render([{"role": "user", "content": "b"}]) == "a"
+        process = engine._template._renderer._process
+        assert process.poll() is None
+    assert process.poll() is not None
+
+
+def test_an_idle_engine_uses_no_processor_time(engine):
+    engine.generate([1], max_tokens=3, **GREEDY)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.05
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ([], {}, OptionError, "prompt is empty"),
+        ([16], {}, OptionError, "token 16, the vocabulary has tokens 0 to 15"),
+        ([-1], {}, OptionError, "token -1"),
+        ([2**40], {}, OptionError, "token 1099511627776"),
+        ([1.5], {}, OptionError, "expected a text or a list of token ids"),
+        ([1] * 601, {}, CapacityError, "601 tokens"),
+        (None, {}, OptionError, "either a prompt or messages"),
+        ("text", {}, UnsupportedError, "no tokenizer"),
+        (None, {"messages": [{"role": "user", "content": "Hi"}]}, UnsupportedError, "no tokenizer"),
+        ([1], {"temprature": 1}, OptionError, "did you mean 'temperature'"),
+        ([1], {"max_tokens": 0}, OptionError, "max_tokens is 0"),
+        ([1], {"id": ""}, OptionError, "id is '', expected a text that is not empty"),
+        ([1], {"id": 5}, OptionError, "id is 5"),
+        ([1], {"max_tokens": "many"}, OptionError, "max_tokens is 'many'"),
+        ([1], {"stop": ["x", ""]}, OptionError, "stop is"),
+        ([1], {"stop": 5}, OptionError, "stop is 5"),
+        ([1], {"logit_bias": dict.fromkeys(range(16), float("-inf"))}, OptionError, "leave at least one"),
+        ([1], {"speculative": {5: 5}}, OptionError, "there is no 5"),
+        ([1], {"speculative": {"none": 5}}, OptionError, "there is no 'none'"),
+        ([1], {"stop": "x"}, UnsupportedError, "no tokenizer"),
+        ([1], {"logprobs": -1}, OptionError, "logprobs is -1"),
+        ([1], {"ignore_eos": "yes"}, OptionError, "ignore_eos is 'yes'"),
+        ([1], {"speculative": {"n_mx": 1}}, OptionError, "did you mean 'n_max'"),
+        ([1], {"speculative": {"n_max": -1}}, OptionError, "n_max is -1"),
+        ([1], {"speculative": {"type": "ngram-simple"}}, OptionError, "loaded with 'none'"),
+        ([1], {"speculative": 3}, OptionError, "expected False or a mapping"),
+    ],
+)
+def test_bad_requests_are_refused_with_what_was_expected(engine, prompt, params, error, message):
+    with pytest.raises(error, match=message):
+        engine.generate(prompt, **params)

@@ -1,0 +1,68 @@
+"""What an engine says of itself, while it works and after."""
+
+import pytest
+from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
+
+from augury.engine.engine_stats import Counts, SlotStats
+from augury.errors import AuguryError
+
+GREEDY = {"temperature": 0.0}
+
+
+def test_slots_and_the_queue_are_told_while_a_pass_goes_on():
+    with toy_engine(slots=2, drafter=ScriptedDrafter) as engine:
+        gate = Gate(engine)
+        first = engine.submit([1, 2, 3], id="first", max_tokens=2, **GREEDY)
+        assert gate.has_begun.wait(60)
+        waiting = engine.submit([4], max_tokens=2, **GREEDY)
+        try:
+            stats = engine.stats()
+        finally:
+            gate.open()
+        assert stats.slots == (SlotStats(0, "prompt", "first", n_prompt=3, drafters=("scripted",)), SlotStats(1))
+        assert (stats.n_running, stats.n_waiting, stats.counts) == (1, 1, Counts())
+        first.result()
+        waiting.result()
+        stats = engine.stats()
+        assert (stats.slots, stats.n_running, stats.n_waiting) == ((SlotStats(0), SlotStats(1)), 0, 0)
+
+
+def test_a_slot_that_decodes_says_what_it_holds():
+    seen = []
+    with toy_engine(observers=(lambda **_: seen.append(engine.stats().slots[0]), None)) as engine:
+        engine.generate([1, 2], id="one", max_tokens=3, **GREEDY)
+    told = [(slot.state, slot.id, slot.n_held, slot.n_emitted) for slot in seen]
+    assert told == [("decoding", "one", 2, 1), ("decoding", "one", 3, 2), ("idle", None, 0, 0)]
+
+
+def test_counts_hold_a_request_before_its_caller_hears_of_its_end(monkeypatch):
+    with toy_engine(drafter=ScriptedDrafter) as engine:
+        results = [engine.generate([1, 2, 3], max_tokens=9, **GREEDY) for _ in range(2)]
+        counts, sums = engine.stats().counts, [result.stats for result in results]
+        for name in ("n_emitted", "n_rounds", "n_drafted", "n_accepted", "n_reused"):
+            assert getattr(counts, name) == sum(getattr(each, name) for each in sums) > 0
+        assert (counts.n_finished, counts.n_prompt) == (2, 6 - counts.n_reused)
+        assert counts.forward_s > 0 < counts.draft_s
+        gate = Gate(engine)
+        cancelled = engine.submit([1], **GREEDY)
+        cancelled.cancel()
+        gate.open()
+        cancelled.result()
+
+        def fail(*_):
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(ToyModel, "forward", fail)
+        with pytest.raises((AuguryError, RuntimeError)):
+            engine.generate([1], **GREEDY)
+        counts = engine.stats().counts
+    assert (counts.n_finished, counts.n_failed, counts.n_cancelled) == (2, 1, 1)
+
+
+def test_an_evaluation_takes_a_slot():
+    seen = []
+    with toy_engine() as engine:
+        engine._worker._loop._model.on_forward = lambda: seen.append(engine.stats().slots[0].state)
+        engine.evaluate([1, 2, 3])
+        assert engine.stats().slots[0].state == "idle"
+    assert seen == ["evaluating"]

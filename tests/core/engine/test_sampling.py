@@ -1,0 +1,198 @@
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import sampling as oracle
+
+from augury.engine.sampling import SAMPLERS, Sampler, SamplingParams
+from augury.errors import OptionError
+from augury.logits import ArrayLogits
+
+V = 24
+NO_HISTORY = np.empty(0, np.int32)
+
+
+def logits(seed=0):
+    return of(np.random.default_rng(seed).standard_normal((1, V)) * 2)
+
+
+def of(array):
+    return ArrayLogits(np.array(array, np.float32))
+
+
+def draw(params, n=4000, history=NO_HISTORY, array=None, **how):
+    """Frequencies (V,) of n draws from one row."""
+    sampler = Sampler(params, n_vocab=V, **how)
+    row = array if array is not None else logits()
+    return np.bincount([sampler.choose(row, 0, history, i) for i in range(n)], minlength=V) / n
+
+
+def softmax(values):
+    weights = np.exp(values - values.max())
+    return weights / weights.sum()
+
+
+KEEP_ALL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_softmax_at_the_temperature(temperature):
+    found = draw(SamplingParams(temperature=temperature, **KEEP_ALL))
+    assert np.abs(found - softmax(logits().rows()[0] / temperature)).max() < 0.03
+
+
+def test_greedy_takes_the_lowest_of_equal_logits():
+    row = of([[0.0] * 3 + [7.0, 7.0] + [0.0] * 19])
+    sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=V)
+    assert sampler.is_plain_argmax
+    assert sampler.choose(row, 0, NO_HISTORY, 0) == row.argmax()[0] == 3
+
+
+def test_top_k_keeps_the_k_best():
+    found = draw(SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, seed=2))
+    assert set(np.flatnonzero(found)) == set(logits().top_k(0, 3)[0])
+
+
+def test_top_p_keeps_the_smallest_set_that_sums_to_p():
+    probabilities = softmax(logits().rows()[0].astype(np.float64))
+    order = np.argsort(-probabilities)
+    n = int(np.searchsorted(np.cumsum(probabilities[order]), 0.6)) + 1
+    found = draw(SamplingParams(temperature=1.0, top_k=0, top_p=0.6, min_p=0.0, seed=3))
+    assert set(np.flatnonzero(found)) == set(order[:n])
+
+
+def test_min_p_is_relative_to_the_best():
+    probabilities = softmax(logits().rows()[0].astype(np.float64))
+    found = draw(SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.3, seed=4))
+    assert set(np.flatnonzero(found)) == set(np.flatnonzero(probabilities >= 0.3 * probabilities.max()))
+
+
+def test_typical_sampling_drops_what_surprises_too_little():
+    # one token of probability 0.4, twelve of 0.05: entropy 2.16, surprises 0.92 and 3.00, so the twelve are more typical
+    row = of([[np.log(0.4)] + [np.log(0.05)] * 12 + [-50.0] * 11])
+    found = draw(SamplingParams(temperature=1.0, typical_p=0.28, top_k=0, top_p=1.0, min_p=0.0, seed=5), array=row)
+    assert found[0] == 0
+    assert (found[7:] == 0).all()
+
+
+def test_penalties_change_the_logits_as_documented():
+    row = of([[2.0, -2.0, 1.0, -0.5] + [0.0] * (V - 4)])
+    history = np.array([0, 1, 1, 2, 1, 3], np.int32)
+    params = SamplingParams(
+        temperature=1.0, repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, repeat_last_n=5, **KEEP_ALL
+    )
+    expected = row.rows()[0].astype(np.float64)
+    expected[1] = -2.0 * 2.0 - 3 * 0.25 - 0.5  # token 0 is outside the last five
+    expected[2] = 1.0 / 2.0 - 0.25 - 0.5
+    expected[3] = -0.5 * 2.0 - 0.25 - 0.5
+    ids, probabilities = Sampler(params, n_vocab=V).distribution(row, 0, history, 4)
+    assert np.allclose(probabilities, softmax(expected)[ids], rtol=1e-12, atol=0)
+    assert sorted(ids.tolist()) == list(range(V))
+
+
+def some_case(rng):
+    """A row, a history and parameters: each neutral, moderate or at a limit."""
+
+    def one_of(neutral, moderate, *limits):
+        return rng.choice([neutral, neutral, moderate, moderate, moderate, rng.choice([neutral, *limits])])
+
+    values = rng.choice([0.5, 2, 6]) * np.random.default_rng(rng.randrange(2**32)).standard_normal(V)
+    row = np.where([rng.random() < 0.1 for _ in range(V)], rng.choice([0.0, 1.0, -np.inf]), values).astype(np.float32)
+    bias = {rng.randrange(V): rng.choice([rng.uniform(-5, 5), 1e30, -1e30, -np.inf]) for _ in range(rng.choice([0, 0, 1, 5]))}
+    samplers = rng.sample(SAMPLERS, rng.choice([0, 2, 4, 5, 6, 6]))
+    params = SamplingParams(
+        samplers=rng.choice([SAMPLERS, samplers]),
+        logit_bias=bias,
+        temperature=rng.choice([rng.uniform(0.3, 3), rng.uniform(0.3, 3), 1.0, rng.choice([0.0, 5e-324, 1e-300, 1e-5, 1e6])]),
+        top_k=rng.choice([0, 0, 1, 3, 9, V, V + 5]),
+        top_p=one_of(1.0, rng.uniform(0.3, 1), 0.0),
+        min_p=one_of(0.0, rng.uniform(0, 0.2), 1.0),
+        typical_p=one_of(1.0, rng.uniform(0.3, 1), 0.0),
+        repeat_penalty=one_of(1.0, rng.uniform(0.5, 2), 1e-3, 1e3),
+        presence_penalty=one_of(0.0, rng.uniform(-1, 1), -1e3, 1e3),
+        frequency_penalty=one_of(0.0, rng.uniform(-1, 1), -1e3, 1e3),
+        repeat_last_n=rng.choice([-1, 0, 1, 4, 64]),
+        seed=0,
+    )
+    return row, [rng.randrange(rng.choice([4, V])) for _ in range(rng.randrange(12))], params
+
+
+@settings(max_examples=300, derandomize=True)  # at a border of top_p rounding alone decides
+@given(st.integers(0, 2**32).map(Random))
+def test_what_is_drawn_from_is_what_the_oracle_says(rng):
+    """In any order, at every limit; only the top of the vocabulary is looked at, but the result is as if all of it were."""
+    row, history, params = some_case(rng)
+    ids, probabilities = Sampler(params, n_vocab=V).distribution(of([row]), 0, np.array(history, np.int32), 0)
+    expected = oracle.distribution(row, history, params)
+    assert (np.diff(probabilities) <= 0).all()
+    assert probabilities.sum() == pytest.approx(1)
+    found = {token: p for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True) if p > 0}
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-300)
+
+
+def test_forbidden_tokens_are_never_drawn_and_bias_forces():
+    best = int(logits().argmax()[0])
+    assert draw(SamplingParams(temperature=1.0, **KEEP_ALL), forbidden=frozenset({best}))[best] == 0
+    assert draw(SamplingParams(temperature=0.0), n=1, forbidden=frozenset({best}))[best] == 0
+    assert draw(SamplingParams(temperature=1.0, logit_bias={7: 100.0}, **KEEP_ALL), n=50)[7] == 1
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 700), min_size=1, max_size=5))
+def test_a_token_depends_on_seed_and_index_alone_not_on_what_was_drawn_before(seed, indices):
+    params = SamplingParams(temperature=1.5, seed=seed)
+    one = Sampler(params, n_vocab=V)
+    for index in indices:  # in any order, as rejected drafts make it
+        assert one.choose(logits(), 0, NO_HISTORY, index) == Sampler(params, n_vocab=V).choose(logits(), 0, NO_HISTORY, index)
+
+
+def test_numbers_to_verify_by_are_of_seed_and_index_in_any_order_and_one_is_that_of_choosing():
+    def numbers(*indices):
+        sampler = Sampler(SamplingParams(seed=5), n_vocab=V)
+        return {index: sampler.uniforms(index) for index in indices}
+
+    rising, one = numbers(*range(600)), numbers(599, 3)
+    assert one == {index: rising[index] for index in (599, 3)}
+    both = np.array([*rising.values()])
+    assert len(np.unique(both)) == both.size
+    assert 0 <= both.min() < 0.01
+    assert 0.99 < both.max() < 1
+    two = of([[0.0, 0.0] + [-np.inf] * (V - 2)])
+    sampler = Sampler(SamplingParams(seed=5), n_vocab=V)
+    assert all(sampler.choose(two, 0, NO_HISTORY, i) == (rising[i][1] >= 0.5) for i in range(600))
+
+
+def test_without_a_seed_every_sampler_has_its_own():
+    assert Sampler(SamplingParams(), n_vocab=V).params.seed != Sampler(SamplingParams(), n_vocab=V).params.seed
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1, expected 0 to"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": 1.5}, "top_k is 1.5, expected a whole number"),
+        ({"top_p": 2}, "top_p is 2, expected 0 to 1"),
+        ({"min_p": "much"}, "min_p is 'much', expected a number"),
+        ({"seed": -1}, "seed is -1"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "token 1 is nan"),
+        ({"logit_bias": {1: float("inf")}}, "token 1 is inf"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_was_expected(values, message):
+    with pytest.raises(OptionError, match=message):
+        SamplingParams(**values)
+
+
+def test_a_bias_outside_the_vocabulary_is_refused():
+    with pytest.raises(OptionError, match=f"token {V}"):
+        Sampler(SamplingParams(logit_bias={V: 1.0}), n_vocab=V)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("odd", [[np.nan], [np.inf], [-np.inf] * V])
+def test_nothing_is_chosen_from_a_row_that_is_not_finite(temperature, odd):
+    sampler = Sampler(SamplingParams(temperature=temperature, repeat_penalty=1.1, logit_bias={3: -np.inf}), n_vocab=V)
+    assert sampler.choose(of([[*odd, *[1.0] * (V - len(odd))]]), 0, np.array([1, 2], np.int32), 0) == -1

@@ -1,0 +1,150 @@
+"""What goes wrong in one request stays in it: the others in the same passes go on to the same tokens."""
+
+import numpy as np
+import pytest
+import vocabularies
+from toys import ScriptedDrafter, toy_engine
+
+from augury.errors import ModelFileError, OptionError
+from augury.interfaces import Drafter
+from augury.text.tokenizer import load_tokenizer
+from augury.types import Draft
+
+N = 12
+WAYS = {
+    "greedy": {"temperature": 0.0},
+    "greedy with a penalty": {"temperature": 0.0, "repeat_penalty": 1.1},
+    "sampled": {"temperature": 0.9, "seed": 3},
+    "sampled of all": {"temperature": 0.9, "seed": 3, "top_k": 0, "min_p": 0.0, "logprobs": 2},
+}
+TROUBLES = {"one NaN": [np.nan], "all NaN": [np.nan] * 16, "infinite": [1.0, np.inf], "forbids all": [-np.inf] * 16}
+PROMPTS = [[1, 2], [3], [4, 5, 6]]
+
+
+class Trees(Drafter):
+    """Drafts the best continuation and a wrong branch beside each of its tokens."""
+
+    name = "trees"
+
+    def __init__(self, model):
+        super().__init__(None, None)
+        self.model = model
+
+    def draft(self, history, limit):
+        tokens, parents, text, last = [], [], history.tolist(), -1
+        for _ in range(limit // 2):
+            with np.errstate(invalid="ignore"):
+                text.append(int(np.argmax(self.model.logits(np.array(text)))))
+            tokens += [(text[-1] + 1) % 16, text[-1]]
+            parents += [last, last]
+            last = len(tokens) - 1
+        return Draft(tokens, parents)
+
+
+DRAFTERS = {"no drafts": None, "chains": lambda model: ScriptedDrafter(model, [(3, 1), (5, 0), (0, 2)]), "trees": Trees}
+
+
+def poison(engine, trouble, is_sick):
+    """Put `trouble` into the logits behind the texts that `is_sick`."""
+    model = engine._worker._loop._model
+    healthy = model.logits
+
+    def logits(tokens, **how):
+        values = healthy(tokens, **how)
+        if is_sick(tuple(np.asarray(tokens).tolist())):
+            values[: len(trouble)] = trouble
+        return values
+
+    model.logits = logits
+
+
+@pytest.mark.sample(28)
+@pytest.mark.parametrize(("way", "verify"), [*((way, "match") for way in WAYS), ("sampled", "rejection")])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("n_good", [0, 7])
+def test_a_row_that_is_not_finite_ends_the_request_whose_row_it_is(verify, drafter, trouble, way, n_good):
+    with toy_engine() as engine:
+        plain = [engine.generate(prompt, max_tokens=N, **WAYS[way]).tokens for prompt in PROMPTS]
+    with toy_engine(slots=3, drafter=DRAFTERS[drafter], verify=verify) as engine:
+        sick = len(PROMPTS[1]) + n_good
+        poison(engine, TROUBLES[trouble], lambda text: text[0] == PROMPTS[1][0] and len(text) >= sick)
+        runnings = [engine.submit(prompt, max_tokens=N, **WAYS[way]) for prompt in PROMPTS]
+        pieces = []
+        with pytest.raises(ModelFileError, match=f"logits after {sick} tokens are not finite"):
+            pieces.extend(piece.token for piece in runnings[1])
+        with pytest.raises(ModelFileError, match="not finite"):
+            runnings[1].result()
+        results = [runnings[i].result() for i in (0, 2)]
+        again = engine.generate(PROMPTS[0], max_tokens=N, **WAYS[way])
+    assert len(pieces) == n_good
+    if verify == "match":
+        assert pieces == list(plain[1][:n_good])
+        assert [result.tokens for result in results] == [plain[0], plain[2]]
+        assert again.tokens == plain[0]
+    for result in (*results, again):
+        assert result.stats.n_emitted == len(result.tokens) == result.stats.n_rounds + result.stats.n_accepted == N
+
+
+@pytest.mark.parametrize("drafter", ["chains", "trees"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_that_a_rejection_leaves_out_do_not_matter(drafter, way):
+    with toy_engine() as engine:
+        plain = engine.generate([1, 2], max_tokens=N, **WAYS[way])
+    texts = {(1, 2, *plain.tokens[:n]) for n in range(N)}
+    with toy_engine(drafter=DRAFTERS[drafter]) as engine:
+        poison(engine, [np.nan], lambda text: text not in texts)
+        result = engine.generate([1, 2], max_tokens=N, **WAYS[way])
+    assert result.tokens == plain.tokens
+    assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in plain.pieces]
+    assert result.stats.n_drafted > result.stats.n_accepted
+
+
+@pytest.mark.parametrize(("of", "name"), [("sampler", "distribution"), ("_text", "push"), (None, "_logprobs")])
+def test_an_error_in_what_one_request_emits_ends_it_alone(of, name):
+    def fail(*_, **__):
+        raise RuntimeError("broken")
+
+    def add(sequence):
+        if sequence.request.prompt[0] == 3:
+            setattr(getattr(sequence, of) if of else sequence, name, fail)
+        queue(sequence)
+
+    summaries = []
+    observers = (None, lambda **seen: summaries.append(seen["summary"]))
+    params = {"max_tokens": N, "seed": 1}
+    with toy_engine(slots=2, drafter=DRAFTERS["chains"], observers=observers) as engine:
+        plain = engine.generate([1, 2], **params)
+        loop = engine._worker._loop
+        queue, loop.add = loop.add, add
+        broken, other = engine.submit([3], **params), engine.submit([1, 2], **params)
+        assert other.result().tokens == plain.tokens
+        with pytest.raises(RuntimeError, match="broken"):
+            broken.result()
+    assert sorted(summary.n_emitted for summary in summaries) == [0, N, N]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_beyond_the_tokenizer_s_vocabulary_are_never_chosen(way, drafter):
+    tokens = [chr(ord("a") + i) for i in range(12)]
+    tokenizer = load_tokenizer(
+        vocabularies.tiny(tokens=tokens, token_type=None, merges=[], bos_token_id=None, eos_token_id=None)
+    )
+    answers = []
+    for trouble in ([np.inf], [50.0], [np.nan], [-np.inf]):
+        with toy_engine(slots=2, tokenizer=tokenizer, drafter=DRAFTERS[drafter]) as engine:
+            model = engine._worker._loop._model
+            healthy = model.logits
+            model.logits = lambda tokens, healthy=healthy, trouble=trouble, **how: np.append(
+                healthy(tokens, **how)[:12], trouble * 4
+            )
+            first = engine.submit([1, 2], max_tokens=N, **WAYS[way])
+            for refused in ({"logit_bias": {12: 100.0}}, {"prompt": [12]}):
+                with pytest.raises(OptionError, match="token 12, the vocabulary has tokens 0 to 11"):
+                    engine.submit(**{"prompt": [3], "max_tokens": N, **WAYS[way]} | refused)
+            result = first.result()
+        assert max(result.tokens) < 12
+        assert len(result.text) == N
+        answers.append([(piece.token, piece.logprob, piece.top_logprobs) for piece in result.pieces])
+    assert answers == [answers[0]] * 4

@@ -1,0 +1,186 @@
+"""What a request may ask of its drafters, and synthetic acceptance. What chains there are is tested with the engine."""
+
+import numpy as np
+import pytest
+from attrs import frozen
+from toys import ScriptedDrafter, toy_engine
+
+from augury.engine.engine import Engine
+from augury.errors import OptionError
+from augury.options import NoOptions, option
+from augury.registry import Registry
+from augury.speculation.config import Member, Speculation, choose_drafters, synthetic_rates, wishes_of
+from augury.speculation.estimates import Acceptance
+from augury.speculation.pass_costs import PassCosts, PassTime
+from augury.speculation.planner import Planner
+
+PROMPT = [1, 2, 3, 4]
+
+
+@frozen
+class SureOptions:
+    p_min: float = option(0.5, help="sure enough", ge=0, le=1, per_request=True)
+    depth: int = option(3, help="how far")
+
+
+LOADED = Speculation((Member("sure", SureOptions(), ("certain",)), Member("easy", NoOptions())))
+
+
+def test_a_request_chooses_among_the_drafters_that_were_loaded():
+    assert LOADED.override({"type": "easy"}).type == "easy"
+    assert LOADED.override({"type": "easy,sure"}).type == "easy;sure"
+    assert LOADED.override({"type": "none"}).members == LOADED.override(False).members == ()
+    assert LOADED.override({"p_min": 0.25}).members[0].options == SureOptions(p_min=0.25)
+    assert LOADED.override({"p_min": 0.25, "type": "none"}).type == "none"
+    assert LOADED.override(None) is LOADED
+
+
+def test_what_is_in_force_is_told_of_drafters_that_are_in_use():
+    assert Speculation(n_max=4).effective() == {"type": "none", "n_max": 4, "n_min": 0}
+    assert LOADED.effective() == {
+        "type": "sure;easy",
+        "n_max": 16,
+        "n_min": 0,
+        "is_fixed": False,
+        "verify": "match",
+        "timeout_s": LOADED.timeout_s,
+        "sure": {"p_min": 0.5, "depth": 3},
+    }
+
+
+def test_auto_stands_alone():
+    assert [member.name for _, member in choose_drafters(Registry.discover(), "auto")] == ["suffix"]
+    for text in ("auto:k=1", "auto;suffix"):
+        with pytest.raises(OptionError, match="auto chooses the drafters itself"):
+            choose_drafters(Registry.discover(), text)
+
+
+def test_a_request_may_call_drafters_what_spec_type_may():
+    assert LOADED.override({"type": "certain"}).members == LOADED.members[:1]
+    assert LOADED.override({"type": "easy;certain;sure"}).type == "easy;sure"
+    assert LOADED.override({"certain": {"p_min": 0.25}}).members[0].options == SureOptions(p_min=0.25)
+    ((_, lookup),) = choose_drafters(Registry.discover(), "lookup")
+    assert Speculation((lookup,)).override({"type": "lookup"}).type == "ngram-cache"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "expected"),
+    [
+        ({"type": "other"}, "loaded with 'sure;easy'; name some of that, or 'none'"),
+        ({"type": "sure:p_min=0.9"}, r"type takes names alone; give options as \{'sure': \{'p_min': '0.9'\}\}"),
+        ({"type": ""}, "type is '', expected 'none' or some of 'sure;easy'"),
+        ({"type": ["easy"]}, r"type is \['easy'\], expected"),
+        ({"type": "easy", "p_min": 0.5}, "p_min is given, but easy has no such option"),
+        ({"type": "certain:p_min=0.9"}, "type takes names alone"),
+        ({"sure": {}, "certain": {}}, "certain is another name of sure, which is given, too"),
+        ({"sure": {"depth": 4}}, "depth can only be set when the engine is loaded"),
+        (True, "speculative is True, expected False or a mapping"),
+    ],
+)
+def test_what_a_request_cannot_have_is_refused(wishes, expected):
+    with pytest.raises(OptionError, match=expected):
+        LOADED.override(wishes)
+
+
+@pytest.mark.parametrize("said", [{"speculative": False}, {"speculative": {"n_max": 1}}])
+def test_a_dotted_key_beside_the_same_key_is_refused(said):
+    with pytest.raises(OptionError, match=r"speculative\.n_max is given beside speculative"):
+        wishes_of(said | {"speculative.n_max": 2})
+
+
+def test_dotted_keys_are_taken_by_submit():
+    with toy_engine(drafter=wrong) as engine:
+        result = engine.generate(PROMPT, max_tokens=6, temperature=0.0, **{"speculative.n_max": 1})
+    assert result.stats.effective["n_max"] == 1
+    with toy_engine(drafter=wrong) as engine, pytest.raises(OptionError, match="speculative: there is no 'n_maxx'"):
+        engine.submit(PROMPT, **{"speculative.n_maxx": 1})
+
+
+def wrong(model):
+    """Never right, four tokens a draft."""
+    return ScriptedDrafter(model, ((0, 4),))
+
+
+def generate(synthetic, drafter=wrong, *, n=300, **params):
+    with toy_engine(n_ctx=n + 16, drafter=drafter, n_max=4, synthetic=synthetic) as engine:
+        return engine.generate(PROMPT, max_tokens=n, **{"temperature": 0.0, "seed": 3} | params)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_are_accepted_at_the_given_rates_whoever_is_right(temperature):
+    stats = generate((0.9, 0.6), n=4000, temperature=temperature).stats
+    offered = np.array([stats.n_rounds - 1, *stats.accepted_by_position[:3]])  # a trial is where all before were accepted
+    expected = np.array([0.9, 0.6, 0.6, 0.6])
+    shares = np.array(stats.accepted_by_position) / offered
+    assert (abs(shares - expected) < 4 * np.sqrt(expected * (1 - expected) / offered)).all()
+    assert stats.n_emitted == stats.n_rounds + stats.n_accepted
+
+
+def test_a_length_is_what_is_accepted_of_endless_drafts_on_average():
+    (rate,) = synthetic_rates(None, 3.0)
+    assert rate / (1 - rate) == pytest.approx(3.0)
+    assert synthetic_rates(None, 0) == (0.0,)
+    assert synthetic_rates((1, 0.5), None) == (1.0, 0.5)
+    assert synthetic_rates(None, None) == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_seed_repeats_what_chance_accepted(temperature):
+    first, again, other = (generate((0.5,), temperature=temperature, seed=seed) for seed in (5, 5, 6))
+    assert first.tokens == again.tokens
+    assert first.stats.accepted_by_position == again.stats.accepted_by_position
+    assert first.tokens != other.tokens
+
+
+def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
+    assert generate((0.5, 0.25)).stats.effective["synthetic"] == [0.5, 0.25]
+    assert "synthetic" not in generate(()).stats.effective
+    with toy_engine(drafter=wrong, synthetic=(0.5,)) as engine:
+        plain = engine.generate(PROMPT, max_tokens=20, temperature=0.0, speculative={"type": "none"})
+    assert "synthetic" not in plain.stats.effective
+    with toy_engine() as engine:
+        assert plain.tokens == engine.generate(PROMPT, max_tokens=20, temperature=0.0).tokens
+
+
+@pytest.mark.parametrize(("script", "rate"), [((0, 4), 1.0), ((4, 0), 0.0)])
+def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, monkeypatch):
+    seen, learn = [], Acceptance.see
+
+    def see(self, proposed, emitted):
+        n_right = learn(self, proposed, emitted)
+        seen.append(n_right / min(len(proposed), len(emitted)))
+        return n_right
+
+    monkeypatch.setattr(Acceptance, "see", see)
+    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(5, 0, 1.2)], 8)
+    drafter = [lambda model: ScriptedDrafter(model, (script,))]
+    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=Planner(costs, [False])) as engine:
+        engine.generate(PROMPT, max_tokens=300, temperature=0.0, seed=3)
+    assert set(seen) == {rate}
+
+
+@pytest.mark.parametrize(
+    ("rates", "length", "expected"),
+    [
+        ((0.5,), 2, "give one of them"),
+        ((), None, "expected chances"),
+        ((1.5,), None, "expected chances"),
+        ((float("nan"),), None, "expected chances"),
+        ("0.5", None, "expected chances"),
+        ((True,), None, "expected chances"),
+        (0.5, None, "expected chances"),
+        (None, -1, "at least 0"),
+        (None, float("inf"), "at least 0"),
+        (None, "two", "at least 0"),
+    ],
+)
+def test_rates_that_make_no_sense_are_refused(rates, length, expected):
+    with pytest.raises(OptionError, match=expected):
+        synthetic_rates(rates, length)
+
+
+def test_synthetic_acceptance_stands_alone():
+    with pytest.raises(OptionError, match="takes the place of spec_verify rejection"):
+        Speculation(verify="rejection", synthetic=(0.5,))
+    with pytest.raises(OptionError, match="no drafter is in use"):
+        Engine.load("absent.gguf", spec_type="none", spec_synth_len=2)

@@ -1,0 +1,306 @@
+"""Drafters by what the loop makes of them: chains, trees, plans and verdicts."""
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import Gate, ScriptedDrafter, toy_engine
+
+from augury.interfaces import Drafter
+from augury.plugins.memory.contiguous import Contiguous
+from augury.speculation.choice import Choice
+from augury.speculation.pass_costs import PassCosts, PassTime
+from augury.speculation.planner import N_HINDSIGHT, Planner
+from augury.testing.toy_model import ToyModel
+from augury.types import Draft
+
+GREEDY = {"temperature": 0.0}
+WAYS = [GREEDY, {"temperature": 0.8, "seed": 4, "top_k": 4}, {"temperature": 0.9, "seed": 5, "repeat_penalty": 1.3}]
+scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4)
+
+
+def named(name, script, **facts):
+    """A maker of scripted drafters of another name."""
+    kind = type(name, (ScriptedDrafter,), {"name": name} | facts)
+    return lambda model: kind(model, script)
+
+
+class TreeDrafter(Drafter):
+    """Draws trees that hold a right path, wrong branches beside it, and wrong tokens behind it, in random order."""
+
+    name = "tree"
+
+    def __init__(self, model, seed=0):
+        super().__init__(None, None)
+        self.model = model
+        self.rng = np.random.default_rng(seed)
+
+    def draft(self, history, limit):
+        tokens, parents = [], []
+        right = -1  # the last right node
+        text = history.tolist()
+        for i in range(int(self.rng.integers(0, 9))):
+            parent = int(self.rng.integers(-1, i)) if self.rng.random() < 0.5 else right
+            if parent == right and self.rng.random() < 0.7:
+                best = int(np.argmax(self.model.logits(np.array(text))))
+                right = i
+                text.append(best)
+                tokens.append(best)
+            else:
+                tokens.append(int(self.rng.integers(0, 16)))
+            parents.append(parent)
+        return Draft(tokens, parents)
+
+
+def constant(n_drafters, is_costly=None, per_token=0.02):
+    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.0 + 8 * per_token)], 64)
+    return Planner(costs, is_costly or [False] * n_drafters)
+
+
+class Replaying(Contiguous):
+    """Has the last tokens that a slot keeps computed again, as a manager does that restored a checkpoint before them."""
+
+    def prepare(self, slot, n_new):
+        step = super().prepare(slot, n_new)
+        n = min(2, step.mark)
+        replay = tuple(self._slots[slot].tokens[step.mark - n : step.mark].tolist())
+        return attrs.evolve(step, mark=step.mark - n, replay=replay)
+
+
+@pytest.mark.parametrize("memory", [Contiguous, Replaying])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [1, 3])
+def test_trees_give_the_tokens_of_plain_decoding(slots, way, memory):
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 1]]
+    with toy_engine() as plain, toy_engine(slots=slots, drafter=TreeDrafter, n_max=8, memory=memory) as engine:
+        expected = plain.generate(prompts, max_tokens=40, logprobs=1, **way)
+        results = engine.generate(prompts, max_tokens=40, logprobs=1, **way)
+    for result, one in zip(results, expected, strict=True):
+        assert result.tokens == one.tokens
+        assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in one.pieces]
+        stats = result.stats
+        assert stats.n_emitted == stats.n_rounds + stats.n_accepted
+        assert stats.n_accepted == sum(piece.drafter == "tree" for piece in result.pieces) > 0
+        assert stats.n_drafted > stats.n_accepted
+        (own,) = stats.drafters.values()
+        assert all(a <= b for a, b in zip(own.accepted_by_position, own.offered_by_position, strict=True))
+
+
+def test_a_tree_s_path_stays_in_the_memory_when_the_request_is_continued():
+    with toy_engine(drafter=TreeDrafter, n_max=8) as engine:
+        first = engine.generate([1, 2, 3], max_tokens=30, **GREEDY)
+        text = [1, 2, 3, *first.tokens]
+        again = engine.generate(text, max_tokens=10, **GREEDY)
+    assert again.stats.n_reused > 3
+    assert list(again.tokens) == ToyModel().plain(text, 10)
+
+
+def test_of_a_fixed_chain_the_first_that_has_something_is_used():
+    first, second = named("first", [(2, 0), (0, 0), (0, 0)]), named("second", [(1, 1)])
+    with toy_engine(drafter=[first, second], n_max=4) as engine:
+        result = engine.generate([1, 2], max_tokens=20, **GREEDY)
+        one, other = engine._drafters
+    assert list(result.tokens) == ToyModel().plain([1, 2], 20)
+    stats = result.stats.drafters
+    assert stats["first"].calls > stats["second"].calls > 0
+    assert stats["second"].used == stats["second"].drafts
+    assert {piece.drafter for piece in result.pieces} == {"first", "second", None}
+    accepts = [[event[1] for event in drafter.events if event[0] == "accept"] for drafter in (one, other)]
+    assert len(accepts[0]) == len(accepts[1]) == result.stats.n_rounds - 1, "both are told of every round"
+    assert [a.is_used and b.is_used for a, b in zip(*accepts, strict=True)] == [False] * len(accepts[0])
+    assert [a.n_emitted for a in accepts[0]] == [b.n_emitted for b in accepts[1]]
+
+
+def test_a_request_may_choose_among_the_drafters_that_are_loaded():
+    with toy_engine(drafter=[named("first", [(1, 0)]), named("second", [(2, 0)])]) as engine:
+        both = engine.generate([1], max_tokens=9, **GREEDY)
+        one = engine.generate([1], max_tokens=9, speculative={"type": "second"}, **GREEDY)
+        turned = engine.generate([1], max_tokens=9, speculative={"type": "second,first"}, **GREEDY)
+        none = engine.generate([1], max_tokens=9, speculative={"type": "none"}, **GREEDY)
+    assert both.stats.drafters["first"].used > 0
+    assert set(one.stats.drafters) == {"second"}
+    assert turned.stats.drafters["second"].used > turned.stats.drafters["first"].used == 0
+    assert none.stats.drafters == {}
+    assert both.tokens == one.tokens == turned.tokens == none.tokens
+    assert one.stats.effective["type"] == "second"
+
+
+@settings(max_examples=60)
+@given(
+    script=st.tuples(scripts, scripts, scripts),
+    is_costly=st.lists(st.booleans(), min_size=3, max_size=3),
+    n=st.integers(1, 24),
+    n_max=st.integers(0, 6),
+    slots=st.integers(1, 3),
+    way=st.sampled_from(WAYS),
+)
+def test_any_plan_over_any_chain_gives_the_tokens_of_plain_decoding(script, is_costly, n, n_max, slots, way):
+    chain = [named(f"d{i}", each, is_costly=costly) for i, (each, costly) in enumerate(zip(script, is_costly, strict=True))]
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    with toy_engine() as plain:
+        expected = plain.generate(prompts, max_tokens=n, **way)
+    with toy_engine(drafter=chain, n_max=n_max, slots=slots, planner=constant(3, is_costly)) as engine:
+        results = engine.generate(prompts, max_tokens=n, **way)
+    for result, one in zip(results, expected, strict=True):
+        stats = result.stats
+        assert result.tokens == one.tokens
+        assert stats.n_emitted == n == stats.n_rounds + stats.n_accepted
+        assert len(stats.draft_lengths) == stats.n_rounds - 1
+        assert sum(stats.draft_lengths) == stats.n_drafted == sum(each.drafted for each in stats.drafters.values())
+        assert max(stats.draft_lengths, default=0) <= n_max
+
+
+def test_what_was_only_scored_or_cut_is_told_as_such():
+    class Script(Planner):
+        def choose(self, wishes, n_beside=0):
+            return [Choice(0, 2) if wish.offers and wish.offers[0].limit >= 2 else Choice() for wish in wishes]
+
+    planner = Script(constant(2).costs, [False, False])
+    with toy_engine(drafter=[named("used", [(1, 3)]), named("scored", [(4, 0)])], planner=planner) as engine:
+        engine.generate([1], max_tokens=6, **GREEDY)
+        used, scored = ([event[1] for event in drafter.events if event[0] == "accept"] for drafter in engine._drafters)
+    assert (used[0].n_proposed, used[0].n_offered, used[0].n_accepted, used[0].is_used, used[0].is_cut) == (4, 2, 1, True, True)
+    assert (scored[0].n_proposed, scored[0].n_offered, scored[0].is_used, scored[0].is_cut) == (4, 0, False, False)
+    assert scored[0].n_emitted == used[0].n_emitted == 2
+
+
+class Seeing(ScriptedDrafter):
+    """Costly, and would have been right about all tokens but the last."""
+
+    name = "seeing"
+    is_costly = True
+    is_blind = False
+
+    def hindsight(self, history, n):
+        self.events.append(("hindsight", n))
+        return None if self.is_blind else np.append(history[-n:-1], history[-1] + 1).astype(np.int32)
+
+
+class LookingBack(Planner):
+    """Lets drafter 0 draft two tokens sometimes, and asks drafter 1 in hindsight once, when there is enough text."""
+
+    def __init__(self):
+        super().__init__(constant(2).costs, [False, True])
+        self.n_rounds = 0
+        self.seen = []
+
+    def choose(self, wishes, n_beside=0):
+        self.n_rounds += 1
+        return [Choice(0, 2 if self.n_rounds % 3 == 0 else 0, in_hindsight=1 if self.n_rounds == 21 else None)]
+
+    def observe_hindsight(self, drafter, track, is_right, seconds):
+        self.seen.append((drafter, is_right, seconds))
+        super().observe_hindsight(drafter, track, is_right, seconds)
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_a_drafter_may_be_asked_in_hindsight_beside_another_s_draft(is_blind):
+    planner, blind = LookingBack(), type("Blind", (Seeing,), {"is_blind": is_blind})
+    with toy_engine(drafter=[named("used", [(2, 0)]), blind], planner=planner) as engine:
+        result = engine.generate([1, 2], max_tokens=50, **GREEDY)
+    ((drafter, is_right, seconds),) = planner.seen
+    assert drafter == 1
+    # 33 tokens stand before: the prompt's, one of each of 20 rounds, and two that the other drafted in each of six of them
+    n_own = sum(piece.drafter is None for piece in result.pieces[33 - N_HINDSIGHT : 33])
+    assert 0 < n_own < N_HINDSIGHT
+    assert is_right == (None if is_blind else [True] * (n_own - 1) + [False])
+    own = result.stats.drafters["seeing"]
+    assert own.calls == 0
+    assert own.draft_s == seconds
+    assert result.stats.draft_lengths[20] == 2, "the other's draft was used all the same"
+    assert list(result.tokens) == ToyModel().plain([1, 2], 50)
+
+
+def test_where_chance_accepts_drafts_hindsight_says_nothing():
+    planner = LookingBack()
+    with toy_engine(drafter=[named("used", [(2, 0)]), Seeing], planner=planner, synthetic=(0.5,)) as engine:
+        engine.generate([1, 2], max_tokens=50, **GREEDY)
+        assert all(event[0] != "hindsight" for event in engine._drafters[1].events)
+    assert [is_right for _, is_right, _ in planner.seen] == [None]
+
+
+def test_the_planner_learns_how_many_tokens_were_in_the_pass_beside_drafts(monkeypatch):
+    told, planner = [], constant(1)
+    monkeypatch.setattr(
+        planner, "observe_round", lambda outcomes, _, n, __: told.append(n + sum(1 + outcome.choice.k for outcome in outcomes))
+    )
+    with toy_engine(slots=2, n_ctx=300, drafter=named("used", [(2, 1)]), planner=planner) as engine:
+        model, gate = engine._worker._loop._model, Gate(engine)
+        asked = [([1, 2, 3], 30), ([5, 6], 5), ([4] * 250, 9)]  # the last takes the slot of the second, beside the first
+        runnings = [engine.submit(prompt, max_tokens=n, **GREEDY) for prompt, n in asked]
+        gate.open()
+        for running in runnings:
+            running.result()
+    sizes = [len(batch.tokens) for batch in model.batches]
+    assert told == sizes[-len(told) :]
+    assert max(told) > 100
+
+
+def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
+    class Bushy(Drafter):
+        name = "bushy"
+
+        def draft(self, history, limit):
+            text, tokens = history.tolist(), []
+            for _ in range(3):
+                text.append(int(np.argmax(ToyModel().logits(np.array(text)))))
+                tokens += [(text[-1] + 1) % 16, text[-1]]  # wrong, and right beside it
+            return Draft(tokens, [-1, -1, 1, 1, 3, 3])
+
+    class Plain(Planner):
+        def choose(self, wishes, n_beside=0):
+            self.runs = [wish.track.acceptances[0].run for wish in wishes]
+            return [Choice() for _ in wishes]
+
+    planner = Plain(constant(1).costs, [False])
+    with toy_engine(drafter=lambda _: Bushy(None, None), planner=planner) as engine:
+        engine.generate([1], max_tokens=12, **GREEDY)
+    assert planner.runs[0] >= 8  # of ten rounds each of which emitted the first token of a right path
+
+
+def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_left_out():
+    chain = [named("cheap", [(1, 1)]), named("costly", [(8, 0)], is_costly=True)]
+    with toy_engine(drafter=chain, planner=constant(2, [False, True])) as engine:
+        result = engine.generate([1], max_tokens=40, **GREEDY)
+        cheap, costly = engine._drafters
+    asked = [event for event in costly.events if event[0] == "draft"]
+    stats = result.stats.drafters
+    assert stats["costly"].calls == len(asked) <= stats["cheap"].calls
+    assert stats["costly"].used == stats["costly"].calls > 0
+    assert len([event for event in cheap.events if event[0] == "draft"]) == stats["cheap"].calls
+
+
+def test_rejection_keeps_the_distribution_of_the_target():
+    """The second token of many requests, whose draft is drawn from something else than the target."""
+
+    class Guess(Drafter):
+        name = "guess"
+
+        def __init__(self, model):
+            super().__init__(None, None)
+            self.rng = np.random.default_rng(1)
+
+        def draft(self, history, limit):
+            q = np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)
+            return Draft([int(self.rng.choice(4, p=[0.4, 0.3, 0.2, 0.1]))], probabilities=q)
+
+    counts = np.zeros(4)
+    with toy_engine(n_vocab=4, drafter=Guess, verify="rejection") as engine:
+        logits = ToyModel(n_vocab=4).logits(np.array([1, 2]))
+        for seed in range(3000):
+            result = engine.generate([1], max_tokens=3, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+            if result.tokens[0] == 2:
+                counts[result.tokens[1]] += 1
+            assert result.stats.n_emitted == result.stats.n_rounds + result.stats.n_accepted
+    p = np.exp(logits - logits.max())
+    expected = counts.sum() * p / p.sum()
+    assert counts.sum() > 300
+    assert ((counts - expected) ** 2 / expected).sum() < 16.27  # of 3 degrees of freedom: one time in a thousand
+
+
+def test_rejection_at_temperature_0_is_plain_decoding():
+    with toy_engine(drafter=lambda model: ScriptedDrafter(model, [(2, 1)]), verify="rejection") as engine:
+        result = engine.generate([1, 2, 3], max_tokens=20, **GREEDY)
+    assert list(result.tokens) == ToyModel().plain([1, 2, 3], 20)
+    assert result.stats.n_accepted > 0

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.speculation.pass_costs import PassCosts, PassTime
+
+FLAT = [PassTime(1, 0, 0.010), PassTime(4, 0, 0.011), PassTime(8, 0, 0.020)]
+
+
+def test_between_measured_sizes_costs_are_interpolated_and_beyond_them_extended():
+    costs = PassCosts(FLAT, n_largest=12)
+    assert costs.seconds(4, 0) == pytest.approx(0.011)
+    assert costs.seconds(6, 0) == pytest.approx(0.0155)
+    assert costs.seconds(12, 0) == pytest.approx(0.029)
+    assert costs.seconds(24, 0) == pytest.approx(0.058)
+
+
+def test_a_context_costs_what_was_measured_for_it():
+    costs = PassCosts([*FLAT, PassTime(1, 1000, 0.014), PassTime(8, 1000, 0.060)], n_largest=8)
+    assert costs.seconds(1, 500) == pytest.approx(0.012)
+    assert costs.seconds(8, 500) == pytest.approx(0.040)
+
+
+def test_the_curve_is_what_single_figures_say():
+    costs = PassCosts([*FLAT, PassTime(8, 100, 0.030)], n_largest=10)
+    assert costs.curve(20, 70) == pytest.approx([costs.seconds(n, 70) for n in range(21)])
+    assert costs.curve(3, 70)[:4] == pytest.approx([costs.seconds(n, 70) for n in range(4)])
+
+
+@given(st.lists(st.tuples(st.integers(1, 16), st.floats(1e-6, 10.0)), max_size=60))
+def test_costs_stay_positive_and_finite_whatever_is_observed(seen):
+    costs = PassCosts(FLAT, n_largest=16)
+    for n, seconds in seen:
+        costs.observe(n, 0, seconds)
+    curve = np.array(costs.curve(32, 0)[1:])
+    assert len(curve) == 32
+    assert np.isfinite(curve).all()
+    assert (curve > 0).all()
+
+
+def test_passes_that_cost_something_else_are_believed_within_a_few_dozen():
+    costs = PassCosts(FLAT, n_largest=16)
+    for _ in range(40):
+        costs.observe(8, 0, 0.040)
+        costs.observe(1, 0, 0.010)
+    assert costs.seconds(8, 0) == pytest.approx(0.040, rel=0.1)
+    assert costs.seconds(1, 0) == pytest.approx(0.010, rel=0.1)
+
+
+def test_one_interrupted_pass_moves_little():
+    costs = PassCosts(FLAT, n_largest=16)
+    for _ in range(8):
+        costs.observe(1, 0, 0.010)
+    costs.observe(1, 0, 5.0)
+    assert costs.seconds(1, 0) < 0.0115
+
+
+def test_the_first_passes_of_a_size_say_most_about_it():
+    costs = PassCosts([PassTime(1, 0, 0.010), PassTime(8, 0, 0.050)], n_largest=16)
+    for _ in range(4):
+        costs.observe(8, 0, 0.020)
+    assert costs.seconds(8, 0) < 0.025
+    assert costs.seconds(1, 0) == pytest.approx(0.010, rel=0.1)
+
+
+def test_a_size_that_was_disturbed_when_it_was_measured_is_as_cheap_as_the_next():
+    costs = PassCosts(
+        [PassTime(1, 0, 0.010), PassTime(3, 0, 0.020), PassTime(4, 0, 0.011), PassTime(8, 0, 0.012)], n_largest=16
+    )
+    assert [costs.seconds(n, 0) for n in (1, 3, 4, 8)] == pytest.approx([0.010, 0.011, 0.011, 0.012])
+
+
+def test_a_larger_pass_never_counts_as_cheaper_than_a_smaller_one():
+    costs = PassCosts(FLAT, n_largest=16)
+    for _ in range(100):
+        costs.observe(8, 0, 0.001)
+    assert costs.curve(16, 0) == sorted(costs.curve(16, 0))
+
+
+def test_sizes_that_were_seen_little_may_be_cheaper_than_they_seem():
+    costs = PassCosts(FLAT, n_largest=16)
+    assert costs.hopeful_curve(20, 0)[1] == costs.curve(20, 0)[1]
+    assert costs.hopeful_curve(20, 0)[8] == pytest.approx(0.8 * costs.curve(20, 0)[8])
+    for _ in range(50):
+        costs.observe(8, 0, 0.020)
+    assert costs.hopeful_curve(20, 0)[8] > 0.98 * costs.curve(20, 0)[8]
+
+
+def test_what_a_context_costs_counts_from_the_least_depth_that_was_measured():
+    costs = PassCosts([PassTime(1, 100, 0.010), PassTime(8, 100, 0.020), PassTime(8, 600, 0.060)], n_largest=8)
+    assert costs.seconds(8, 500) - costs.seconds(8, 0) == pytest.approx(500 * 0.040 / 500)
+
+
+def test_two_tokens_may_be_cheaper_than_they_seem_one_may_not():
+    costs = PassCosts([PassTime(1, 0, 0.010), PassTime(2, 0, 0.050)], n_largest=4)
+    assert costs.hopeful_curve(2, 0)[1:3] == pytest.approx([0.010, 0.8 * 0.050])
+
+
+@pytest.mark.parametrize(("n", "is_learnt"), [(0, False), (1, True), (16, True), (17, False), (99, False)])
+def test_passes_of_sizes_that_have_figures_of_their_own_are_learnt_from(n, is_learnt):
+    costs = PassCosts(FLAT, n_largest=16)
+    before = costs.curve(99, 0)[:]
+    costs.observe(n, 0, 1.5 * before[n] if n else 0.01)
+    assert (costs.curve(99, 0) != before) == is_learnt
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_a_pass_says_more_of_those_with_drafts_or_of_those_without(n):
+    costs = PassCosts(FLAT, n_largest=8)
+    before = np.array([costs._figure(i, 0) for i in range(1, 9)])
+    costs.observe(n, 0, 2 * before[n - 1])
+    grown = np.array([costs._figure(i, 0) for i in range(1, 9)]) / before
+    alike, others = (grown[:1], grown[1:]) if n == 1 else (grown[1:], grown[:1])
+    assert others == pytest.approx(others[0])  # by what all passes have in common
+    assert (alike > others[0] * 1.01).all()
+    assert alike.max() == grown[n - 1]

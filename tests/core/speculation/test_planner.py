@@ -1,0 +1,333 @@
+"""The planner in worlds of invented costs: what it may lose, what it must win, and how soon it notices a change."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.worlds import DEPTH, Source, World, stretches
+
+from augury.speculation.choice import Choice, Offer, Outcome, Wish
+from augury.speculation.pass_costs import PassCosts, PassTime
+from augury.speculation.planner import Planner
+
+# milliseconds of passes of 0 to 17 tokens: Qwen2.5-Coder 1.5B on two cores, with fast memory and with slow
+FAST = [18.2, 18.2, 18.2, 18.2, 18.3, 21.8, 24.2, 26.2, 28.3, 32.5, 34.3, 36.2, 38.0, 42.5, 44.8, 47.1, 49.5, 54.0]
+SLOW = [28.3, 28.3, 28.3, 29.3, 29.3, 29.4, 30.8, 32.8, 34.8, 35.3, 37.1, 39.0, 40.9, 43.7, 46.4, 49.2, 52.0, 57.1]
+# and on two cores of another CPU
+XEON = [41.5, 41.5, 46.0, 51.4, 54.5, 54.5, 57.1, 59.5, 61.9, 69.3, 73.0, 76.8, 80.5, 85.4, 90.3, 95.1, 100.0, 108.0]
+FAST, SLOW, XEON = (np.array(milliseconds) / 1e3 for milliseconds in (FAST, SLOW, XEON))
+LINEAR = np.arange(18) * 0.9 / 100 + 0.001  # drafting hardly ever pays
+STEEP = np.arange(18) * 0.0015 + 0.010  # drafting pays where it is right
+MODEL = {"per_token_s": 0.0077, "per_missed_s": 0.0008, "is_costly": True}
+N = 4000
+
+
+def bernoulli(chance, n=N, seed=1):
+    return np.random.default_rng(seed).random(n) < chance
+
+
+@pytest.mark.parametrize("costs", [FAST, SLOW, LINEAR])
+def test_a_drafter_that_is_never_right_costs_under_two_percent(costs):
+    for n in (128, N):
+        world = World(costs, [Source(bernoulli(0.0, n))])
+        assert world.play() <= 1.02 * world.plain()
+
+
+@pytest.mark.parametrize("n", [14, 18, 24, 33])
+@pytest.mark.parametrize("n_drafters", [1, 2])
+def test_of_a_short_answer_never_right_lookups_take_under_two_percent(n, n_drafters):
+    world = World(XEON, [Source(bernoulli(0.0, n)) for _ in range(n_drafters)])
+    assert world.play() <= 1.02 * world.plain()
+
+
+@pytest.mark.parametrize("costs", [FAST, SLOW, LINEAR])
+def test_a_draft_model_that_is_never_right_costs_under_four_percent(costs):
+    for n in (48, 64, 96, N):
+        world = World(costs, [Source(bernoulli(0.0, n), **MODEL)])
+        assert world.play() <= 1.04 * world.plain()
+
+
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("costs", [FAST, SLOW])
+@pytest.mark.parametrize("chance", [0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("drafting", [{}, MODEL])
+def test_regret_against_the_best_fixed_length_is_under_five_percent(costs, chance, drafting):
+    worlds = [World(costs, [Source(bernoulli(chance, seed=seed), **drafting)]) for seed in (1, 2, 3)]
+    assert sum(world.play() for world in worlds) <= 1.05 * sum(world.best_fixed() for world in worlds)
+
+
+@pytest.mark.parametrize("costs", [FAST, SLOW])
+def test_text_that_is_copied_in_stretches_is_drafted_better_than_any_fixed_length(costs):
+    world = World(costs, [Source(stretches(np.random.default_rng(2), N, mean_right=30, mean_wrong=10))])
+    assert world.play() < world.best_fixed()
+
+
+@pytest.mark.parametrize(("drafting", "n_rounds"), [({}, 48), (MODEL, 256)])
+def test_a_drafter_that_becomes_right_is_used_soon(drafting, n_rounds):
+    change = 1500
+    for seed in range(4):
+        right = np.concatenate([bernoulli(0.02, change, seed=10 + seed), bernoulli(0.95, 1500, seed=seed)])
+        world = World(FAST, [Source(right, **drafting)])
+        world.play()
+        behind = [choice for position, choice in world.choices if position >= change]
+        after = behind[n_rounds : n_rounds + 50]
+        assert min(choice.k for choice in after) >= 2
+
+
+@pytest.mark.parametrize("n_drafters", [1, 3, 8])
+def test_a_lookup_that_was_wrong_at_first_is_used_as_soon_as_it_is_right(n_drafters):
+    change = 8
+    never, at_first = Source(bernoulli(0.0, 200)), Source(np.arange(200) >= change)
+    world = World(STEEP, [at_first, *[never] * (n_drafters - 1)])
+    world.play()
+    behind = [choice.k for position, choice in world.choices if position >= change]
+    assert max(behind[:4]) > 0
+
+
+def test_a_drafter_that_becomes_wrong_is_left_soon():
+    change = 1500
+    right = np.concatenate([bernoulli(0.95, change), bernoulli(0.0, 1500, seed=2)])
+    for drafting in ({}, MODEL):
+        world = World(LINEAR if not drafting else FAST, [Source(right, **drafting)])
+        world.play()
+        behind = [choice.k for position, choice in world.choices if position >= change]
+        assert sum(behind[48:200]) <= 6  # two probes of a costly one
+
+
+def test_a_chain_is_as_fast_as_its_best_member():
+    rng = np.random.default_rng(4)
+    texts = [stretches(rng, N, 30, 20), bernoulli(0.5)]
+    alone = [World(FAST, [Source(text)]).play() for text in texts]
+    for order in (1, -1):
+        assert World(FAST, [Source(text) for text in texts][::order]).play() <= 1.03 * min(alone)
+
+
+def test_of_a_lookup_and_a_model_each_is_used_where_it_pays():
+    seconds, used = [], set()
+    for seed in range(6):  # a model that was wrong at first has little to be tried with while the lookup copies
+        rng = np.random.default_rng(seed)
+        lookup, model = Source(stretches(rng, N, 100, 100)), Source(bernoulli(0.8, seed=seed), **MODEL)
+        both = World(FAST, [lookup, model])
+        seconds.append((both.play(), min(World(FAST, [lookup]).play(), World(FAST, [model]).play())))
+        used |= {choice.drafter for _, choice in both.choices}
+    together, alone = np.array(seconds).T
+    assert together.sum() < 0.97 * alone.sum()
+    assert (together < 1.01 * alone).all()
+    assert used >= {0, 1}
+
+
+@pytest.mark.parametrize("costs", [FAST, SLOW])
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("n_copied", [0, 60, 3000])
+def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_copied):
+    # what a lookup copied the model has missed
+    world = World(costs, [Source(np.arange(n_copied + 1500) < n_copied), Source(bernoulli(chance, n_copied + 1500), **MODEL)])
+    planner, seconds = world.planner(), []
+    observe = planner.observe_draft
+    planner.observe_draft = lambda drafter, track, k, draft_s: seconds.append(draft_s) or observe(drafter, track, k, draft_s)
+    world.play(planner)
+    assert max(seconds) <= 8 * costs[1]
+    assert max(seconds) > 0 or chance < 0.9
+
+
+def test_a_model_that_missed_much_is_asked_in_hindsight_beside_the_draft_of_another():
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [False, True])
+    (track,) = sure(planner, chance=0.3)
+    for n_missed, expected in ((24, None), (25, 1)):
+        planner.observe_hindsight(1, track, [True] * 16, 0.001)  # it was right, and may be tried at once
+        track.score(1, None, [0] * n_missed)
+        for _ in range(200):
+            planner.observe_round([Outcome(track, Choice(), 0, 0.0)], DEPTH, 0, FAST[1])
+        planner._own_allowances[1].book(1.0)
+        (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 3), Offer(1, 16)])])
+        assert choice.in_hindsight == expected
+    assert (choice.drafter, choice.k) == (0, 3)
+
+
+def test_in_a_round_one_slot_is_looked_back_on():
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    tracks = [planner.track() for _ in range(4)]
+    planner._own_allowances[0].book(8.0)
+    for track in tracks:
+        track.score(0, None, [0] * 30)
+    for _ in range(8):
+        planner.observe_round([Outcome(track, Choice(), 0, 0.0) for track in tracks], DEPTH, 0, FAST[4])
+    choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in tracks])
+    assert sum(choice.in_hindsight is not None for choice in choices) == 1
+
+
+def test_a_hindsight_on_what_others_drafted_says_nothing():
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    track = planner.track()
+    before = track.acceptances[0].survival(4)
+    planner.observe_hindsight(0, track, [], 0.001)
+    assert track.acceptances[0].survival(4) == before
+    assert planner._intervals[0] > 8, "it was not right, so it waits longer"
+
+
+def test_a_model_that_has_no_hindsight_is_tried_by_drafts():
+    change = 200
+    right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 400, seed=2)])
+    world = World(FAST, [Source(right, **MODEL | {"per_missed_s": 0.0, "has_hindsight": False})])
+    planner = world.planner()
+    world.play(planner)
+    assert sum(choice.in_hindsight is not None for _, choice in world.choices) == 1
+    behind = [choice.k for position, choice in world.choices if position >= change]
+    assert max(behind) > 2
+
+
+def test_what_one_request_taught_the_next_one_knows():
+    world = World(LINEAR, [Source(bernoulli(0.0, 100))])
+    planner = world.planner()
+    world.play(planner)
+    world.play(planner)
+    assert sum(choice.k for _, choice in world.choices) == 0
+
+
+def costs_of(table, n_largest=64):
+    return PassCosts([PassTime(n, 0, seconds) for n, seconds in table.items()], n_largest)
+
+
+def sure(planner, n_slots=1, chance=0.95):
+    """Tracks of slots whose drafter 0 was right in that share of many rounds."""
+    rng = np.random.default_rng(6)
+    tracks = [planner.track() for _ in range(n_slots)]
+    for track in tracks:
+        for _ in range(300):
+            track.acceptances[0].see([1] * 8, [1] * min(int(rng.geometric(1 - chance)), 8) + [0])
+        track.acceptances[0].see([1] * 16, [1] * 16)
+        track.allowances[0].book(1.0)  # seconds, gained by it
+    return tracks
+
+
+def test_a_cliff_is_not_stepped_over():
+    # 34B at Q8_0: passes of 8 at 160 tok/s, of 9 at 80, as a user of llama.cpp measured
+    planner = Planner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200}), [False])
+    (track,) = sure(planner)
+    (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])])
+    assert choice == Choice(0, 7)
+
+
+def test_slots_share_what_a_pass_can_take():
+    planner = Planner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200, 64: 0.8}), [False])
+    choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in sure(planner, 4)])
+    assert 4 + sum(choice.k for choice in choices) == 8
+
+
+@pytest.mark.parametrize("is_costly", [False, True])
+@pytest.mark.parametrize(("seconds", "is_used"), [(0.0, True), (-1e-12, False)])
+def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly, seconds, is_used):
+    planner = Planner(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), [is_costly])  # what is drafted costs nothing
+    (track,) = sure(planner)
+    planner.observe_draft(0, track, 4, 0.0)
+    track.allowances[0].seconds = seconds
+    (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 7)])])
+    assert choice == (Choice(0, 7) if is_used else Choice())
+
+
+def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
+    planner = Planner(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), [False])
+    (track,) = sure(planner, chance=0.5)
+    (alone,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])])
+    (beside,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])], n_beside=128)
+    assert beside.k > alone.k  # the pass takes long anyway
+
+
+@pytest.mark.parametrize("n_min", [1, 3, 9])
+def test_drafts_shorter_than_wanted_are_not_made(n_min):
+    world = World(FAST, [Source(bernoulli(0.3, 300))])
+    planner = world.planner()
+    (choice,) = planner.choose([Wish(planner.track(), DEPTH, [Offer(0, 16)], n_min)])
+    assert choice.k == 0 or choice.k >= n_min
+
+
+def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
+    planner = Planner(costs_of({1: 0.018, 8: 0.028}), [False])
+    track = planner.track()
+    for _ in range(20):
+        planner.observe_draft(0, track, 4, 0.004)
+    assert planner.is_costly == [True]
+
+
+@pytest.mark.parametrize("n_min", [1, 3])
+def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
+    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    (track,) = sure(planner)
+    wish = Wish(track, DEPTH, [Offer(0, 16)], n_min)
+    (first,) = planner.choose([wish])
+    assert first.k == n_min
+    planner.observe_draft(0, track, first.k, 0.002)
+    (then,) = planner.choose([wish])
+    assert then.k > 3
+
+
+def test_a_first_slow_call_makes_no_drafter_costly():
+    planner = Planner(costs_of({1: 0.018, 8: 0.028}), [False])
+    track = planner.track()
+    for seconds in (0.030, *[0.0001] * 20):
+        planner.observe_draft(0, track, 4, seconds)
+    assert planner.is_costly == [False]
+
+
+def test_asking_costs_next_to_nothing_where_nothing_comes_of_it():
+    costs = LINEAR / 4  # a small model: a plain pass of 2.5 ms
+    world = World(costs, [Source(bernoulli(0.0), per_ask_s=80e-6)])
+    assert world.play() <= 1.01 * world.plain()
+    change = 1500
+    right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 1500, seed=2)])
+    world = World(FAST / 4, [Source(right, per_ask_s=80e-6)])
+    world.play()
+    behind = [choice.k for position, choice in world.choices if position >= change]
+    assert min(behind[48:100]) >= 2
+
+
+times = st.floats(1e-5, 10.0)
+
+
+@given(
+    table=st.lists(times, min_size=5, max_size=5),
+    seen=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), times, times), max_size=25),
+    is_costly=st.lists(st.booleans(), min_size=1, max_size=3),
+)
+def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
+    planner = Planner(costs_of(dict(zip((1, 2, 4, 8, 16), table, strict=True))), is_costly)
+    track = planner.track()
+    for limit, n_right, draft_s, pass_s in seen:
+        wish = Wish(track, DEPTH, [Offer(index, limit) for index in range(len(is_costly))])
+        (choice,) = planner.choose([wish])
+        assert 0 <= choice.k <= limit
+        assert (choice.drafter is None) == (choice.k == 0)
+        n_accepted = min(n_right, choice.k)
+        if choice.drafter is not None:
+            planner.observe_draft(choice.drafter, track, choice.k, draft_s)
+            track.acceptances[choice.drafter].see([1] * choice.k, [1] * n_accepted + [0])
+        planner.observe_round([Outcome(track, choice, n_accepted, draft_s)], DEPTH, 0, pass_s)
+
+
+def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
+    lookup, model = Source(np.ones(N, bool)), Source(bernoulli(0.95), **MODEL)
+    both = World(FAST, [lookup, model])
+    assert both.play() <= 1.02 * World(FAST, [lookup]).play()
+
+
+def test_costs_that_were_measured_on_a_busy_machine_are_corrected():
+    world = World(FAST, [Source(stretches(np.random.default_rng(7), N, 20, 5))])
+    right_s = world.play()
+    for factor, most in ((1.6, 1.1), (3.0, 1.25)):
+        busy = costs_of({n: FAST[n] * (factor if n > 1 else 1.0) for n in (1, 2, 4, 8, 16)}, 17)
+        assert world.play(Planner(busy, [False])) < most * right_s
+
+
+def test_passes_that_seemed_free_are_not_filled_with_hopeless_drafts():
+    dearer = np.concatenate([FAST[:2], 1.04 * FAST[2:]])
+    world = World(dearer, [Source(bernoulli(0.0))])
+    flat = costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}, 17)
+    assert world.play(Planner(flat, [False])) <= 1.005 * world.plain()
+
+
+def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
+    # as a burst of other work left it: passes of one and two tokens right, those of 3 to 8 a third too dear
+    world = World(FAST, [Source(stretches(np.random.default_rng(8), N, 3, 4))])
+    right_s = world.play()
+    wrong = costs_of({1: FAST[1], 2: FAST[2], 3: 1.33 * FAST[3], 4: 1.33 * FAST[4], 8: 1.33 * FAST[8], 16: FAST[16]}, 17)
+    assert world.play(Planner(wrong, [False])) < 1.04 * right_s

@@ -1,0 +1,185 @@
+"""What the planner keeps account of, to the second: rounds of known times, one at a time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.speculation.choice import Choice, Offer, Outcome, Wish
+from augury.speculation.pass_costs import PassCosts, PassTime
+from augury.speculation.planner import Planner
+
+DEPTH = 100
+
+
+def planner_of(*is_costly):
+    """Plans passes that take two seconds, and half a second more for each further token."""
+    return Planner(PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32), is_costly)
+
+
+def test_what_lookups_may_lose_they_share_and_what_a_costly_one_may_all_requests_share():
+    planner = planner_of(False, False, True)
+    first, second = planner.track(), planner.track()
+    kept = [(each.seconds, each.share, each.most) for each in first.allowances]
+    assert kept == [(0.2, 0.0025, 16.0), (0.2, 0.0025, 16.0), (2.0, 0.02, 16.0)]
+    assert [one is other for one, other in zip(first.allowances, second.allowances, strict=True)] == [False, False, True]
+    assert [acceptance.chance(0) for acceptance in first.acceptances] == [0.4, 0.4, 0.65], "what is expected of each kind"
+    assert first.n_missed == first.n_idle == first.n_right == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asked_at"),
+    [
+        (0.008, range(33)),  # costs nothing
+        (0.012, [*range(16), *range(16, 33, 2)]),
+        (0.0202, [*range(16), 18, 21, 24, 27, 30]),  # three times that: every third round
+        (0.18, [*range(16), 16, 24, 32]),  # at most so seldom
+    ],
+)
+def test_a_lookup_that_takes_time_is_asked_less_while_it_is_not_right(seconds, asked_at):
+    planner = planner_of(False, True)
+    track = planner.track()
+    planner.observe_draft(0, track, 4, seconds)
+    found = []
+    for n_idle in range(33):
+        track.n_idle[:] = [n_idle, n_idle]
+        found += [n_idle] if planner.is_asked(0, track) else []
+        assert not planner.is_asked(1, track), "a costly one is asked when it was chosen"
+    assert found == list(asked_at)
+
+
+@pytest.mark.parametrize(("seconds", "n_asks", "is_costly"), [(0.22, 16, False), (0.22, 17, True), (0.2, 99, False)])
+def test_a_lookup_is_costly_that_takes_a_tenth_of_a_pass_again_and_again(seconds, n_asks, is_costly):
+    planner = planner_of(False)
+    track = planner.track()
+    for _ in range(n_asks):
+        track.n_missed[0] = 1
+        planner.observe_draft(0, track, 1, seconds)
+        assert track.n_missed == [0]
+    assert planner.is_costly == [is_costly]
+
+
+@pytest.mark.parametrize("n_accepted", [0, 3])
+@pytest.mark.parametrize("draft_s", [0.0, 0.5])
+def test_a_round_s_gain_and_loss_are_booked_to_the_second(n_accepted, draft_s):
+    planner = planner_of(False, False, True)
+    track = planner.track()
+    track.n_right[1] = 2
+    for allowance in track.allowances:
+        allowance.seconds = -8.0
+    used = 2 if draft_s else 0
+    planner.observe_round([Outcome(track, Choice(used, 4), n_accepted, draft_s)], DEPTH, 0, 4.0)
+    took_s = 2.0 + 2.0 + draft_s  # a plain pass, four tokens more, and drafting
+    gain = n_accepted * 2.0 - 2.0 - draft_s
+    expected = [-8.0 + 0.0025 * took_s, -8.0 + 0.0025 * took_s + 4.0, -8.0 + 0.02 * took_s]  # what was right unused is forgiven
+    expected[used] += gain
+    assert [allowance.seconds for allowance in track.allowances] == pytest.approx(expected)
+
+
+def test_slots_share_the_time_of_a_pass_by_their_drafts():
+    planner = planner_of(False)
+    tracks = [planner.track() for _ in range(3)]
+    outcomes = [Outcome(track, Choice(0, k) if k else Choice(), 0, 0.0) for track, k in zip(tracks, (0, 1, 3), strict=True)]
+    before = planner.costs.seconds(7, DEPTH)
+    planner.observe_round(outcomes, DEPTH, 5, 99.0)
+    # eight plain tokens take 5.5 s and four more two seconds
+    assert planner.costs.seconds(7, DEPTH) == before, "a pass with a prompt's tokens says nothing of others"
+    expected = [0.4 + 0.005 * (5.5 / 3 + own_s) - own_s for own_s in (0.0, 0.5, 1.5)]
+    assert [track.allowances[0].seconds for track in tracks] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("k", "n_accepted", "is_probe", "interval"),
+    [(4, 2, False, 1), (4, 1, False, 40), (4, 1, True, 80), (1, 1, True, 1), (0, 0, True, 80), (0, 0, False, 40)],
+)
+def test_a_drafter_that_was_half_right_is_tried_again_at_once_and_after_a_wrong_try_later(k, n_accepted, is_probe, interval):
+    planner = planner_of(True)
+    planner._intervals[0] = 40
+    planner.observe_round([Outcome(planner.track(), Choice(0, k, is_probe=is_probe), n_accepted, 0.0)], DEPTH, 0, 1.0)
+    assert planner._intervals[0] == interval
+    assert planner._n_waited == [1]
+
+
+def test_tries_become_rarer_from_eight_to_a_hundred_and_sixty_rounds():
+    planner, found = planner_of(True), []
+    planner._intervals[0] = 1
+    for _ in range(7):
+        planner._schedule(0, is_right=False)
+        found += planner._intervals
+    assert found == [8, 16, 32, 64, 128, 160, 160]
+
+
+@pytest.mark.parametrize(("n_right", "interval"), [(12, 1), (11, 16)])
+def test_a_hindsight_is_paid_for_and_says_whether_to_try_at_once(n_right, interval):
+    planner = planner_of(True)
+    track = planner.track()
+    track.n_missed[0], planner._n_waited[0] = 30, 9
+    planner.observe_hindsight(0, track, [True] * n_right + [False] * (16 - n_right), 0.25)
+    assert (track.n_missed, planner._n_waited, planner._intervals) == ([0], [0], [interval])
+    assert track.allowances[0].seconds == 1.75
+
+
+@pytest.mark.parametrize(
+    ("n_waited", "saved", "draft_s", "limit", "n_min", "expected"),
+    [
+        (8, 2.0, 0.2, 16, 1, Choice(0, 1, is_probe=True)),
+        (7, 2.0, 0.2, 16, 1, Choice()),
+        (8, 0.69, 0.2, 16, 1, Choice()),  # a token takes a fifth of a second to draft and half a one to verify
+        (8, 0.71, 0.2, 16, 1, Choice(0, 1, is_probe=True)),
+        (8, 4.0, 0.2, 16, 3, Choice(0, 3, is_probe=True)),
+        (8, 4.0, 0.2, 2, 3, Choice()),
+        (8, 16.0, 1.2, 16, 1, Choice()),  # were it always right, it would be a third faster than without
+    ],
+)
+def test_a_costly_drafter_is_tried_when_it_is_time_and_time_was_saved(n_waited, saved, draft_s, limit, n_min, expected):
+    planner = planner_of(True)
+    track = planner.track()
+    planner.observe_draft(0, track, 1, draft_s)
+    for _ in range(60):
+        track.acceptances[0].see([1], [0])
+    planner._n_waited[0], track.allowances[0].seconds = n_waited, saved
+    assert planner.choose([Wish(track, DEPTH, [Offer(0, limit)], n_min)]) == [expected]
+
+
+def best_by_definition(planner, wish, n_beside):
+    """The choice with the most expected tokens per second, worth 2 % less than plain decoding, 3 % if it takes time."""
+    hoped = planner.costs.hopeful_curve(99, wish.depth)
+    found = [(1.02 / hoped[n_beside + 1], Choice())]
+    for offer in wish.offers:
+        m, expected = offer.drafter, 1.0
+        for k, alive in enumerate(wish.track.acceptances[m].survival(offer.limit), start=1):
+            expected += alive
+            draft_s = planner._draft_costs[m].seconds(k, wish.track.n_missed[m]) if planner.is_costly[m] else 0.0
+            rate = expected / (hoped[n_beside + 1 + k] + draft_s)
+            if k >= wish.n_min:
+                found.append((rate / 1.03 if planner.is_costly[m] else rate, Choice(m, k)))
+    return max(found, key=lambda each: each[0])[1]
+
+
+@given(st.data())
+def test_the_choice_of_a_slot_alone_is_the_best_by_definition(data):
+    times = sorted(data.draw(st.lists(st.floats(1.0, 3.0), min_size=4, max_size=4)))
+    is_costly = data.draw(st.lists(st.booleans(), min_size=1, max_size=3))
+    depth, n_beside, n_min = data.draw(st.integers(0, 500)), data.draw(st.integers(0, 12)), data.draw(st.integers(1, 4))
+    sizes = [PassTime(n, 0, seconds) for n, seconds in zip((1, 3, 8, 17), times, strict=True)]
+    planner = Planner(PassCosts([*sizes, PassTime(17, 100, times[3] + 1)], 17), is_costly)
+    track = planner.track()
+    for m in range(len(is_costly)):
+        for n_right in data.draw(st.lists(st.integers(0, 6), max_size=6)):
+            track.acceptances[m].see([1] * 6, [1] * n_right + [0])
+        planner.observe_draft(m, track, 2, data.draw(st.floats(0.0, 1.0)))
+        track.n_missed[m] = data.draw(st.integers(0, 24))
+        track.allowances[m].seconds = 1e9
+    offers = [Offer(m, data.draw(st.integers(1, 12))) for m in data.draw(st.permutations(range(len(is_costly))))]
+    wish = Wish(track, depth, offers, n_min)
+    assert planner.choose([wish], n_beside) == [best_by_definition(planner, wish, n_beside)]
+    assert planner.choose([Wish(track, depth, [], n_min)], n_beside) == [Choice()]
+
+
+@pytest.mark.parametrize(("seconds", "is_drafted"), [(2.4, True), (6.0, False)])
+def test_nothing_is_drafted_where_a_second_token_takes_longer_than_a_second_pass(seconds, is_drafted):
+    planner = Planner(PassCosts([PassTime(1, 0, 2.0), PassTime(2, 0, seconds)], 2), [False])
+    track = planner.track()
+    for _ in range(40):
+        track.acceptances[0].see([1], [1])
+    track.allowances[0].seconds = 1e9
+    assert planner.choose([Wish(track, DEPTH, [Offer(0, 1)])]) == [Choice(0, 1) if is_drafted else Choice()]

@@ -1,0 +1,77 @@
+"""Tables, and what narrow terminals make of them."""
+
+import pytest
+from commands import here, run
+
+from augury.plugins.bench.comparison import stall_lines
+from augury.plugins.bench.figures import Figures
+from augury.text.table import fold, table
+
+ROWS = [["name", "speed", "notes"], ["suffix", "12.5", "from the longest match in the prompt"], ["none", "8.0", ""]]
+
+
+@pytest.fixture
+def columns(monkeypatch):
+    def set_columns(n):
+        if n is None:
+            monkeypatch.delenv("COLUMNS", raising=False)
+        else:
+            monkeypatch.setenv("COLUMNS", str(n))
+
+    return set_columns
+
+
+@pytest.mark.parametrize("n", [None, 51, 0])
+def test_columns_are_aligned_where_there_is_room_or_no_terminal(columns, n):
+    columns(n)
+    assert table(ROWS, is_right=(False, True)) == [
+        "name    speed  notes",
+        "suffix   12.5  from the longest match in the prompt",
+        "none      8.0",
+    ]
+
+
+def test_a_narrow_terminal_folds_the_last_column(columns):
+    columns(40)
+    assert table(ROWS, is_right=(False, True)) == [
+        "name    speed  notes",
+        "suffix   12.5  from the longest match in\n               the prompt",
+        "none      8.0",
+    ]
+
+
+def test_a_narrower_one_sets_each_row_by_itself_and_parts_no_cell(columns):
+    columns(30)
+    assert table(ROWS) == ["suffix\n  speed 12.5, notes from the\n  longest match in the prompt", "none\n  speed 8.0"]
+    assert table([["weights of a model", "1.5 MiB"]], has_head=False) == ["weights of a model  1.5 MiB"]
+    assert table([["weights of a large model", "1.5 MiB"]], has_head=False) == ["weights of a large model\n  1.5 MiB"]
+
+
+def test_a_line_is_folded_at_blanks(columns):
+    columns(16)
+    assert fold("  n: ", "how many tokens", "    ") == "  n: how many\n    tokens"
+    columns(None)
+    assert fold("  n: ", "how many tokens", "    ") == "  n: how many tokens"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plugins"],
+        ["inspect", here()[1], "--tensors"],
+        ["bench", *here(), "--prompt-tokens", "1,2", "-n", "2", "--turns", "1", "--spec-type", "suffix"],
+        ["bench", *here(), "--curve", "1,2"],
+    ],
+    ids=lambda words: " ".join(words[:1] + words[3:4]),
+)
+def test_tables_fit_into_40_columns(capsys, monkeypatch, columns, words):
+    columns(40)
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert [line for line in out.splitlines() if len(line) > 40 and " " in line] == []  # a long word is not parted
+
+
+def test_a_note_of_stalled_runs_fits_into_40_columns(columns):
+    columns(40)
+    (line,) = stall_lines([Figures(n_repeated=2, n_stalled=1)])
+    assert max(map(len, line.splitlines())) <= 40

@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+import vocabularies
+from hypothesis import given
+from hypothesis import strategies as st
+
+from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.text.tokenizer import load_tokenizer
+
+CASES = vocabularies.read("cases")
+PRE_TOKENIZERS = vocabularies.read("pre-tokenizers")
+
+
+@pytest.mark.parametrize("name", vocabularies.ORACLES)
+def test_the_texts_of_llama_cpp_get_its_ids_and_come_back(name):
+    texts = (vocabularies.DATA / f"{name}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")[:-1]
+    expected = (vocabularies.DATA / f"{name}.out").read_text().splitlines()
+    tokenizer = vocabularies.tokenizer(name)
+    assert len(texts) == len(expected) == 46
+    for text, ids in zip(texts, expected, strict=True):
+        assert tokenizer.encode(text, add_special=False) == [int(token) for token in ids.split()]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_random_texts_get_the_ids_of_llama_cpp(name):
+    tokenizer = vocabularies.tokenizer(name)
+    for text, add_special, parse_special, ids in CASES[name]:
+        assert tokenizer.encode(text, add_special=add_special, parse_special=parse_special) == ids
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_every_pre_tokenizer_cuts_as_llama_cpp_does(name):
+    tokenizer = load_tokenizer(vocabularies.metadata("gpt-2") | {"tokenizer.ggml.pre": name})
+    for text, add_special, parse_special, ids in PRE_TOKENIZERS[name]:
+        assert tokenizer.encode(text, add_special=add_special, parse_special=parse_special) == ids
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
+@given(text=st.text())
+def test_byte_level_text_comes_back(name, text):
+    tokenizer = vocabularies.tokenizer(name)
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False), skip_special=False) == text
+
+
+@given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
+def test_sentence_piece_text_comes_back(text):
+    tokenizer = vocabularies.tokenizer("llama-spm")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_no_text_has_no_tokens_but_the_special_ones():
+    assert vocabularies.tokenizer("qwen2").encode("") == []
+    assert vocabularies.tokenizer("llama-spm").encode("") == [1]
+    assert vocabularies.tokenizer("user-defined").encode("") == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "bos", "eos", "eog", "add_bos"),
+    [
+        ("gpt-2", 50256, 50256, {50256}, False),
+        ("llama-bpe", 128000, 128001, {128001, 128009}, True),
+        ("llama-spm", 1, 2, {2}, True),
+        ("qwen2", 151643, 151643, {128247, 151643, 151645}, False),
+        ("smollm", 1, 2, {0, 2, 4}, False),
+    ],
+)
+def test_roles_are_those_that_llama_cpp_finds(name, bos, eos, eog, add_bos):
+    tokenizer = vocabularies.tokenizer(name)
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.eog) == (bos, eos, eog)
+    assert (tokenizer.add_bos, tokenizer.add_eos) == (add_bos, False)
+    assert tokenizer.n_vocab == len(vocabularies.metadata(name)["tokenizer.ggml.tokens"])
+
+
+def test_control_tokens_are_read_only_where_asked_for():
+    tokenizer = vocabularies.tokenizer("smollm")
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [2]
+    assert 2 not in tokenizer.encode("<|im_end|>")
+    assert tokenizer.is_special(2)
+    assert not tokenizer.is_special(100)
+    assert tokenizer.text(2) == "<|im_end|>"
+    assert tokenizer.piece(2) == b"<|im_end|>"
+    assert tokenizer.decode([2, 28120, 2]) == tokenizer.piece(28120).decode()
+    assert tokenizer.decode([2], skip_special=False) == "<|im_end|>"
+
+
+def test_a_space_that_encoding_put_before_text_is_taken_off_unless_the_text_continues():
+    tokenizer = vocabularies.tokenizer("llama-spm")
+    ids = tokenizer.encode("Paris")
+    assert tokenizer.decode(ids) == "Paris"
+    assert tokenizer.decode(ids, continues=True) == " Paris"
+
+
+def test_numbers_of_numpy_are_token_ids():
+    tokenizer = vocabularies.tokenizer("qwen2")
+    assert tokenizer.decode(np.array(tokenizer.encode("Hello world"), np.int32)) == "Hello world"
+
+
+def test_a_megabyte_is_encoded_whole():
+    text = ("def f(x):\n    return x  # größer\n\n" * 30_000)[:1_000_000]
+    for name in ("qwen2", "llama-spm", "user-defined"):
+        tokenizer = vocabularies.tokenizer(name)
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_text_that_the_library_gives_up_on_is_a_capacity_error():
+    with pytest.raises(CapacityError, match="gives up on 12000000 characters"):
+        vocabularies.tokenizer("qwen2").encode(" " * 12_000_000)
+
+
+@pytest.mark.parametrize("name", vocabularies.NAMES)
+def test_half_a_surrogate_pair_is_refused(name):
+    with pytest.raises(OptionError, match=r"'\\ud800', half of a surrogate pair, at position 2"):
+        vocabularies.tokenizer(name).encode("ab\ud800")
+
+
+@pytest.mark.parametrize("token", [-1, 49152])
+def test_a_token_outside_the_vocabulary_is_refused(token):
+    with pytest.raises(OptionError, match=rf"token id {token} is not in the vocabulary, expected 0 to 49151"):
+        vocabularies.tokenizer("smollm").decode([token])
+
+
+@pytest.mark.parametrize("model", [None, "none", "no_vocab"])
+def test_a_file_without_a_tokenizer_has_none(model):
+    assert load_tokenizer(vocabularies.tiny(model=model)) is None
+
+
+def test_a_tiny_vocabulary_works():
+    tokenizer = load_tokenizer(vocabularies.tiny())
+    assert tokenizer.encode("abba ab<|im_end|>", parse_special=True) == [2, 1, 0, 5, 2, 3]
+
+
+def test_a_byte_without_a_token_is_left_out_and_keeps_its_neighbours_apart():
+    assert load_tokenizer(vocabularies.tiny()).encode("ab a\x00b") == [2, 5, 0, 1]
+
+
+def test_bytes_that_are_not_text_are_kept():
+    tokenizer = load_tokenizer(vocabularies.tiny(tokens=["a", "b", "ab", "\udcff", "<s>", "Ġ"], token_type=[1, 1, 1, 4, 3, 1]))
+    assert tokenizer.piece(3) == b"\xff"
+    assert tokenizer.encode("ab") == [2]
+
+
+def test_an_unnamed_pre_tokenizer_is_the_old_one_with_a_warning(caplog):
+    assert load_tokenizer(vocabularies.tiny(pre=None)).encode("ab") == [2]
+    assert "tokenizer.ggml.pre is missing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pre": "who-knows"}, "tokenizer.ggml.pre is 'who-knows'"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+    ],
+)
+def test_what_is_not_known_is_named(changes, message):
+    with pytest.raises(UnsupportedError, match=message):
+        load_tokenizer(vocabularies.tiny(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": 3}, "model is 3, expected a string"),
+        ({"tokens": None}, "tokens is missing"),
+        ({"tokens": "abc"}, "tokens is 'abc', expected an array of strings"),
+        ({"tokens": [1, 2]}, "tokens is an array of 2 entries, expected an array of strings"),
+        ({"tokens": ["a", "b", "ab", "a", "<s>", "Ġ"]}, "'a' as token 0 and as 3"),
+        ({"token_type": [1, 1]}, "token_type has 2 entries, expected one for each of the 6 tokens"),
+        ({"token_type": ["x"] * 6}, "token_type is an array of 6 entries, expected an array of numbers"),
+        ({"token_type": [1, 1, 1, 3, 3, 6]}, "token 5 is 'Ġ', expected a byte"),
+        ({"token_type": 1}, "token_type is 1, expected an array of numbers"),
+        ({"scores": np.ones(5, np.float32)}, "scores has 5 entries"),
+        ({"scores": [1.0, float("nan"), 1, 1, 1, 1]}, "scores has no number for token 1"),
+        ({"scores": [[1.0], [1.0, 2.0]]}, "scores is an array of 2 entries, expected an array of numbers"),
+        ({"merges": None}, "merges is missing"),
+        ({"merges": ["ab"]}, "merges holds 'ab', expected two"),
+        ({"merges": ["a x"]}, "merges does not fit the tokens"),
+        ({"merges": ["b a"]}, "merges does not fit the tokens"),
+        ({"merges": ["a \udcff"]}, r"merges does not fit the tokens: [ -~]*$"),
+        ({"bos_token_id": 6}, "bos_token_id is 6, expected a token of the vocabulary, 0 to 5"),
+        ({"eot_token_id": -7}, "eot_token_id is -7"),
+        ({"eos_token_id": "3"}, "eos_token_id is '3', expected an integer"),
+        ({"add_bos_token": 1}, "add_bos_token is 1, expected true or false"),
+        ({"model": "llama"}, "scores is missing"),
+    ],
+)
+def test_damaged_metadata_is_a_model_file_error(changes, message):
+    with pytest.raises(ModelFileError, match=message):
+        load_tokenizer(vocabularies.tiny(**changes))
+
+
+def test_tokens_that_say_there_is_none_are_none():
+    tokenizer = load_tokenizer(vocabularies.tiny(bos_token_id=0xFFFFFFFF, eos_token_id=-1, add_bos_token=True))
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.add_bos) == (None, None, False)
+    assert tokenizer.eog == {3}  # <|im_end|> by its text

@@ -1,0 +1,87 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.models import tiny_model
+
+from augury import Engine
+from augury.drafters.model.draft_runner import Written
+from augury.drafters.model.draft_tree import TreeShape, branched
+from augury.errors import OptionError
+
+WRITTEN = Written(
+    tokens=[1, 2, 3],
+    candidates=[[(1, 0.9), (9, 0.05)], [(2, 0.5), (7, 0.4), (6, 0.1)], [(3, 0.8), (5, 0.1)]],
+)
+
+
+def test_second_thoughts_stand_beside_what_was_written_the_likeliest_first():
+    draft = branched(WRITTEN, 16, 0.0)
+    assert draft.tokens.tolist() == [1, 2, 3, 7, 6, 9, 5]
+    assert draft.parents.tolist() == [-1, 0, 1, 0, 0, -1, 1]
+
+
+def test_a_limit_leaves_out_the_least_likely_and_never_the_chain():
+    assert branched(WRITTEN, 4, 0.0).tokens.tolist() == [1, 2, 3, 7]
+    assert branched(WRITTEN, 3, 0.0).tokens.tolist() == [1, 2, 3]
+
+
+def test_second_thoughts_less_probable_than_p_min_are_left_out():
+    assert branched(WRITTEN, 16, 0.08).tokens.tolist() == [1, 2, 3, 7, 6]
+    assert branched(WRITTEN, 16, 0.9 * 0.1).tokens.tolist() == [1, 2, 3, 7, 6], "as probable is probable enough"
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 12), st.data())
+def test_every_tree_is_a_chain_with_leaves(width, depth, n_more, data):
+    candidates = []
+    for _ in range(depth):
+        tokens = data.draw(st.lists(st.integers(0, 20), min_size=width, max_size=width, unique=True))
+        candidates.append([(token, 1 / (i + 2)) for i, token in enumerate(tokens)])
+    written = Written(tokens=[place[0][0] for place in candidates], candidates=candidates)
+    draft = branched(written, depth + n_more, 0.0)
+    assert len(draft) == min(depth * width, depth + n_more)
+    assert draft.parents[:depth].tolist() == list(range(-1, depth - 1))
+    assert (draft.parents < depth - 1).all()
+    places = list(zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True))
+    assert len(set(places)) == len(places), "siblings differ"
+
+
+@pytest.mark.parametrize("text", ["", "2", "x3", "0x3", "2x0", "2x-1", "axb", "2x3x4"])
+def test_what_is_no_shape_is_an_error(text):
+    with pytest.raises(OptionError, match="expected WIDTHxDEPTH"):
+        TreeShape.of(text, 4096)
+
+
+def test_a_tree_that_no_slot_would_hold_is_refused():
+    assert TreeShape.of("8x12", 96) == TreeShape(8, 12)
+    with pytest.raises(OptionError, match=r"tree is '99999x3', up to 299997 tokens, expected at most the 96 .* \(-c\)"):
+        Engine.load(
+            tiny_model("llama-dense"),
+            backend="reference",
+            n_ctx=96,
+            spec_type="draft-model:tree=99999x3",
+            draft_model=tiny_model("llama-dense-q4_0"),
+        )
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"])
+def test_output_is_that_of_plain_decoding(backend, slots, sampling):
+    prompts = [[1, 2, 3, 4], [9, 8, 7]]
+    how = {"max_tokens": 40, "ignore_eos": True, "logprobs": 1, **sampling}
+    small = tiny_model("llama-dense-q4_0")
+    spec = f"draft-model:model={small},tree={{}}"
+    with Engine.load(tiny_model("llama-dense"), backend=backend, n_ctx=96, spec_type="none") as engine:
+        plain = engine.generate(prompts, **how)
+    rates = {}
+    for shape in ("1x3", "3x3"):
+        with Engine.load(
+            tiny_model("llama-dense"), backend=backend, n_ctx=96, slots=slots, spec_type=spec.format(shape), spec_fixed=True
+        ) as engine:
+            results = engine.generate(prompts, **how)
+        for result, expected in zip(results, plain, strict=True):
+            assert result.tokens == expected.tokens
+            assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in expected.pieces]
+            assert result.stats.n_emitted == result.stats.n_rounds + result.stats.n_accepted
+        rates[shape] = sum(result.stats.n_rounds for result in results)
+    assert rates["3x3"] < rates["1x3"], "second thoughts must have been right"

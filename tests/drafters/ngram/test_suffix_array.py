@@ -1,0 +1,92 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.suffixes import agreeing, longest_match
+
+from augury.drafters.ngram.suffix_array import SuffixArray
+
+texts = st.integers(0, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=1, max_size=120))
+
+
+def array_of(*parts, depth=4, n_max=10**6):
+    array = SuffixArray(depth, n_max)
+    array.begin()
+    for part in parts:
+        array.extend(np.array(part, dtype=np.int32))
+    return array
+
+
+@settings(max_examples=200)
+@given(texts, st.integers(1, 6), st.data())
+def test_a_text_added_in_any_parts_is_matched_where_it_agrees_longest(text, depth, data):
+    parts, rest = [], text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        parts.append(rest[:size])
+        rest = rest[size:]
+    matches = array_of(*parts, depth=depth).matches()
+    longest, positions = longest_match(text, depth)
+    assert bool(matches) == bool(positions)
+    if matches:
+        assert matches[0][0] == longest
+        of_longest = [position - 1 for length, position in matches if length == longest]  # 1 is the text's beginning
+        assert set(of_longest) <= set(positions)
+        assert len(of_longest) == len(positions) or len(of_longest) >= 6
+        assert matches == sorted(matches, reverse=True)
+        for length, position in matches:
+            assert length == agreeing(text, position - 1, depth)
+            assert 2 * length >= longest
+
+
+def test_contexts_do_not_reach_into_another_text():
+    array = array_of([1, 2, 3, 4])
+    array.begin()
+    array.extend(np.array([9, 3], dtype=np.int32))
+    assert array.matches() == [(1, 4)]
+    array.begin()
+    array.extend(np.array([3], dtype=np.int32))
+    assert {length for length, _ in array.matches()} == {1}
+    assert array.tokens.tolist() == [-1, 1, 2, 3, 4, -1, 9, 3, -1, 3]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_the_older_half_is_forgotten_and_the_newer_one_known_as_before(size):
+    text = np.random.default_rng(0).integers(0, 5, 5000, dtype=np.int32)
+    array, longest = SuffixArray(8, 1000), 0
+    for start in range(0, len(text), size):
+        if start % 700 == 0:
+            array.begin()
+        array.extend(text[start : start + size])
+        longest = max(longest, len(array))
+        if start % 100 < size:
+            assert array._sorted == sorted(array._sorted)
+            assert array._recent == sorted(array._recent)
+        for length, position in array.matches():
+            assert array.tokens[position - length : position].tolist() == array.tokens[-length:].tolist()
+    assert len(array._sorted) + len(array._recent) == (array.tokens >= 0).sum()
+    assert 1000 - size < longest <= 1000
+    array.extend(np.zeros(1001 - len(array), np.int32))
+    assert len(array) == 500
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_every_token_is_held_once_however_many_there_are(size):
+    array = array_of(*np.random.default_rng(1).integers(0, 5, (5000 // size, size)))
+    entries = array._sorted + array._recent
+    assert len({*entries}) == len(entries) == 5000
+    assert len(array._recent) < 2000
+
+
+@pytest.mark.parametrize("period", [1, 7])
+def test_a_repetitive_text_of_100_000_tokens_is_learnt_token_by_token_in_linear_time(period):
+    text = np.resize(np.arange(period, dtype=np.int32), 100_000)
+    array = array_of(text[:-2000], depth=24)
+    start = time.process_time()
+    for i in range(len(text) - 2000, len(text)):
+        array.extend(text[i : i + 1])
+        array.matches()
+    # about 0.1 s; a comparison with every earlier place would take minutes
+    assert time.process_time() - start < 10

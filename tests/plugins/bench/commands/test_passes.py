@@ -1,0 +1,153 @@
+"""`augury bench` with counts instead of texts, on a tiny model."""
+
+import functools
+import json
+
+import pytest
+from commands import here, run
+from oracles.models import tiny_model
+
+from augury.cli.command_line import make_parser
+from augury.plugins.bench.measure import Timing
+from augury.registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch):
+    monkeypatch.setattr("augury.plugins.bench.sweep._MAX_ROUNDS", 2)
+
+
+@pytest.fixture
+def bench(capsys):
+    return functools.partial(run, capsys, "bench", *here())
+
+
+def test_json_is_one_object_of_figures_by_kind(bench):
+    code, out, _ = bench("--curve", "1,2", "-p", 6, "-n", 3, "-d", "0,4", "--json")
+    assert code == 0
+    assert out.count("\n") == 1
+    told = json.loads(out)
+    assert set(told) == {"model", "threads", "machine", "curve", "prefill", "decode"}
+    assert (told["model"], told["threads"]) == (str(tiny_model("llama-dense")), 1)
+    assert [(row["n"], row["depth"]) for row in told["curve"]] == [(1, 0), (2, 0), (1, 4), (2, 4)]
+    assert [(row["n"], row["depth"]) for row in told["prefill"]] == [(6, 0), (6, 4)]
+    assert [(row["n"], row["depth"]) for row in told["decode"]] == [(3, 0), (3, 4)]
+    for row in told["curve"] + told["prefill"] + told["decode"]:
+        assert row["tok_s"] == pytest.approx(row["n"] * 1e3 / row["ms"])
+        assert row["spread_ms"][0] <= row["ms"] <= row["spread_ms"][1]
+
+
+@pytest.mark.parametrize(
+    ("words", "measures"),
+    [
+        (["-p", "6,3", "-n", 0, "-r", 3], [("prefill", 6), ("prefill", 3)]),
+        (["-p", 0, "-n", 4, "-r", 1], [("decode", 4)]),
+        (["-n", 0, "-r", 1], [("prefill", 512)]),
+    ],
+)
+def test_counts_are_those_of_llama_bench(bench, words, measures, monkeypatch):
+    asked = []
+
+    def script(_, found, *, progress, n_repetitions):
+        asked.extend([*found, n_repetitions])
+        return [Timing(measure, (1.0,)) for measure in found]
+
+    monkeypatch.setattr("augury.plugins.bench.commands.passes.sweep", script)
+    assert bench(*words)[0] == 0
+    assert [(measure.kind, measure.n) for measure in asked[:-1]] == measures
+    assert asked[-1] == words[-1]
+
+
+def test_the_table_sets_passes_against_a_single_token(bench):
+    head, single, four = bench("--curve", "1,4", "-d", 2)[1].splitlines()
+    assert head.split()[:5] == ["measure", "n", "depth", "ms", "quartiles"]
+    assert single.split()[:3] == ["pass", "1", "2"]
+    assert single.split()[-1] == "1.00x"
+    assert four.split()[-1].endswith("x")
+
+
+def test_what_changed_since_passes_were_saved_is_shown(bench, tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text(bench("--curve", "1,2", "--json")[1])
+    told = json.loads(bench("--curve", "2,4", "--compare", old, "--json")[1])["changes"]
+    assert [(row["of"], row["then"] is None, row["now"] is None) for row in told["rows"]] == [
+        (["curve", "2", "0"], False, False),
+        (["curve", "4", "0"], True, False),
+        (["curve", "1", "0"], False, True),
+    ]
+    code, out, _ = bench("--curve", 2, "--compare", old)
+    _, _, against, head, row, _ = out.splitlines()
+    assert code == 0
+    assert against == f"against {old}:"
+    assert head.split()[:3] == ["measure", "n", "depth"]
+    assert row.split()[:3] == ["curve", "2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--curve", "1,x"], "--curve is '1,x'"),
+        (["--curve", "0"], "--curve is '0'"),
+        (["--curve", "1", "-d", "-4"], "-d"),
+        (["-d", "4"], "nothing to time"),
+        (["-p", "0", "-n", "0"], "nothing to time"),
+        (["--curve", "1", "--vs", "x", "-r", "3"], "-r is not about --vs"),
+        (["-p", "4", "--spec-type", "ngram-simple"], "--spec-type"),
+        (["-p", "words", "--curve", "2"], "-p is 'words'"),
+        (["--curve", "1", "--against", "suffix"], "--against"),
+        (["--curve", "1", "--workload", "x.jsonl"], "--workload"),
+        (["--curve", "1", "--vs", "x", "--pairs", "3"], "--pairs is 3"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(bench, words, expected):
+    code, _, err = bench(*words)
+    assert code == 2
+    assert expected in err
+
+
+def test_on_a_terminal_one_sees_how_far_a_slot_is_filled(bench, monkeypatch):
+    words = ("--curve", 1, "-d", 600)
+    assert bench(*words)[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    code, out, err = bench(*words)
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "fill the slot" in err
+    assert "time passes" in err
+
+
+def test_a_depth_that_no_memory_holds_is_refused_before_any_work(bench):
+    code, out, err = bench("--curve", 1, "-d", 10**15)
+    assert (code, out) == (1, "")
+    assert "ask for a smaller context" in err
+
+
+def test_figures_of_another_kind_are_refused_before_any_work(bench, tmp_path):
+    old = tmp_path / "old.json"
+    old.write_text(bench("--curve", "1", "--json")[1])
+    code, _, err = bench("--prompt-tokens", "1", "--compare", old)
+    assert (code, "holds figures of passes, but drafters are timed here" in err) == (2, True)
+    old.write_text(bench("--prompt-tokens", "1,2,1,2", "-n", 4, "--turns", 1, "--json")[1])
+    code, _, err = bench("--curve", "1", "--compare", old)
+    assert (code, "holds figures of drafters, but passes are timed here" in err) == (2, True)
+
+
+def test_one_word_for_the_server_may_begin_with_a_dash():
+    args = make_parser(Registry.discover()).parse_args(["bench", "--vs-args", "--no-mmap", "--curve", "1"])
+    assert (args.vs_args, args.curve) == ("--no-mmap", (1,))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-p", "a text"],
+        ["-p", "512 words"],
+        ["-n", "8"],
+        ["--vs", "x"],
+        ["--vs", "x", "-n", "8", "-f", "y"],
+        ["--vs", "x", "-n", "8", "-md", "y"],
+    ],
+)
+def test_texts_are_for_drafters(words):
+    from augury.plugins.bench.commands.passes import are_passes_wanted
+
+    assert not are_passes_wanted(make_parser(Registry.discover()).parse_args(["bench", *words]))
