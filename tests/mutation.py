@@ -25,6 +25,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -39,8 +41,8 @@ FILES += sorted(
 NEIGHBOURS = {  # what else of the tests knows a folder's files
     "core": [
         "tests/backends/test_{family}*.py",
-        *(f"tests/core/engine/test_{name}.py" for name in ("request", "loop", "sequence", "engine")),
-        "tests/core/speculation/test_drafting.py",
+        "tests/core/engine/*.py",
+        "tests/core/speculation/*.py",
         "tests/core/test_loader.py",
     ],
     "plugins": ["tests/core/engine/test_loop.py", "tests/core/engine/test_engine.py"],
@@ -139,14 +141,16 @@ def lines_of(statement):
 def tests_of(file):
     """The file's own tests, which find most and take the least time, and those of its neighbours."""
     path = Path(file)
-    own = ROOT / "tests" / path.with_name(f"test_{path.name}")
-    near = [name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(family=path.stem.split("_")[0]))]
-    stages = [own], sorted({*near} - {own})
-    return [found for stage in stages if (found := [str(test.relative_to(ROOT)) for test in stage if test.exists()])]
+    own = {*ROOT.glob(f"tests/{path.parent}/test_{path.stem}*.py")}
+    near = {name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(family=path.stem.split("_")[0]))}
+    return [sorted(str(test.relative_to(ROOT)) for test in stage) for stage in (own, near - own) if stage]
 
 
 class Watch:
-    """A plugin of pytest that chooses tests and orders them, and tells what became of each and which lines it ran."""
+    """A plugin of pytest that chooses tests and orders them, and tells what became of each and which lines it ran.
+
+    `chosen` are tests, and how many seconds each takes without a mutant.
+    """
 
     def __init__(self, file, chosen=None, *, traces=False):
         self.path, self.chosen, self.traces = str((ROOT / file).resolve()), chosen, traces
@@ -172,6 +176,8 @@ class Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         self.test = item.nodeid
+        if self.chosen is not None:
+            signal.alarm(10 + 5 * ceil(self.chosen[item.nodeid]))
         start = time.monotonic()
         result = yield
         self.seconds[item.nodeid] = time.monotonic() - start
@@ -207,21 +213,21 @@ class Watch:
         return self.note
 
 
-def run(file, tree, tests, limit_s=None, **options):
+def run(file, tree, tests, **options):
     """Run tests in a forked process with a mutant, or with the file as it is: what a `Watch` saw, or None if it has no end."""
-    start = time.monotonic()
     with tempfile.NamedTemporaryFile() as told:
-        pid = os.fork()
-        if pid == 0:
+        if not (pid := os.fork()):
             try:
                 os.setpgid(0, 0)
                 sink = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(sink, 1)
                 os.dup2(sink, 2)
+                stop = []
                 if tree is not None:
+                    stop = ["-x"]
+                    signal.alarm(60)  # until the first test
                     plant(file, tree)
                 watch = Watch(file, **options)
-                stop = ["-x"] if tree is not None else []
                 # plain, for pytest would load augury, which is a plugin of its own, by itself
                 plain = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
                 code = int(pytest.main([*stop, *plain, *tests], [watch]))
@@ -229,12 +235,11 @@ def run(file, tree, tests, limit_s=None, **options):
                 os._exit(0)
             except BaseException:  # noqa: BLE001 - a mutant that cannot be imported is found out
                 os._exit(99)
-        while not os.waitpid(pid, os.WNOHANG)[0]:
-            if limit_s is not None and time.monotonic() - start > limit_s:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return None
-            time.sleep(0.02)
+        _, status = os.waitpid(pid, 0)
+        with suppress(ProcessLookupError):  # what it has started
+            os.killpg(pid, signal.SIGKILL)
+        if os.waitstatus_to_exitcode(status) == -signal.SIGALRM:
+            return None
         return pickle.loads(told.read() or pickle.dumps((99, {}, [], {})))
 
 
@@ -257,7 +262,7 @@ def killer(file, tree, changed, stages, kills):
         tests.sort(key=lambda test: names.index(test.partition("::")[0]))
         if not tests:
             continue
-        ended = run(file, tree, names, 5 * sum(seconds[test] for test in tests) + 20, chosen=tests)
+        ended = run(file, tree, names, chosen={test: seconds[test] for test in tests})
         if ended is None:
             return "time"
         if ended[0] != 0:
