@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.prompts import read_text
 from augury.cli.report import drafting_lines, run_line, say
+from augury.cli.table import table
 from augury.cli.writer import Writer
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
-from augury.text.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

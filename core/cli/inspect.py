@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
+from augury.cli.table import table
 from augury.files.models import resolve
-from augury.text.table import table
 
 if TYPE_CHECKING:
     import argparse

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from augury import log
 from augury.cache_type import CACHE_TYPES
 from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, limits_apart, names_in_use
 from augury.cli.foreign_flags import FOREIGN_FLAGS
+from augury.cli.log_output import configure_logging
 from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
@@ -83,7 +83,7 @@ def load_engine(
     """
     from augury.engine.engine import Engine
 
-    log.configure(verbosity=args.verbose, is_quiet=args.quiet)
+    configure_logging(verbosity=args.verbose, is_quiet=args.quiet)
     in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
     rest, limits = limits_apart(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)

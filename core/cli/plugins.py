@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import flag_of
 from augury.cli.report import print_json, print_lines
+from augury.cli.table import fold, table
 from augury.options import options_of
-from augury.text.table import fold, table
 
 if TYPE_CHECKING:
     import argparse

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from augury.cli.table import table
 from augury.options import Spec
-from augury.text.table import table
 from augury.types import TokenLogprob
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from augury.engine.guard import guarded
 from augury.engine.part import Part, batch_of
 from augury.errors import PluginError
 from augury.log import get_logger
-from augury.speculation.draft_log import DRAFT_LOGGER, draft_lines
+from augury.speculation.draft_log import DRAFT_LOGGER, log_draft
 from augury.types import Batch, Draft, Round, Verdict
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Loop:
             sequence.recorder.first_token()
             return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            guarded(_log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
+            guarded(log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
         path = tuple(accepted.path[: n_emitted - 1])
         kept = [0, *(node + 1 for node in path)]
         self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
@@ -342,10 +342,6 @@ class Loop:
             guarded(self._on_request, summary=summary)
         if _LOGGER.isEnabledFor(logging.INFO):
             guarded(_log_request, summary)
-
-
-def _log_draft(*seen: Any) -> None:
-    DRAFT_LOGGER.debug("\n".join(draft_lines(*seen)))
 
 
 def _log_request(summary: Summary) -> None:

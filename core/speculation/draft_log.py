@@ -1,14 +1,14 @@
-"""What `-vv` prints: the drafts of every round, token by token, beside what the target said."""
+"""What a program that asks for it is told of every verified draft, token by token: the command line's `-vv`."""
 
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import frozen
 
-from augury.text.table import table
+from augury.types import TokenLogprob
 
 if TYPE_CHECKING:
     from augury.engine.sequence import Sequence
@@ -16,58 +16,85 @@ if TYPE_CHECKING:
     from augury.interfaces import Logits
     from augury.types import Draft
 
-__all__ = ["DRAFT_LOGGER", "draft_lines"]
+__all__ = ["DRAFT_LOGGER", "DraftedToken", "VerifiedDraft", "log_draft"]
 
 DRAFT_LOGGER = logging.getLogger("augury.drafts")
-"""At level DEBUG the loop gives it a text of several lines for every draft that was verified; drafters may then compute how
-confident they are."""
+"""At level DEBUG it gets a record for every draft that was verified, with a `VerifiedDraft` as its attribute `draft`; drafters
+may then compute how confident they are."""
 
 
-def draft_lines(
+@frozen
+class DraftedToken:
+    """A token of a draft, and what became of it."""
+
+    token: int
+    bytes: bytes | None  # None: no tokenizer
+    probability: float | None  # by the drafter, where it says so
+    target: TokenLogprob | None  # what the target chose in its place; None where verification did not get there
+    is_accepted: bool
+
+
+@frozen
+class VerifiedDraft:
+    """A draft, and what the target made of it. Tokens of a tree are in the draft's order."""
+
+    slot: int
+    drafter: str | None
+    tokens: tuple[DraftedToken, ...]
+    target: TokenLogprob  # what the target chose itself, after the last accepted token
+
+    @property
+    def n_accepted(self) -> int:
+        """How many of the tokens were emitted."""
+        return sum(token.is_accepted for token in self.tokens)
+
+    def __str__(self) -> str:
+        n = len(self.tokens)
+        return f"slot {self.slot}: {self.drafter} drafted {n} token{'s' * (n > 1)}, {self.n_accepted} accepted"
+
+
+def log_draft(
     sequence: Sequence, draft: Draft, accepted: Accepted, n_emitted: int, logits: Logits, first_row: int, drafter: str | None
-) -> list[str]:
-    """A draft, and what became of it.
+) -> None:
+    """Log a draft that was verified.
 
     Args:
         sequence: Whose it is.
-        draft: k tokens; a tree's are told in its order, those beside the accepted path without the target's word.
+        draft: k tokens.
         accepted: What `Sequence.verify` gave.
-        n_emitted: How many of its tokens were emitted; behind a stop the rest is not told.
+        n_emitted: How many of its tokens were emitted; what comes after a stop is left out.
         logits: Of the pass.
-        first_row: The row behind the history.
+        first_row: The row after the history.
         drafter: Who proposed the draft.
-
-    Returns:
-        A line that sums up, and one for every token: how probable the drafter took it to be, where it says so, and what the
-        target chose at its place, with which probability under the model's own distribution.
     """
     path = list(accepted.path)[: n_emitted - 1]
-    reached = [-1, *path]  # the tokens behind which the target's word counts
-    chosen = dict(zip(reached, accepted.tokens, strict=False))
+    reached = [-1, *path]  # the places after which the target chose
+    chosen = {
+        node: _target_choice(sequence, token, logits, first_row + 1 + node)
+        for node, token in zip(reached, accepted.tokens, strict=False)
+    }
     parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
-    confidence = draft.confidence
+    probabilities = draft.confidence
     if draft.probabilities is not None:
-        confidence = draft.probabilities[np.arange(len(draft)), draft.tokens]
-    rows = [["drafted", "p", "target", "p", ""]]
-    for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), parents, strict=True)):
-        p = "" if confidence is None else f"{confidence[i]:.3f}"
-        rows.append([_text(sequence, token), p, *_told(sequence, chosen, parent, logits, first_row)])
-        rows[-1].append("accepted" if i in path else "rejected" if parent in chosen else "not reached")
-    rows.append(["", "", *_told(sequence, chosen, reached[-1], logits, first_row), "the target's own"])
-    head = f"slot {sequence.slot}: {drafter} drafted {len(draft)} token{'s' * (len(draft) > 1)}, {len(path)} accepted"
-    return [head, *(f"  {line}" for line in table(rows, is_right=(False, True, False, True, False)))]
+        probabilities = draft.probabilities[np.arange(len(draft)), draft.tokens]
+    tokens = tuple(
+        DraftedToken(
+            token,
+            _bytes(sequence, token),
+            None if probabilities is None else float(probabilities[i]),
+            chosen.get(parent),
+            is_accepted=i in path,
+        )
+        for i, (token, parent) in enumerate(zip(draft.tokens.tolist(), parents, strict=True))
+    )
+    verified = VerifiedDraft(sequence.slot, drafter, tokens, chosen[reached[-1]])
+    DRAFT_LOGGER.debug("%s", verified, extra={"draft": verified})
 
 
-def _told(sequence: Sequence, chosen: dict[int, int], parent: int, logits: Logits, first_row: int) -> list[str]:
-    """What the target chose behind a token of the draft, and its probability."""
-    if parent not in chosen:
-        return ["", ""]
-    token, row = chosen[parent], first_row + 1 + parent
+def _target_choice(sequence: Sequence, token: int, logits: Logits, row: int) -> TokenLogprob:
     logit = float(logits.gather(row, np.array([token], np.int32))[0])
-    return [_text(sequence, token), f"{math.exp(logit - logits.log_normalizer(row)):.3f}"]
+    return TokenLogprob(token, logit - logits.log_normalizer(row), _bytes(sequence, token))
 
 
-def _text(sequence: Sequence, token: int) -> str:
-    if sequence.tokenizer is None:
-        return str(token)
-    return f"{token} {sequence.tokenizer.piece(token).decode(errors='replace')!r}"
+def _bytes(sequence: Sequence, token: int) -> bytes | None:
+    return None if sequence.tokenizer is None else sequence.tokenizer.piece(token)

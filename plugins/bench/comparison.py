@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from augury.cli.table import fold, table
 from augury.plugins.bench.figures import Figures
-from augury.text.table import fold, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.table import table
 from augury.errors import OptionError
 from augury.plugins.bench.changes import Saved, changes
-from augury.text.table import table
 
 if TYPE_CHECKING:
     from pathlib import Path

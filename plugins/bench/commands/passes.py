@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury import log
+from augury.cli.log_output import configure_logging
 from augury.cli.parser import FlagsAction, are_counts, converted, counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
+from augury.cli.table import table
 from augury.errors import OptionError
 from augury.files.models import resolve
 from augury.interfaces import Progress
@@ -24,7 +25,6 @@ from augury.plugins.bench.round_trip import round_trip_ns
 from augury.plugins.bench.server import ServerOptions, ServerRunner
 from augury.plugins.bench.sweep import sweep
 from augury.plugins.bench.versus import MIN_PAIRS, compare
-from augury.text.table import table
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
     Raises:
         AuguryError: As loading does.
     """
-    log.configure(verbosity=args.verbose)
+    configure_logging(verbosity=args.verbose)
     backend = make_backend(args.registry, args.backend)
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
     with ProgressDisplay() as progress:

@@ -9,6 +9,7 @@ import numpy as np
 
 from augury.cli.model_flags import load_engine
 from augury.cli.report import print_json, print_lines
+from augury.cli.table import table
 from augury.errors import OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
@@ -22,7 +23,6 @@ from augury.plugins.bench.round_trip import round_trip_ns
 from augury.plugins.bench.server import ServerRunner
 from augury.plugins.bench.texts import Answer, compare_texts
 from augury.text.chat_template import ChatTemplate
-from augury.text.table import table
 
 if TYPE_CHECKING:
     import argparse

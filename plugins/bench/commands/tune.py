@@ -13,6 +13,7 @@ from augury.cli.progress import ProgressDisplay
 from augury.cli.prompts import add_prompt_flags
 from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.cli.table import table
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
@@ -22,7 +23,6 @@ from augury.plugins.bench.comparison import stall_lines
 from augury.plugins.bench.contest import Contest
 from augury.plugins.bench.machine import facts_told, run_facts
 from augury.plugins.bench.tuning import Candidate, Tuning, trials_of
-from augury.text.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -3,9 +3,9 @@
 import pytest
 from commands import here, run
 
+from augury.cli.table import fold, table
 from augury.plugins.bench.comparison import stall_lines
 from augury.plugins.bench.figures import Figures
-from augury.text.table import fold, table
 
 ROWS = [["name", "speed", "notes"], ["suffix", "12.5", "from the longest match in the prompt"], ["none", "8.0", ""]]
 
