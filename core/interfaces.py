@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from augury.batch import Batch
     from augury.blocks import Plan
     from augury.files.gguf import ModelFile
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Allocation, Ask, Batch, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
+    from augury.types import Allocation, Ask, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
 
 __all__ = [
     "API_VERSION",

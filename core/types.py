@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Allocation",
     "Ask",
-    "Batch",
     "Draft",
     "DrafterStats",
     "ModelInfo",
@@ -53,28 +52,6 @@ def read_only(array: np.ndarray) -> np.ndarray:
     """A view of an array that nobody who holds it can make writable."""
     view: np.ndarray = np.asarray(array.data.toreadonly())
     return view
-
-
-@frozen(eq=False)
-class Batch:
-    """One forward pass: n tokens of any number of sequences, each sequence's in rising order of position.
-
-    The pass stores every token's state at (slot, position) before anything attends to it, and a token attends to its slot's
-    positions up to its own: what was stored at or behind `positions` by an earlier pass is overwritten, which is all that
-    undoing a rejected draft takes.
-
-    With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored j
-    behind the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its logits
-    are, to the bit, those that its path would have as a chain.
-    """
-
-    tokens: np.ndarray  # (n,) int32
-    slots: np.ndarray  # (n,) int32
-    positions: np.ndarray  # (n,) int32, logical: 0 is the sequence's first token
-    rows: np.ndarray  # (r,) int32, rising indices into the n tokens whose logits are wanted; may be empty
-    parents: np.ndarray | None = None  # (n,) int32, which of the n each follows, -1: what its slot holds; None: chains
-    moves: np.ndarray | None = None  # (m, 3) int32: slot, position from, position to; states copied in order before the pass
-    n_layers: int | None = None  # of the first so many layers and the output alone; None: of all
 
 
 @frozen

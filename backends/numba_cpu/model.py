@@ -16,19 +16,20 @@ from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
+from augury.batch import Tree, check_moves
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
-from augury.tree import Tree, check_moves
 from augury.types import Allocation, ModelInfo, StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.batch import Batch
     from augury.blocks import Plan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Logits, Progress
     from augury.plugins.bench.roofline import KernelTime, Limits
-    from augury.types import Batch, ModelOptions
+    from augury.types import ModelOptions
 
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
 

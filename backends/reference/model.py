@@ -8,20 +8,21 @@ import numpy as np
 
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import activate, attend, norm, rotate
+from augury.batch import Tree, check_moves
 from augury.blocks import Attention, FeedForward
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.logits import ArrayLogits
-from augury.tree import Tree, check_moves
 from augury.types import Allocation, StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.reference.weights import Weights
+    from augury.batch import Batch
     from augury.blocks import Embedding, Norm, Output, Plan
     from augury.interfaces import Logits
-    from augury.types import Batch, ModelInfo, ModelOptions
+    from augury.types import ModelInfo, ModelOptions
 
 
 class ReferenceModel(Model):

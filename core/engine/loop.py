@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from augury.batch import Batch
 from augury.engine.engine_stats import Tally
 from augury.engine.guard import guarded
 from augury.engine.part import Part, batch_of
 from augury.errors import PluginError
 from augury.log import get_logger
 from augury.speculation.draft_log import DRAFT_LOGGER, log_draft
-from augury.types import Batch, Draft, Round, Verdict
+from augury.types import Draft, Round, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

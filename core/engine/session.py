@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from augury.batch import checked_batch
 from augury.engine.guard import guarded
-from augury.errors import CapacityError, OptionError
+from augury.errors import OptionError
 from augury.interfaces import Model, Session, Target
-from augury.tree import Tree, check_moves
-from augury.types import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from augury.batch import Batch
     from augury.interfaces import Logits, MemoryManager
     from augury.loader import Loader
     from augury.text.tokenizer import Tokenizer
     from augury.types import Allocation, ModelInfo, ModelOptions
 
-__all__ = ["EngineSession", "EngineTarget", "SecondModel", "Shared", "checked_batch"]
+__all__ = ["EngineSession", "EngineTarget", "SecondModel", "Shared"]
 
 
 class Shared:
@@ -72,7 +72,7 @@ class SecondModel(Model):
             OptionError: The batch is none, or names what the model does not have.
             CapacityError: A position does not fit into a slot.
         """
-        return self._model.forward(checked_batch(batch, self._model))
+        return self._model.forward(checked_batch(batch, self._model.state_spec, self._model.info))
 
     def memory_table(self) -> Sequence[Allocation]:
         """See `Model.memory_table`."""
@@ -93,7 +93,7 @@ class EngineTarget(Target):
 
     def forward(self, batch: Batch) -> Logits:
         """See `Target.forward`."""
-        batch = checked_batch(batch, self._model)
+        batch = checked_batch(batch, self._model.state_spec, self._model.info)
         if batch.n_layers is None:
             raise OptionError(f"a drafter's pass through all layers, expected n_layers from 1 to {self.n_layers}")
         if batch.moves is not None:
@@ -143,65 +143,3 @@ class EngineSession(Session):
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """See `Session.shared`."""
         return self._loader.shared.get(key, make)
-
-
-def checked_batch(batch: Batch, model: Model) -> Batch:
-    """A copy of a plugin's batch, which kernels can read without a look at it.
-
-    Raises:
-        OptionError: It is no batch, or names what the model does not have.
-        CapacityError: A position does not fit into a slot.
-    """
-    if not isinstance(batch, Batch):
-        raise OptionError(f"a pass over a {type(batch).__name__}, expected a Batch")
-    spec, n_layers = model.state_spec, batch.n_layers
-    if n_layers is not None and not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= model.info.n_layers):
-        raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {model.info.n_layers}")
-    tokens = _row("tokens", batch.tokens, model.info.n_vocab)
-    if not (n := len(tokens)):
-        raise OptionError("a pass over no tokens, expected some")
-    slots = _row("slots", batch.slots, spec.n_slots, n=n)
-    positions = _row("positions", batch.positions, spec.n_ctx, n=n, too_large=CapacityError)
-    rows = _row("rows", batch.rows, n)
-    parents = None if batch.parents is None else _row("parents", batch.parents, n, n=n, least=-1)
-    moves = None if batch.moves is None else _row("moves", batch.moves, 2**31, columns=3)
-    copy = Batch(tokens, slots, positions, rows, parents, moves, n_layers)
-    if (rows[1:] <= rows[:-1]).any():
-        raise OptionError(f"a pass with rows {rows.tolist()}, expected rising ones")
-    if moves is not None:
-        check_moves(moves, spec)
-    if parents is not None:
-        Tree(copy, spec.n_ctx)
-    elif n > 1:
-        order = np.argsort(slots, kind="stable")
-        in_order, places = slots[order], positions[order]
-        if ((in_order[1:] == in_order[:-1]) & (places[1:] <= places[:-1])).any():
-            raise OptionError("a pass with positions that do not rise within a slot, expected each behind the one before")
-    return copy
-
-
-def _row(
-    name: str,
-    values: Any,
-    n_known: int,
-    *,
-    n: int | None = None,
-    columns: int | None = None,
-    least: int = 0,
-    too_large: type[Exception] = OptionError,
-) -> np.ndarray:
-    """A copy of numbers from `least` to `n_known` - 1 as int32: n if that is given, and so many columns of them, if not one."""
-    try:
-        given = np.array(values)
-    except (TypeError, ValueError) as error:  # such as lists of unequal length
-        raise OptionError(f"a pass with {name} that are no array: {error}") from None
-    has_shape = given.ndim == 1 if columns is None else given.shape[1:] == (columns,)
-    if not has_shape or (given.dtype.kind not in "iu" and given.size) or (n is not None and len(given) != n):
-        expected = f"({'n' if n is None else n},{'' if columns is None else f' {columns}'})"
-        raise OptionError(f"a pass with {name} of {given.dtype} in shape {given.shape}, expected {expected} int32")
-    if given.size:
-        smallest, largest = (given.item(), given.item()) if given.size == 1 else (int(given.min()), int(given.max()))
-        if smallest < least or largest >= n_known:
-            refusal = OptionError if smallest < least else too_large
-            raise refusal(f"a pass with {name} from {smallest} to {largest}, expected {least} to {n_known - 1}")
-    return given.astype(np.int32, copy=False)

@@ -15,8 +15,8 @@ from augury.types import Allocation, ModelInfo, StateSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from augury.batch import Batch
     from augury.interfaces import Logits
-    from augury.types import Batch
 
 __all__ = ["ToyModel"]
 

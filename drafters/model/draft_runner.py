@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import Factory, define, evolve, frozen
 
+from augury.batch import Batch
 from augury.drafters.model.draft_line import Line
 from augury.log import get_logger
 from augury.speculation.draft_log import DRAFT_LOGGER
-from augury.types import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

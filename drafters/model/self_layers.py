@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.types import Batch
+from augury.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.batch import Batch
 from augury.errors import CapacityError
 from augury.interfaces import Progress
 from augury.plugins.bench.measure import Runner
-from augury.types import Batch
 
 if TYPE_CHECKING:
     from augury.interfaces import Model

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 from attrs import frozen
 
+from augury.batch import Batch
 from augury.plugins.bench.measure import Measure
-from augury.types import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from augury.types import Batch
+from augury.batch import Batch
 
 
 def run_of(tokens, *, slot=0, start=0, rows=None) -> Batch:

@@ -10,8 +10,8 @@ import numpy as np
 from attrs import frozen
 
 from augury import Draft, Drafter, hookimpl
+from augury.batch import Batch
 from augury.options import option
-from augury.types import Batch
 
 ERRORS = (RuntimeError, ValueError, MemoryError, RecursionError, StopIteration, AssertionError, SystemExit, KeyboardInterrupt)
 

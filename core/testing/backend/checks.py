@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -18,7 +19,7 @@ from augury.loader import make_backend, plan_of
 from augury.testing.backend import contract
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
-from augury.types import Batch, ModelOptions
+from augury.types import ModelOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.engine.session import checked_batch
+from augury.batch import Batch, checked_batch
 from augury.interfaces import Target
 from augury.testing.drafter import contract
-from augury.types import Batch
 
 if TYPE_CHECKING:
     from augury.interfaces import Logits, Model
@@ -38,7 +37,7 @@ class DrivenTarget(Target):
         Raises:
             ContractError: The pass takes all layers, or would write over what a slot holds.
         """
-        batch = checked_batch(batch, self.model)
+        batch = checked_batch(batch, self.model.state_spec, self.model.info)
         if batch.n_layers is None:
             raise contract.LAYERS.broken("Session.target.forward", "a pass without n_layers")
         for slot, position in zip(batch.slots.tolist(), batch.positions.tolist(), strict=True):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import define, field, frozen
 
+from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError
 from augury.testing.memory import contract
 from augury.testing.toy_model import ToyModel
-from augury.types import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from oracles.passes import run_of
 
+from augury.batch import Batch
 from augury.engine.session import EngineSession, EngineTarget, SecondModel
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Progress
@@ -11,7 +12,7 @@ from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.testing.toy_model import ToyModel
 from augury.testing.toys import TINY_DRAFT, ToyBackend, registry_with_toys
-from augury.types import Batch, ModelInfo, ModelOptions
+from augury.types import ModelInfo, ModelOptions
 
 HELD = np.int32([3, 1, 4, 1, 5])
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.testing.toy_model import ToyModel
-from augury.types import Batch
 
 
 def batch(tokens, *, start=0, slot=0, positions=None, **more):
