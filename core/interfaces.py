@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from augury.batch import Batch
     from augury.blocks import Plan
     from augury.files.gguf import ModelFile
+    from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer
     from augury.types import Allocation, Ask, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
 
@@ -29,7 +30,6 @@ __all__ = [
     "Architecture",
     "Backend",
     "Drafter",
-    "Logits",
     "MemoryManager",
     "Model",
     "Plugin",
@@ -55,47 +55,6 @@ class Plugin:
 # Models
 
 
-class Logits(ABC):
-    """The logits of one pass: r rows over the vocabulary, in the order of `Batch.rows`, valid until the model's next pass.
-
-    A handle, so that a backend need not move a vocabulary per token to Python.
-    """
-
-    @abstractmethod
-    def argmax(self) -> np.ndarray:
-        """The most probable token of each row, (r,) int32; of equals the lowest id.
-
-        -1 where the row holds a NaN or its largest logit is infinite: from such a row nothing is chosen.
-        """
-
-    @abstractmethod
-    def top_k(self, row: int, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k most probable tokens of a row.
-
-        Returns:
-            ids (k,) int32 and logits (k,) float32, best first, equals by rising id; fewer where the vocabulary is smaller, none
-            where the row holds a NaN.
-        """
-
-    @abstractmethod
-    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
-        """The logits (m,) float32 of the tokens `ids` (m,) in a row."""
-
-    @abstractmethod
-    def log_normalizer(self, row: int) -> float:
-        """log(sum(exp(logits))) of a row, accumulated in float64."""
-
-    @abstractmethod
-    def rows(self) -> np.ndarray:
-        """All rows, (r, V) float32; a view that the next pass overwrites."""
-
-    def first(self, n: int) -> Logits:
-        """The same rows over the first n tokens alone, for models whose logits are wider than their vocabulary."""
-        from augury.logits import ArrayLogits
-
-        return ArrayLogits(self.rows()[:, :n])
-
-
 class Model(ABC):
     """A loaded model with the memory of its slots. One thread at a time may call it."""
 
@@ -105,7 +64,7 @@ class Model(ABC):
     target: str = "generic"  # the instructions that it was compiled for, as its backend calls them
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """Compute one pass over any number of tokens of any number of slots, and store their states.
 
         A token's logits do not depend, to the bit, on what else is in the pass, nor on how earlier tokens were split into
@@ -195,7 +154,7 @@ class Target(ABC):
     n_layers: int
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """Compute the first `batch.n_layers` layers and the output; the logits last until the next pass.
 
         Raises:

@@ -34,7 +34,7 @@ from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ["core/engine", "core/speculation", "drafters", "drafters/ngram", "drafters/model", "plugins/memory"]
-FILES = [f"core/{name}.py" for name in ("blocks", "logits", "options", "tree", "types", "text/text_stream")]
+FILES = [f"core/{name}.py" for name in ("blocks", "options", "passes", "tree", "types", "text/text_stream")]
 FILES += sorted(
     path.relative_to(ROOT).as_posix() for each in FOLDERS for path in ROOT.glob(f"{each}/*.py") if path.name != "__init__.py"
 )

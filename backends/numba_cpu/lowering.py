@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
-from augury.backends.numba_cpu import logits
+from augury.backends.numba_cpu import kernel_pass
 from augury.backends.numba_cpu.kernels import attention_layer, step, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
@@ -79,7 +79,7 @@ def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
     types = (options.cache_type_k, options.cache_type_v)
     heads = [prepare_kernel(*types), attend_kernel(*types)]
     steps = [step.embed, step.add_norm, step.quantize, step.multiply, *gated, *heads]
-    return [team.lead, team.follow, team.dismiss, *steps, *logits.KERNELS]
+    return [team.lead, team.follow, team.dismiss, *steps, *kernel_pass.KERNELS]
 
 
 def scratch_bytes(plan: Plan) -> int:

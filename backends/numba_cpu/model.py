@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cpu import lowering, profile
+from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.loading import Weights
-from augury.backends.numba_cpu.logits import KernelLogits
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from augury.batch import Batch
     from augury.blocks import Plan
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Logits, Progress
+    from augury.interfaces import Progress
+    from augury.passes import Pass
     from augury.plugins.bench.roofline import KernelTime, Limits
     from augury.types import ModelOptions
 
@@ -78,7 +79,7 @@ class NumbaCpuModel(Model):
         for offset, value in fields.items():
             self._team.state[offset // 8] = value
 
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
         self._check(batch)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
@@ -103,7 +104,7 @@ class NumbaCpuModel(Model):
         columns = (tokens, positions, slots, cells)
         if n <= MAX_TOKENS:
             self._pass(columns, parents, rows, 0, batch.n_layers)
-            return KernelLogits(self._logits[:n_rows, : self.info.n_vocab])
+            return KernelPass(self._logits[:n_rows, : self.info.n_vocab])
         written: list[np.ndarray] = []
         n_written = 0
         for span in passes(slots, parents):
@@ -114,7 +115,7 @@ class NumbaCpuModel(Model):
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
-        return KernelLogits(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
+        return KernelPass(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
         """Compute a pass like `forward`, over tokens of one slot, and tell its steps in order.

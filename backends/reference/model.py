@@ -12,7 +12,7 @@ from augury.batch import Tree, check_moves
 from augury.blocks import Attention, FeedForward
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
-from augury.logits import ArrayLogits
+from augury.passes import ArrayPass
 from augury.types import Allocation, StateSpec
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
     from augury.blocks import Embedding, Norm, Output, Plan
-    from augury.interfaces import Logits
+    from augury.passes import Pass
     from augury.types import ModelInfo, ModelOptions
 
 
@@ -40,7 +40,7 @@ class ReferenceModel(Model):
         n_bytes = sum(cache.n_bytes for cache in self._caches)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes // (options.n_slots * options.n_ctx))
 
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
         weights = self._open()
         self._check(batch)
@@ -57,7 +57,7 @@ class ReferenceModel(Model):
             else:
                 assert isinstance(block, FeedForward)
                 x = x + self._feed_forward(block, weights, x)
-        return ArrayLogits(self._output(self._plan.output, weights, x[batch.rows]))
+        return ArrayPass(self._output(self._plan.output, weights, x[batch.rows]))
 
     def memory_table(self) -> Sequence[Allocation]:
         """What the weights and the KV cache take."""

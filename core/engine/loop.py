@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from augury.engine.engine_stats import EngineStats
     from augury.engine.sequence import Sequence
-    from augury.interfaces import Logits, MemoryManager, Model
+    from augury.interfaces import MemoryManager, Model
+    from augury.passes import Pass
     from augury.speculation.drafted import Drafted
     from augury.speculation.drafting import Drafting
     from augury.types import Opened, Summary
@@ -281,17 +282,18 @@ class Loop:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
 
-    def _forward(self, parts: Items[Part]) -> tuple[Logits, list[int], float]:
+    def _forward(self, parts: Items[Part]) -> tuple[Pass, list[int], float]:
         """The pass, the best token of each of its rows where someone asks for no more, and the seconds that it took."""
         start = perf_counter()
         logits = self._model.forward(batch_of(parts))
+        device_s = logits.wait()
+        seconds = perf_counter() - start if device_s is None else device_s
         if self._n_vocab < self._model.info.n_vocab:
             logits = logits.first(self._n_vocab)
-        seconds = perf_counter() - start
         has_greedy = any(part.n_rows and part.sequence.is_plain_argmax for part in parts)
         return logits, logits.argmax().tolist() if has_greedy else [], seconds
 
-    def _verify(self, part: Part, logits: Logits, argmax: list[int], row: int) -> Verdict | None:
+    def _verify(self, part: Part, logits: Pass, argmax: list[int], row: int) -> Verdict | None:
         """Verify, emit what was accepted, and keep it; None where nothing was to be emitted."""
         sequence = part.sequence
         if not part.n_rows:

@@ -22,7 +22,7 @@ from augury.options import Option, nearest, option, options_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from augury.interfaces import Logits
+    from augury.passes import Pass
 
 __all__ = ["SAMPLERS", "Sampler", "SamplingParams"]
 
@@ -172,7 +172,7 @@ class Sampler:
         self._acceptance_stream = np.random.Generator(np.random.Philox(key=seed).jumped())
         self._acceptances = np.empty(0)
 
-    def choose(self, logits: Logits, row: int, history: np.ndarray, index: int) -> int:
+    def choose(self, logits: Pass, row: int, history: np.ndarray, index: int) -> int:
         """The token that follows `history`, or -1 where the row is not finite.
 
         Args:
@@ -187,7 +187,7 @@ class Sampler:
         sums = np.cumsum(probabilities)
         return int(ids[np.searchsorted(sums, self._uniform(index) * sums[-1], side="right")])
 
-    def distribution(self, logits: Logits, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def distribution(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
         """What the token that follows `history` is drawn from.
 
         Args:
@@ -201,7 +201,7 @@ class Sampler:
             the row is not finite, -1 is certain.
         """
         ids, values = self._candidates(logits, row, history, *(self._bias if index >= self._n_early else self._early_bias))
-        if not len(ids) or not np.isfinite(values[0]):
+        if not np.isfinite(values[0]):
             return _NO_TOKEN, np.ones(1)
         weights = None  # exp(values), but for a factor
         for name in self._samplers:
@@ -230,15 +230,15 @@ class Sampler:
         return float(self._acceptances[index]), self._uniform(index)
 
     def _candidates(
-        self, logits: Logits, row: int, history: np.ndarray, biased: np.ndarray, biases: np.ndarray
+        self, logits: Pass, row: int, history: np.ndarray, biased: np.ndarray, biases: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best tokens and their logits in float64 after bias and early penalties, best first, equals by rising id."""
         recent, counts = self._recent(history) if self._has_early_penalties else _NOTHING_RECENT
         touched = np.unique(np.concatenate([biased, recent])) if len(recent) else biased
         # whatever is untouched and among the best after the change was among the best n + m before it
-        ids, values = logits.top_k(row, min(self._n_top + len(touched), self._n_vocab))
-        values = values.astype(np.float64)
-        if not len(touched) or not len(ids) or not np.isfinite(values[0]):
+        best, logits_of_best = logits.top_k(np.array([row], np.int32), min(self._n_top + len(touched), self._n_vocab))
+        ids, values = best[0], logits_of_best[0].astype(np.float64)
+        if not len(touched) or not np.isfinite(values[0]):
             return ids, values
         changed = logits.gather(row, touched).astype(np.float64)
         changed[np.searchsorted(touched, biased)] += biases

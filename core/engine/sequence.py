@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from augury.engine.request import Request
     from augury.engine.running import Channel
     from augury.engine.verification import Accepted
-    from augury.interfaces import Logits
+    from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer
     from augury.types import Draft
 
@@ -85,7 +85,7 @@ class Sequence:
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
-    def verify(self, draft: Draft, logits: Logits, first_row: int, argmax: Tokens[int]) -> Accepted:
+    def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
         """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.
 
         That token is -1 where its row holds no finite numbers; rows that are not reached do not matter.
@@ -135,9 +135,7 @@ class Sequence:
         """The numbers by which synthetic acceptance decides, from token `n_emitted` on."""
         return lambda i: self.sampler.uniforms(n_emitted + i)[0]
 
-    def _tree_chooser(
-        self, draft: Tokens[int], logits: Logits, first_row: int, argmax: Tokens[int]
-    ) -> Callable[[int, int], int]:
+    def _tree_chooser(self, draft: Tokens[int], logits: Pass, first_row: int, argmax: Tokens[int]) -> Callable[[int, int], int]:
         """The target's own choice behind a node, whose ancestors were chosen before."""
 
         def choose(node: int, depth: int) -> int:
@@ -150,7 +148,7 @@ class Sequence:
 
         return choose
 
-    def emit(self, accepted: Accepted, logits: Logits, first_row: int, drafter: str | None) -> int:
+    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafter: str | None) -> int:
         """Append what a round emits, up to where the request ends, and deliver it.
 
         Args:
@@ -195,13 +193,13 @@ class Sequence:
         elif self.n_left == 0:
             self.finish_reason = "length" if self.n_emitted == self.request.max_tokens else "context"
 
-    def _logprobs(self, logits: Logits, row: int, token: int) -> tuple[Any, ...]:
+    def _logprobs(self, logits: Pass, row: int, token: int) -> tuple[Any, ...]:
         """`logprob`, `bytes` and `top_logprobs` of a `Token`."""
         if self.request.logprobs is None:
             return ()
         normalizer = logits.log_normalizer(row)
         logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
-        ids, values = logits.top_k(row, self.request.logprobs)
+        (ids,), (values,) = logits.top_k(np.array([row], np.int32), self.request.logprobs)
         top = zip(ids.tolist(), values.tolist(), strict=True)
         return logprob, self._bytes(token), tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from augury.batch import Batch
-    from augury.interfaces import Logits, MemoryManager
+    from augury.interfaces import MemoryManager
     from augury.loader import Loader
+    from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer
     from augury.types import Allocation, ModelInfo, ModelOptions
 
@@ -65,7 +66,7 @@ class SecondModel(Model):
         self.target = model.target
         self._model = model
 
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """See `Model.forward`.
 
         Raises:
@@ -91,7 +92,7 @@ class EngineTarget(Target):
         self._model = model
         self._memory = memory
 
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """See `Target.forward`."""
         batch = checked_batch(batch, self._model.state_spec, self._model.info)
         if batch.n_layers is None:

@@ -13,7 +13,7 @@ from augury.types import TokenLogprob
 if TYPE_CHECKING:
     from augury.engine.sequence import Sequence
     from augury.engine.verification import Accepted
-    from augury.interfaces import Logits
+    from augury.passes import Pass
     from augury.types import Draft
 
 __all__ = ["DRAFT_LOGGER", "DraftedToken", "VerifiedDraft", "log_draft"]
@@ -54,7 +54,7 @@ class VerifiedDraft:
 
 
 def log_draft(
-    sequence: Sequence, draft: Draft, accepted: Accepted, n_emitted: int, logits: Logits, first_row: int, drafter: str | None
+    sequence: Sequence, draft: Draft, accepted: Accepted, n_emitted: int, logits: Pass, first_row: int, drafter: str | None
 ) -> None:
     """Log a draft that was verified.
 
@@ -91,7 +91,7 @@ def log_draft(
     DRAFT_LOGGER.debug("%s", verified, extra={"draft": verified})
 
 
-def _target_choice(sequence: Sequence, token: int, logits: Logits, row: int) -> TokenLogprob:
+def _target_choice(sequence: Sequence, token: int, logits: Pass, row: int) -> TokenLogprob:
     logit = float(logits.gather(row, np.array([token], np.int32))[0])
     return TokenLogprob(token, logit - logits.log_normalizer(row), _bytes(sequence, token))
 

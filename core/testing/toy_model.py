@@ -9,14 +9,14 @@ import numpy as np
 
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
-from augury.logits import ArrayLogits
+from augury.passes import ArrayPass
 from augury.types import Allocation, ModelInfo, StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from augury.batch import Batch
-    from augury.interfaces import Logits
+    from augury.passes import Pass
 
 __all__ = ["ToyModel"]
 
@@ -67,7 +67,7 @@ class ToyModel(Model):
         self._surprises = surprises
         self._errors = errors
 
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """See `Model.forward`; positions between what a slot holds and what it is given are an error of the caller."""
         self._check(batch)
         self.batches.append(batch)
@@ -95,7 +95,7 @@ class ToyModel(Model):
                 if len(texts[i]) != position + 1 or (texts[i] < 0).any():
                     raise AuguryError(f"slot {slot}: the token at position {position} follows positions that hold nothing")
                 rows.append(self.logits(texts[i], n_layers=batch.n_layers))
-        return ArrayLogits(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
+        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time something else."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from augury.drafters.model.draft_sampler import DraftSampler
-    from augury.interfaces import Logits, Model
+    from augury.interfaces import Model
+    from augury.passes import Pass
 
 __all__ = ["DraftRunner", "Wish", "Written"]
 
@@ -155,7 +156,7 @@ class DraftRunner:
             return np.full(n, -1, np.int32)
         return self._forward([Feed(slot, start, text[start:-1])], n_rows=n).argmax()
 
-    def _write(self, wish: Wish, written: Written, logits: Logits, row: int, best: int) -> bool:
+    def _write(self, wish: Wish, written: Written, logits: Pass, row: int, best: int) -> bool:
         """Write one token more, unless the draft model is too unsure of its best one, has none, or the target none like it."""
         if best < 0:
             return False
@@ -174,7 +175,7 @@ class DraftRunner:
         if best >= self._n_vocab:
             return False
         if wish.n_candidates > 1:
-            ids, _ = logits.top_k(row, wish.n_candidates)
+            (ids,), _ = logits.top_k(np.array([row], np.int32), wish.n_candidates)
             ids = ids[ids < self._n_vocab]
             written.candidates.append(list(zip(ids.tolist(), _probabilities(logits, row, ids).tolist(), strict=True)))
         written.tokens.append(best)
@@ -202,7 +203,7 @@ class DraftRunner:
             self._warned.add(message)
             get_logger("augury.drafters.draft_model").warning(message)
 
-    def _forward(self, feeds: Sequence[Feed], *, n_rows: int = 1) -> Logits:
+    def _forward(self, feeds: Sequence[Feed], *, n_rows: int = 1) -> Pass:
         """One pass; the logits of each slot's last `n_rows` tokens."""
         sizes = [len(feed.tokens) for feed in feeds]
         batch = Batch(
@@ -221,7 +222,7 @@ class DraftRunner:
         return logits
 
 
-def _probabilities(logits: Logits, row: int, ids: np.ndarray) -> np.ndarray:
+def _probabilities(logits: Pass, row: int, ids: np.ndarray) -> np.ndarray:
     """The probabilities (m,) of tokens (m,) int32 by the model's own distribution."""
     probabilities: np.ndarray = np.exp(logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row))
     return probabilities

@@ -11,7 +11,7 @@ from augury.engine.sampling import Sampler
 
 if TYPE_CHECKING:
     from augury.engine.sampling import SamplingParams
-    from augury.interfaces import Logits
+    from augury.passes import Pass
 
 __all__ = ["DraftSampler"]
 
@@ -37,7 +37,7 @@ class DraftSampler:
         # the streams that follow the seed's belong to the target: one to draw by, one to accept by
         self._stream = np.random.Generator(np.random.Philox(key=self._sampler.params.seed).jumped(2))
 
-    def draw(self, logits: Logits, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
+    def draw(self, logits: Pass, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
         """The token behind `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""
         ids, probabilities = self._sampler.distribution(logits, row, text, len(text))
         is_known = (ids >= 0) & (ids < self._n_vocab)

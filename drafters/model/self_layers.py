@@ -12,7 +12,8 @@ from augury.batch import Batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.interfaces import Logits, Target
+    from augury.interfaces import Target
+    from augury.passes import Pass
     from augury.types import Ask
 
 __all__ = ["write_ahead"]
@@ -57,5 +58,5 @@ def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list
     return drafts
 
 
-def _probability(logits: Logits, row: int, token: int) -> float:
+def _probability(logits: Pass, row: int, token: int) -> float:
     return math.exp(float(logits.gather(row, np.array([token], np.int32))[0]) - logits.log_normalizer(row))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
 from augury.engine.engine import Engine
 from augury.errors import OptionError, UnsupportedError
-from augury.interfaces import Logits, Model, Session
+from augury.interfaces import Model, Session
 from augury.options import options_of
+from augury.passes import ArrayPass
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
 from augury.types import Ask, ModelInfo, ModelOptions, StateSpec
 
@@ -23,26 +24,6 @@ def row_after(prefix, n_vocab=N_VOCAB):
     """Logits that depend on every token before, so that one wrong state in the cache shows."""
     key = int(np.sum((np.asarray(prefix, dtype=np.int64) + 1) * (np.arange(len(prefix)) * 7919 + 31)))
     return np.random.default_rng(key).normal(scale=2, size=n_vocab).astype(np.float32)
-
-
-class ArrayLogits(Logits):
-    def __init__(self, array):
-        self.array = array
-
-    def argmax(self):
-        return self.array.argmax(axis=1).astype(np.int32)
-
-    def top_k(self, row, k):
-        raise NotImplementedError
-
-    def gather(self, row, ids):
-        return self.array[row, ids]
-
-    def log_normalizer(self, row):
-        return float(np.log(np.exp(self.array[row].astype(np.float64)).sum()))
-
-    def rows(self):
-        return self.array
 
 
 class CheckedModel(Model):
@@ -79,7 +60,7 @@ class CheckedModel(Model):
             self.fails_next = False
             raise KeyboardInterrupt
         self.passes.append(sizes)
-        return ArrayLogits(np.array(rows, dtype=np.float32).reshape(-1, self.info.n_vocab))
+        return ArrayPass(np.array(rows, dtype=np.float32).reshape(-1, self.info.n_vocab))
 
     def memory_table(self):
         return []

@@ -13,8 +13,8 @@ from augury import Engine, Registry
 from augury.drafters.self_spec import SelfSpec, SelfSpecOptions, augury_drafters
 from augury.errors import OptionError
 from augury.interfaces import Target
-from augury.logits import ArrayLogits
 from augury.options import build, options_of
+from augury.passes import ArrayPass
 from augury.types import Ask, Verdict
 
 CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_simple.json").read_text())
@@ -99,7 +99,7 @@ class Recording(Target):
         assert batch.rows.tolist() == list(range(len(places)))
         assert {array.dtype for array in (batch.tokens, batch.slots, batch.positions, batch.rows)} == {np.dtype(np.int32)}
         self.passes.append((batch.n_layers, [(slot, position) for slot, position, _ in places]))
-        return ArrayLogits(np.array([row_after(token, position) for _, position, token in places]))
+        return ArrayPass(np.array([row_after(token, position) for _, position, token in places]))
 
 
 def row_after(token, position):

@@ -22,12 +22,12 @@ from augury.backends.numba_cpu.kernels.simd import (
     constant,
     get_f32,
     get_i32,
+    get_i64,
     load,
     operation,
     pointer,
     put_f32,
     put_i32,
-    put_i64,
     splat,
     store,
 )
@@ -138,41 +138,52 @@ def insert(ids, values, n_kept, k, token, value):
     return min(n_kept + 1, k)
 
 
-@kernel
-def best(row, n, k, ids, values, counts):
-    """Find the k best tokens of a row, best first, equals by rising id; what is not a number is not among them.
-
-    Args:
-        row: address of (n,) float32.
-        n: logits.
-        k: 1 to MAX_BEST.
-        ids: address of (k,) int32.
-        values: address of (k,) float32.
-        counts: address of (2,) int64: how many were found, how many logits are not numbers.
-    """
-    n_kept = n_odd = index = 0
-    while index < n and n_kept < k:
+@helper
+def best_of_row(row, n, k, ids, values):
+    """Find the k best tokens of one row; see `best`."""
+    odd = False
+    n_kept = index = 0
+    while index < k and not odd:
         value = get_f32(row + 4 * index)
-        if math.isnan(value):
-            n_odd += 1
-        else:
-            n_kept = insert(ids, values, n_kept, k, index, value)
+        odd = math.isnan(value)
+        n_kept = insert(ids, values, n_kept, k, index, value)
         index += 1
     worst = get_f32(values + 4 * (k - 1))
-    while index < n:
+    while index < n and not odd:
         bits = wanted(row, index, n, worst)
         while bits != 0:
             i = index + lowest_bit(bits)
             bits &= bits - 1
             value = get_f32(row + 4 * i)
             if math.isnan(value):
-                n_odd += 1
-            elif value > worst:
+                odd = True
+                break
+            if value > worst:
                 insert(ids, values, k, k, i, value)
                 worst = get_f32(values + 4 * (k - 1))
         index += _STEP
-    put_i64(counts, n_kept)
-    put_i64(counts + 8, n_odd)
+    if odd:
+        for place in range(k):
+            put_i32(ids + 4 * place, np.int32(-1))
+            put_f32(values + 4 * place, np.float32(math.nan))
+
+
+@kernel
+def best(logits, width, rows, n_rows, n, k, ids, values):
+    """Find the k best tokens of some rows, best first, equals by rising id; -1 and NaN of a row that holds a NaN.
+
+    Args:
+        logits: address of rows of float32.
+        width: floats from one row to the next.
+        rows: address of (n_rows,) int64, which ones.
+        n_rows: how many rows.
+        n: logits of a row, at least k.
+        k: 1 to MAX_BEST.
+        ids: address of (n_rows, k) int32.
+        values: address of (n_rows, k) float32.
+    """
+    for r in range(n_rows):
+        best_of_row(logits + 4 * get_i64(rows + 8 * r) * width, n, k, ids + 4 * r * k, values + 4 * r * k)
 
 
 @kernel

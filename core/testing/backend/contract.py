@@ -14,7 +14,7 @@ UNDO = Contract("What is stored again is forgotten.", "augury.types.Batch")
 TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.types.Batch")
 MOVES = Contract("States that are moved are those that they were.", "augury.types.Batch")
 LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.types.Batch")
-HANDLE = Contract("The methods of Logits agree with its rows.", "augury.interfaces.Logits")
+HANDLE = Contract("The methods of a Pass agree with its rows.", "augury.passes.Pass")
 OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",
     "augury.interfaces.Model.forward",

@@ -11,7 +11,8 @@ from augury.interfaces import Target
 from augury.testing.drafter import contract
 
 if TYPE_CHECKING:
-    from augury.interfaces import Logits, Model
+    from augury.interfaces import Model
+    from augury.passes import Pass
 
 __all__ = ["DrivenTarget"]
 
@@ -31,7 +32,7 @@ class DrivenTarget(Target):
         self.model.forward(Batch(tokens, np.full(n, slot, np.int32), positions, np.empty(0, np.int32)))
         self._n_held[slot] = start + n
 
-    def forward(self, batch: Batch) -> Logits:
+    def forward(self, batch: Batch) -> Pass:
         """See `Target.forward`.
 
         Raises:

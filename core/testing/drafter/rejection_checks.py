@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from augury.engine.sampling import Sampler, SamplingParams
-from augury.logits import ArrayLogits
+from augury.passes import ArrayPass
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
 from augury.testing.drafter.checks import any_script, reproducible, together
@@ -90,7 +90,7 @@ def _chances(engine: Engine) -> dict[tuple[int, ...], float]:
         longer = {}
         for tokens, chance in chances.items():
             text = np.array([*_PROMPT, *tokens], np.int32)
-            ids, probabilities = sampler.distribution(ArrayLogits(engine.evaluate(text, [len(text) - 1])), 0, text, len(text))
+            ids, probabilities = sampler.distribution(ArrayPass(engine.evaluate(text, [len(text) - 1])), 0, text, len(text))
             for token, probability in zip(ids.tolist(), probabilities.tolist(), strict=True):
                 longer[*tokens, token] = chance * probability
         chances = longer

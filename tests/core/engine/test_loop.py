@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
+from augury.passes import ArrayPass
+from augury.speculation.calibration import measure_passes
 from augury.speculation.pass_costs import PassCosts, PassTime
 from augury.speculation.planner import Planner
 
@@ -208,6 +210,16 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
     assert stats.drafters["scripted"].begin_s == 5
     assert (stats.timings.prompt_s, stats.timings.predict_s) == (105, 100 * (stats.n_rounds - 1))
     assert seen == [(0, 4, 5.0)]
+
+
+def test_a_pass_takes_what_its_device_says(monkeypatch):
+    monkeypatch.setattr(ArrayPass, "wait", lambda _: 1000.0)
+    rounds = []
+    with toy_engine(observers=(lambda **seen: rounds.append(seen["round"]), None)) as engine:
+        stats = engine.generate([1, 2], max_tokens=3, **GREEDY).stats
+    assert [each.forward_s for each in rounds] == [1000] * 3
+    assert stats.timings.prompt_s == 1000
+    assert measure_passes(ToyModel(), 4).seconds(1, 0) == 1000
 
 
 def test_prompt_time_is_its_own_tokens_time_whoever_shares_its_passes_or_goes_before(monkeypatch):

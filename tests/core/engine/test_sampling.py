@@ -8,7 +8,7 @@ from oracles import sampling as oracle
 
 from augury.engine.sampling import SAMPLERS, Sampler, SamplingParams
 from augury.errors import OptionError
-from augury.logits import ArrayLogits
+from augury.passes import ArrayPass
 
 V = 24
 NO_HISTORY = np.empty(0, np.int32)
@@ -19,7 +19,7 @@ def logits(seed=0):
 
 
 def of(array):
-    return ArrayLogits(np.array(array, np.float32))
+    return ArrayPass(np.array(array, np.float32))
 
 
 def draw(params, n=4000, history=NO_HISTORY, array=None, **how):
@@ -52,7 +52,7 @@ def test_greedy_takes_the_lowest_of_equal_logits():
 
 def test_top_k_keeps_the_k_best():
     found = draw(SamplingParams(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0, seed=2))
-    assert set(np.flatnonzero(found)) == set(logits().top_k(0, 3)[0])
+    assert set(np.flatnonzero(found)) == set(logits().top_k(np.array([0], np.int32), 3)[0][0])
 
 
 def test_top_p_keeps_the_smallest_set_that_sums_to_p():

@@ -9,7 +9,7 @@ import pytest
 from augury.backends.reference import Reference
 from augury.errors import PluginError, UnsupportedError
 from augury.interfaces import Backend, Model
-from augury.logits import ArrayLogits
+from augury.passes import ArrayPass
 from augury.testing import ContractError, check_backend
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 
@@ -25,7 +25,7 @@ class Altered(Model):
         changed = self.wrong.get("batch", lambda batch, n_ctx: batch)(batch, self.state_spec.n_ctx)
         rows = self.model.forward(changed).rows()
         rows = self.wrong.get("rows", lambda rows, batch, options: rows)(rows, batch, self.options)
-        return self.wrong.get("logits", ArrayLogits)(rows)
+        return self.wrong.get("logits", ArrayPass)(rows)
 
     def memory_table(self):
         return self.wrong.get("table", list)(self.model.memory_table())
@@ -47,18 +47,18 @@ def backend_with(**wrong):
     return Mutant
 
 
-class NoArgmax(ArrayLogits):
+class NoArgmax(ArrayPass):
     def argmax(self):
         return super().argmax() * 0
 
 
-class NoOrder(ArrayLogits):
-    def top_k(self, row, k):
-        ids, values = super().top_k(row, k)
-        return ids[::-1], values[::-1]
+class NoOrder(ArrayPass):
+    def top_k(self, rows, k):
+        ids, values = super().top_k(rows, k)
+        return ids[:, ::-1], values[:, ::-1]
 
 
-class NoRefusal(ArrayLogits):
+class NoRefusal(ArrayPass):
     def argmax(self):
         return np.maximum(super().argmax(), 0)
 

@@ -10,7 +10,7 @@ from oracles.models import tiny_model
 from augury import Engine
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.engine.sampling import SamplingParams
-from augury.logits import ArrayLogits
+from augury.passes import ArrayPass
 
 PARAMS = SamplingParams(temperature=0.9, top_k=5, top_p=0.95, min_p=0.0, seed=7)
 ROW = np.random.default_rng(1).normal(scale=2, size=20).astype(np.float32)
@@ -22,7 +22,7 @@ def sampler(params=PARAMS, n_drawn=20, n_vocab=20):
 
 
 def draw(drawer, text=TEXT):
-    return drawer.draw(ArrayLogits(ROW[None]), 0, text)
+    return drawer.draw(ArrayPass(ROW[None]), 0, text)
 
 
 def chi_square(counts, probabilities):

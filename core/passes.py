@@ -1,0 +1,120 @@
+"""What a model's pass gives: `Pass`, a handle to read logits from, and `ArrayPass`, whose logits lie in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from augury.types import read_only
+
+__all__ = ["ArrayPass", "Pass"]
+
+
+class Pass(ABC):
+    """One pass: r rows of logits over the vocabulary, in the order of `Batch.rows`, valid until the model's next pass.
+
+    A handle, so that a backend need not move a vocabulary per token to Python. What it gives may still be in the making on a
+    device: every method waits for what it needs.
+    """
+
+    def wait(self) -> float | None:
+        """Wait until everything is computed.
+
+        Returns:
+            The seconds that the pass took by the device's own clock. None, as by default: it was over when `forward` returned,
+            and the caller's clock is right.
+        """
+        return None
+
+    @abstractmethod
+    def argmax(self) -> np.ndarray:
+        """The most probable token of each row, (r,) int32; of equals the lowest id.
+
+        -1 where the row holds a NaN or its largest logit is infinite: from such a row nothing is chosen.
+        """
+
+    @abstractmethod
+    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The most probable tokens of some rows.
+
+        Args:
+            rows: (m,) int32, which rows.
+            k: How many tokens are wanted; of a smaller vocabulary it gives all.
+
+        Returns:
+            ids (m, k) int32 and logits (m, k) float32, best first, equals by rising id. Of a row with a NaN the ids are -1 and
+            the logits NaN.
+        """
+
+    @abstractmethod
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """The logits (m,) float32 of the tokens `ids` (m,) in a row."""
+
+    @abstractmethod
+    def log_normalizer(self, row: int) -> float:
+        """log(sum(exp(logits))) of a row, accumulated in float64."""
+
+    @abstractmethod
+    def rows(self) -> np.ndarray:
+        """All rows, (r, V) float32; a view that the next pass overwrites."""
+
+    def first(self, n: int) -> Pass:
+        """The same rows over the first n tokens alone, for models whose logits are wider than their vocabulary."""
+        return ArrayPass(self.rows()[:, :n])
+
+
+class ArrayPass(Pass):
+    """Rows of logits (r, V) float32 in memory, read-only to those who hold the handle."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = read_only(array)
+
+    def argmax(self) -> np.ndarray:
+        """See `Pass.argmax`.
+
+        >>> ArrayPass(np.float32([[1, 3, 3], [1, 9, np.nan], [1, 9, np.inf], [1, 9, -np.inf]])).argmax().tolist()
+        [1, -1, -1, 1]
+        """
+        best: np.ndarray = self._array.argmax(axis=1).astype(np.int32)  # to argmax NaN is more than anything
+        best[~np.isfinite(self._array[np.arange(len(best)), best])] = -1
+        return best
+
+    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Pass.top_k`.
+
+        >>> ids, logits = ArrayPass(np.float32([[1, 3, 3, 2], [0, np.nan, 9, 9]])).top_k(np.int32([0, 1]), 3)
+        >>> ids.tolist(), logits.tolist()
+        ([[1, 2, 3], [-1, -1, -1]], [[3.0, 3.0, 2.0], [nan, nan, nan]])
+        """
+        n = self._array.shape[1]
+        k = max(0, min(k, n))
+        ids, best = np.full((len(rows), k), -1, np.int32), np.full((len(rows), k), np.nan, np.float32)
+        for i, row in enumerate(rows if k else ()):
+            logits = self._array[row]
+            if not np.isnan(logits).any():
+                worst = np.partition(logits, n - k)[n - k]
+                above = np.flatnonzero(logits > worst)
+                found = np.concatenate([above, np.flatnonzero(logits == worst)[: k - len(above)]])
+                ids[i] = found[np.lexsort((found, -logits[found]))]
+                best[i] = logits[ids[i]]
+        return ids, best
+
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """See `Pass.gather`."""
+        logits: np.ndarray = self._array[row, ids]
+        return logits
+
+    def log_normalizer(self, row: int) -> float:
+        """See `Pass.log_normalizer`."""
+        logits = self._array[row].astype(np.float64)
+        largest = logits.max()
+        return float(largest + np.log(np.exp(logits - largest).sum()))
+
+    def rows(self) -> np.ndarray:
+        """See `Pass.rows`."""
+        return self._array
+
+    def first(self, n: int) -> Pass:
+        """See `Pass.first`."""
+        return type(self)(self._array[:, :n])
