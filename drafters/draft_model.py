@@ -122,9 +122,9 @@ class DraftModel(Drafter):
         """Write ahead for one slot."""
         return self._draft(self._runner.draft([self._wish(history, limit)])[0], limit)
 
-    def hindsight(self, history: np.ndarray, n: int) -> np.ndarray | None:
+    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
         """What it would have drafted for the last tokens; what it missed before them it leaves out."""
-        return None if self._translation is not None else self._runner.look_back(self.session.slot, history, n)
+        return None if self._translation is not None else self._runner.teacher_forced(self.session.slot, history, n)
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:

@@ -29,7 +29,7 @@ from augury.registry import Registry
 from augury.speculation.calibration import measure_passes
 from augury.speculation.config import Speculation, choose_drafters, synthetic_rates
 from augury.speculation.drafting import Drafting
-from augury.speculation.planner import Planner
+from augury.speculation.planner import DraftPlanner
 from augury.text.chat_template import ChatTemplate, prompt_ids
 from augury.types import Allocation, ModelOptions
 
@@ -76,7 +76,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         template: ChatTemplate | None,
         speculation: Speculation,
-        planner: Planner | None = None,
+        planner: DraftPlanner | None = None,
         config: Mapping[str, Any],
         observers: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None),
         max_queue: int | None = None,
@@ -200,7 +200,7 @@ class Engine:
             planner = None
             if chosen and draft_max > 0 and not speculation.is_fixed:
                 costs = measure_passes(target, slots * (draft_max + 1))
-                planner = Planner(costs, [drafter.is_costly for drafter in chains[0]])
+                planner = DraftPlanner(costs, [drafter.is_costly for drafter in chains[0]])
             loader.close_files()
             plugins = {"model": str(model), "backend": device.name, "memory": memory_class.name}
             effective = attrs.asdict(options) | {"threads": target.n_threads, "target": target.target}

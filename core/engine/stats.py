@@ -99,7 +99,7 @@ class Recorder:
         counts.drafts += n_proposed > 0
         counts.draft_s += seconds
 
-    def looked_back(self, drafter: str, seconds: float) -> None:
+    def teacher_forced(self, drafter: str, seconds: float) -> None:
         """A drafter said for so long what it would have drafted."""
         self._counts[drafter].draft_s += seconds
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.batch import Batch
-from augury.speculation.pass_costs import PassCosts, PassTime
+from augury.speculation.costs import PassCosts, PassTime
 
 if TYPE_CHECKING:
     from augury.interfaces import Model

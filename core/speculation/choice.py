@@ -39,7 +39,7 @@ class Choice:
     drafter: int | None = None
     k: int = 0
     is_probe: bool = False  # not because it promises more, but to see whether it does
-    in_hindsight: int | None = None  # a drafter, used or not, to be asked what it would have drafted for the last tokens
+    teacher_forced: int | None = None  # a drafter, used or not, whose guesses at the last tokens are asked for
 
 
 @frozen(eq=False)
@@ -60,7 +60,7 @@ class Others:
     hoped: Sequence[float]
     expected: float  # tokens of the other slots
     draft_s: float  # of their drafters
-    is_looking_back: bool  # whether a drafter of theirs is asked in hindsight: one in a round is enough to wait for
+    is_teacher_forced: bool  # whether a drafter of theirs is asked by teacher forcing: one in a round is enough to wait for
 
     def rate(self, expected: float, n: int, draft_s: float) -> float:
         """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""

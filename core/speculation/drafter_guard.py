@@ -128,11 +128,11 @@ class DrafterGuard:
             draft = self.checked(self.drafter.draft(ask.history, ask.limit), ask.limit)
         return None if self.is_left_out else draft
 
-    def hindsight(self, n: int) -> np.ndarray | None:
+    def teacher_forced(self, n: int) -> np.ndarray | None:
         """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
         tokens: np.ndarray | None = None
-        with _Call([self], "hindsight"):
-            told: Any = self.drafter.hindsight(self.history, n)
+        with _Call([self], "teacher_forced"):
+            told: Any = self.drafter.teacher_forced(self.history, n)
             if not isinstance(told, np.ndarray | None):
                 raise PluginError(f"returned a {type(told).__name__}, expected an array or None")
             tokens = None if told is None else np.array(told)

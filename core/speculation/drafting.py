@@ -10,7 +10,7 @@ from augury.engine.verification import match_tree
 from augury.speculation.choice import Choice, Offer, Outcome, Wish
 from augury.speculation.drafted import Course, Drafted
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
-from augury.speculation.planner import N_HINDSIGHT
+from augury.speculation.planner import N_TEACHER_FORCED
 from augury.types import Ask, Draft, Verdict
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from augury.engine.sequence import Sequence
     from augury.interfaces import Drafter
-    from augury.speculation.planner import Planner
+    from augury.speculation.planner import DraftPlanner
 
 __all__ = ["Drafting"]
 
@@ -34,7 +34,7 @@ class Drafting:
             for, once in a request.
     """
 
-    def __init__(self, chains: Items[Items[Drafter]], planner: Planner | None, n_vocab: int) -> None:
+    def __init__(self, chains: Items[Items[Drafter]], planner: DraftPlanner | None, n_vocab: int) -> None:
         """Take over the drafters.
 
         Args:
@@ -119,7 +119,7 @@ class Drafting:
                     if index in each.proposals and (k := len(each.proposals[index])) >= n_min:
                         each.use(index, k)
 
-    def _plan(self, planner: Planner, rounds: Items[Drafted], n_beside: int) -> None:
+    def _plan(self, planner: DraftPlanner, rounds: Items[Drafted], n_beside: int) -> None:
         """Ask who costs nothing; then let the planner choose, and ask those costly drafters that it chose."""
         asks: dict[int, list[tuple[Drafted, int]]] = {}
         for each in rounds:
@@ -133,8 +133,8 @@ class Drafting:
         choices = planner.choose([self._wish(planner, each) for each in rounds], n_beside)
         asks.clear()
         for each, choice in zip(rounds, choices, strict=True):
-            if choice.in_hindsight is not None:
-                self._look_back(planner, each, choice.in_hindsight)
+            if choice.teacher_forced is not None:
+                self._teacher_force(planner, each, choice.teacher_forced)
             if choice.drafter is not None and choice.drafter in each.proposals:
                 each.use(choice.drafter, choice.k)
             elif choice.drafter is not None:
@@ -146,23 +146,23 @@ class Drafting:
                 if (k := len(each.proposals.get(index, ()))) >= max(each.sequence.request.speculation.n_min, 1):
                     each.use(index, k, is_probe=each.choice.is_probe)
 
-    def _look_back(self, planner: Planner, drafted: Drafted, index: int) -> None:
+    def _teacher_force(self, planner: DraftPlanner, drafted: Drafted, index: int) -> None:
         """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
         sequence, course = drafted.sequence, self._courses[drafted.sequence.slot]
         assert course.track is not None
         guard = course.guards[index]
         is_right, seconds = None, 0.0
         if not sequence.request.speculation.synthetic:
-            tokens, seconds = guard.hindsight(N_HINDSIGHT), guard.seconds
-            sequence.recorder.looked_back(guard.name, seconds)
+            tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
+            sequence.recorder.teacher_forced(guard.name, seconds)
             if guard.is_left_out:
                 return
             if tokens is not None:
-                pairs = zip(tokens.tolist(), sequence.pieces[-N_HINDSIGHT:], strict=True)
+                pairs = zip(tokens.tolist(), sequence.pieces[-N_TEACHER_FORCED:], strict=True)
                 is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
-        planner.observe_hindsight(index, course.track, is_right, seconds)
+        planner.observe_teacher_forced(index, course.track, is_right, seconds)
 
-    def _wish(self, planner: Planner, drafted: Drafted) -> Wish:
+    def _wish(self, planner: DraftPlanner, drafted: Drafted) -> Wish:
         course = self._courses[drafted.sequence.slot]
         assert course.track is not None
         offers = [Offer(index, len(proposal)) for index, proposal in drafted.proposals.items() if len(proposal)]

@@ -98,7 +98,7 @@ class Acceptance:
             self.run += 1
         return n_seen
 
-    def look_back(self, is_right: Iterable[bool]) -> None:
+    def see_each(self, is_right: Iterable[bool]) -> None:
         """Take in tokens in a row that were each guessed from the true text before it: of these all were seen."""
         for each in is_right:
             self._try(is_right=each)

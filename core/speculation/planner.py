@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from augury.speculation.choice import Choice, Others
-from augury.speculation.draft_cost import DraftCost
+from augury.speculation.costs import DraftCost
 from augury.speculation.estimates import LOOKUP, MODEL, Acceptance
 from augury.speculation.track import Allowance, Track
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.speculation.choice import Outcome, Wish
-    from augury.speculation.pass_costs import PassCosts
+    from augury.speculation.costs import PassCosts
 
-__all__ = ["N_HINDSIGHT", "Planner"]
+__all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
-N_HINDSIGHT = 16
-"""Tokens of the text that a costly drafter is asked in hindsight about."""
+N_TEACHER_FORCED = 16
+"""How many tokens of the text a costly drafter guesses by teacher forcing."""
 
 # How often a drafter is asked, by what an ask takes
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
@@ -49,8 +49,8 @@ _HOPE = 1.5  # times the whole pass's tokens per second, were the draft perfect,
 # When a costly drafter is tried
 _PROBE_LENGTH = 1  # token: a wrong one says as much as two do
 _PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every failure
-_MOSTLY = 0.75  # of the tokens asked about in hindsight, for a try to follow at once
-_FAR_BEHIND = 24  # tokens missed, beyond which it is asked in hindsight instead: to catch up takes longer
+_MOSTLY = 0.75  # of the tokens guessed by teacher forcing, for a try to follow at once
+_FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing instead: catching up takes longer
 
 # What may be lost
 _LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
@@ -62,7 +62,7 @@ _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambl
 _PLAIN = Choice()
 
 
-class Planner:
+class DraftPlanner:
     """Plans the rounds of one engine for all of its slots together."""
 
     def __init__(self, costs: PassCosts, is_costly: Sequence[bool]) -> None:
@@ -76,7 +76,7 @@ class Planner:
         self.is_costly = list(is_costly)
         self._draft_costs = [DraftCost() for _ in is_costly]
         self._acceptances = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
-        self._has_hindsight = list(is_costly)  # as far as is known
+        self._can_be_teacher_forced = list(is_costly)  # as far as is known
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
         self._plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
@@ -130,7 +130,7 @@ class Planner:
                     hoped[n_others:],
                     expected=sum(expected) - expected[i],
                     draft_s=sum(seconds) - seconds[i],
-                    is_looking_back=any(choice.in_hindsight is not None for j, choice in enumerate(choices) if j != i),
+                    is_teacher_forced=any(choice.teacher_forced is not None for j, choice in enumerate(choices) if j != i),
                 )
                 choices[i], expected[i], seconds[i] = self._best(wish, others)
         return choices
@@ -169,8 +169,8 @@ class Planner:
             if max(perfect, default=0.0) <= _HOPE * rate:
                 continue
             if self._is_far_behind(m, wish.track):
-                if not others.is_looking_back and allowance.covers(cost.seconds(1, N_HINDSIGHT)):
-                    return attrs.evolve(choice, in_hindsight=m)
+                if not others.is_teacher_forced and allowance.covers(cost.seconds(1, N_TEACHER_FORCED)):
+                    return attrs.evolve(choice, teacher_forced=m)
                 continue
             k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
             if k <= offer.limit and allowance.covers(cost.seconds(k, n_missed) + others.extra_s(k)):
@@ -178,8 +178,8 @@ class Planner:
         return choice
 
     def _is_far_behind(self, drafter: int, track: Track) -> bool:
-        """Whether it has to be asked in hindsight before it drafts again."""
-        return self._has_hindsight[drafter] and track.n_missed[drafter] > _FAR_BEHIND
+        """Whether it has to be asked by teacher forcing before it drafts again."""
+        return self._can_be_teacher_forced[drafter] and track.n_missed[drafter] > _FAR_BEHIND
 
     # After it
 
@@ -187,8 +187,8 @@ class Planner:
         """A drafter took so long for a prompt."""
         self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
 
-    def observe_hindsight(self, drafter: int, track: Track, is_right: Sequence[bool] | None, seconds: float) -> None:
-        """A drafter was asked in hindsight.
+    def observe_teacher_forced(self, drafter: int, track: Track, is_right: Sequence[bool] | None, seconds: float) -> None:
+        """A drafter said what it would have drafted for the last tokens.
 
         Args:
             drafter: Which.
@@ -198,9 +198,9 @@ class Planner:
         """
         self._n_waited[drafter] = 0
         if is_right is None:
-            self._has_hindsight[drafter] = False
+            self._can_be_teacher_forced[drafter] = False
             return
-        track.acceptances[drafter].look_back(is_right)
+        track.acceptances[drafter].see_each(is_right)
         track.allowances[drafter].book(-seconds)
         track.n_missed[drafter] = 0
         self._schedule(drafter, is_right=sum(is_right) >= max(_MOSTLY * len(is_right), 1))

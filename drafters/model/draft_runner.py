@@ -136,7 +136,7 @@ class DraftRunner:
             writing = still_writing
         return written
 
-    def look_back(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
+    def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
         """The best token in place of each of the last n of `history` (h,) int32, behind what stands before it.
 
         Where more than that was missed, the rest is left out from now on: to catch up with it takes longer than it gives.

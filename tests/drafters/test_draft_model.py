@@ -218,19 +218,19 @@ def test_rounds_that_were_drafted_by_nobody_are_caught_up_in_one_pass():
     assert model.passes == [{0: 6}]
 
 
-def in_hindsight(text, n):
+def guesses(text, n):
     """What the draft model would write in place of the last n tokens of a text, each behind those before it."""
     return [int(row_after(text[:end]).argmax()) for end in range(len(text) - n, len(text))]
 
 
 @pytest.mark.parametrize("n_missed", [0, 1, 5, 8])
-def test_hindsight_is_what_it_would_have_drafted_and_catches_up(n_missed):
+def test_teacher_forced_is_what_it_would_have_drafted_and_catches_up(n_missed):
     model = CheckedModel()
     (drafter,) = drafters_of(model)
     history = np.random.default_rng(1).integers(0, N_VOCAB, 30).tolist()
     prefill(drafter, history[: 30 - n_missed], 0)
     model.passes.clear()
-    assert drafter.hindsight(as_history(history), 8).tolist() == in_hindsight(history, 8)
+    assert drafter.teacher_forced(as_history(history), 8).tolist() == guesses(history, 8)
     assert model.passes == [{0: max(n_missed, 8)}]
     assert drafter.draft(as_history(history), 3).tokens.tolist() == written(history, 3)
     assert model.passes[1:] == [{0: 1}] * 3
@@ -245,12 +245,12 @@ def test_what_was_long_missed_is_left_out_until_the_next_request():
     for n_new in (20, 2, 15, 10):  # nine are what is held, the tenth is fed when it is drafted
         history += rng.integers(0, N_VOCAB, n_new).tolist()
         model.passes.clear()
-        seen = drafter.hindsight(as_history(history), 8).tolist()
+        seen = drafter.teacher_forced(as_history(history), 8).tolist()
         if n_new != 2:  # which is caught up with
             kept = [*history[:9], *history[-9:]]
         else:
             kept += history[-2:]
-        assert seen == in_hindsight(kept, 8)
+        assert seen == guesses(kept, 8)
         assert model.passes == [{0: 8}]
         assert drafter.draft(as_history(history), 2).tokens.tolist() == written(kept, 2, n_ctx=128)
         drafted = written(kept, 2, n_ctx=128)
@@ -266,10 +266,10 @@ def test_what_was_long_missed_is_left_out_until_the_next_request():
 def test_of_a_text_that_it_cannot_follow_it_would_have_drafted_nothing():
     (drafter,) = drafters_of(CheckedModel(n_ctx=20), n_vocab=N_VOCAB + 5)
     prefill(drafter, [1, 2, 3], 0)
-    assert drafter.hindsight(as_history([1, 2, 3]), 3).tolist() == [-1] * 3, "nothing stands before the first of three"
-    assert drafter.hindsight(as_history([1, 2, N_VOCAB + 1, 4]), 3).tolist() == [-1] * 3
+    assert drafter.teacher_forced(as_history([1, 2, 3]), 3).tolist() == [-1] * 3, "nothing stands before the first of three"
+    assert drafter.teacher_forced(as_history([1, 2, N_VOCAB + 1, 4]), 3).tolist() == [-1] * 3
     prefill(drafter, [1, 2, 3], 0)
-    assert drafter.hindsight(as_history(list(range(10)) * 5), 30).tolist() == [-1] * 30
+    assert drafter.teacher_forced(as_history(list(range(10)) * 5), 30).tolist() == [-1] * 30
 
 
 def test_a_request_feeds_only_what_its_slot_does_not_hold_from_the_one_before():

@@ -6,8 +6,8 @@ import numpy as np
 from attrs import frozen
 
 from augury.speculation.choice import Offer, Outcome, Wish
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import N_HINDSIGHT, Planner
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 
 DEPTH = 100
 
@@ -21,7 +21,7 @@ class Source:
     per_missed_s: float = 0.0
     is_costly: bool = False
     per_ask_s: float = 0.0  # of one that is not
-    has_hindsight: bool = True  # of one that is
+    can_be_teacher_forced: bool = True  # of one that is
 
     def proposal(self, position, limit):
         """Its tokens: those of the text are their positions, wrong ones -1; nothing behind a wrong one matters."""
@@ -48,7 +48,7 @@ class World:
 
     def planner(self):
         sizes = [n for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17) if n < len(self.costs)]
-        return Planner(
+        return DraftPlanner(
             PassCosts([PassTime(n, 0, self.costs[n]) for n in sizes], self.n_max + 1),
             [source.is_costly for source in self.sources],
         )
@@ -94,8 +94,8 @@ class World:
                     offers.append(Offer(index, limit))
             (choice,) = planner.choose([Wish(track, DEPTH, offers)])
             draft_s = 0.0
-            if choice.in_hindsight is not None:
-                seconds += self._look_back(planner, track, choice.in_hindsight, position)
+            if choice.teacher_forced is not None:
+                seconds += self._teacher_force(planner, track, choice.teacher_forced, position)
             if choice.drafter is not None and choice.drafter not in proposals:
                 source = self.sources[choice.drafter]
                 proposals[choice.drafter] = source.proposal(position, choice.k)
@@ -112,12 +112,12 @@ class World:
             position += n_right + 1
         return seconds
 
-    def _look_back(self, planner, track, index, position):
+    def _teacher_force(self, planner, track, index, position):
         source, is_right, took_s = self.sources[index], None, 0.0
-        if source.has_hindsight:
-            is_right = source.right[position - N_HINDSIGHT : position].tolist()
-            took_s = source.per_token_s + N_HINDSIGHT * source.per_missed_s
-        planner.observe_hindsight(index, track, is_right, took_s)
+        if source.can_be_teacher_forced:
+            is_right = source.right[position - N_TEACHER_FORCED : position].tolist()
+            took_s = source.per_token_s + N_TEACHER_FORCED * source.per_missed_s
+        planner.observe_teacher_forced(index, track, is_right, took_s)
         return took_s
 
 

@@ -95,8 +95,10 @@ class Hostile(Drafter):
         asks[0].drafter._fails("draft_together")
         return super().draft_together(asks)
 
-    def hindsight(self, history, n):
-        return self._rng.choice([[1] * n, "n", np.full(n + 1, 1)]) if self._fails("hindsight") else np.full(n, -1, np.int32)
+    def teacher_forced(self, history, n):
+        return (
+            self._rng.choice([[1] * n, "n", np.full(n + 1, 1)]) if self._fails("teacher_forced") else np.full(n, -1, np.int32)
+        )
 
     def accept(self, history, verdict):
         self._write(history)

@@ -15,7 +15,7 @@ REFERENCE = Contract(
     "A drafter keeps no reference to `history` beyond the request.", f"augury.Drafter, and `history` in {_GUIDE}"
 )
 ERROR = Contract("A drafter that knows nothing declines; its methods raise nothing.", f"`limit` in {_GUIDE}")
-HINDSIGHT = Contract("`hindsight` returns (n,) int32 tokens, or None.", "augury.Drafter.hindsight")
+TEACHER_FORCED = Contract("`teacher_forced` returns (n,) int32 tokens, or None.", "augury.Drafter.teacher_forced")
 REPRODUCIBLE = Contract(
     "The same calls give the same drafts; random numbers are seeded, clocks not asked.", f"“State” in {_GUIDE}"
 )

@@ -107,16 +107,16 @@ class DrivenSlot:
     def ask(self, each: Round) -> Ask | None:
         """What the drafter is asked in a round, or None where it is not."""
         limit = min(each.limit, self._n_ctx - self._n - 1)
-        if each.way is Way.HINDSIGHT:
-            self._look_back(min(each.limit, self._n - 1))
+        if each.way is Way.TEACHER_FORCED:
+            self._teacher_force(min(each.limit, self._n - 1))
         is_asked = each.way in (Way.VERIFIED, Way.CUT, Way.SCORED) and limit > 0
         return Ask(self.drafter, self.history, limit) if is_asked else None
 
-    def _look_back(self, n: int) -> None:
+    def _teacher_force(self, n: int) -> None:
         """Ask what would have been drafted for the last n tokens."""
-        tokens = self._call(f"hindsight of {n}", self.drafter.hindsight, self.history, n)
+        tokens = self._call(f"teacher_forced of {n}", self.drafter.teacher_forced, self.history, n)
         if tokens is not None and not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.shape == (n,)):
-            raise self.broken(contract.HINDSIGHT, f"{tokens!r} for {n} tokens")
+            raise self.broken(contract.TEACHER_FORCED, f"{tokens!r} for {n} tokens")
 
     def propose(self, each: Round) -> Draft:
         """Ask for the draft of a round."""

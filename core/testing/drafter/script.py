@@ -17,7 +17,7 @@ class Way(Enum):
     SCORED = "its draft is not used"
     SILENT = "it is not asked"
     OTHERS = "it is not asked, and another drafter's tokens are accepted"
-    HINDSIGHT = "it is asked in hindsight, and for no draft"
+    TEACHER_FORCED = "it is asked by teacher forcing, and for no draft"
 
 
 @frozen

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["LONG", "PROMPTS", "REPEATING", "requests"]
 
 _PHRASE = tuple(range(3 * PERIOD, 4 * PERIOD))  # one of the tiny models' circles
-_WAYS = (Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED, Way.SCORED, Way.VERIFIED, Way.OTHERS, Way.HINDSIGHT)
+_WAYS = (
+    *(Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED),
+    *(Way.SCORED, Way.VERIFIED, Way.OTHERS, Way.TEACHER_FORCED),
+)
 
 REPEATING = Request(
     prompt=_PHRASE * 16,

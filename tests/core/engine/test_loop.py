@@ -10,8 +10,8 @@ from toys import ScriptedDrafter, ToyModel, toy_engine
 
 from augury.passes import ArrayPass
 from augury.speculation.calibration import measure_passes
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import Planner
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 
 GREEDY = {"temperature": 0.0}
 scripts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6)
@@ -192,7 +192,7 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
         monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
     seen = []
 
-    class Watched(Planner):
+    class Watched(DraftPlanner):
         def observe_prompt(self, drafter, n_tokens, seconds):
             seen.append((drafter, n_tokens, seconds))
 

@@ -20,7 +20,7 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     recorder.verified("one", Verdict(3, 2, 3, is_used=True), 3)
     recorder.told("one", 0.0625)
     now[0] += 1
-    recorder.looked_back("other", 0.5)
+    recorder.teacher_forced("other", 0.5)
     recorder.drafted("one", 2, 0.25)
     recorder.round(1, 1)
     recorder.verified("one", Verdict(1, 0, 1, is_used=True), 1)

@@ -10,9 +10,9 @@ from augury.errors import OptionError
 from augury.options import NoOptions, option
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation, choose_drafters, synthetic_rates, wishes_of
+from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.estimates import Acceptance
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import Planner
+from augury.speculation.planner import DraftPlanner
 
 PROMPT = [1, 2, 3, 4]
 
@@ -154,7 +154,7 @@ def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, ra
     monkeypatch.setattr(Acceptance, "see", see)
     costs = PassCosts([PassTime(1, 0, 1.0), PassTime(5, 0, 1.2)], 8)
     drafter = [lambda model: ScriptedDrafter(model, (script,))]
-    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=Planner(costs, [False])) as engine:
+    with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=DraftPlanner(costs, [False])) as engine:
         engine.generate(PROMPT, max_tokens=300, temperature=0.0, seed=3)
     assert set(seen) == {rate}
 

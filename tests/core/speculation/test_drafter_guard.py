@@ -14,8 +14,8 @@ from toys import ScriptedDrafter, toy_engine
 from augury.engine.engine import Engine
 from augury.engine.session import EngineTarget
 from augury.speculation.choice import Choice
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import Planner
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -310,8 +310,8 @@ class Costly(ScriptedDrafter):
     is_costly = True
 
 
-class Asking(Planner):
-    """Asks drafter 0, a costly one, in hindsight in the 20th round of a slot, and lets drafter 1 draft."""
+class Asking(DraftPlanner):
+    """Asks drafter 0, a costly one, by teacher forcing in the 20th round of a slot, and lets drafter 1 draft."""
 
     def __init__(self):
         super().__init__(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), [True, False])
@@ -320,7 +320,7 @@ class Asking(Planner):
     def choose(self, wishes, n_beside=0):
         self.n_rounds += 1
         return [
-            Choice(1, 1, in_hindsight=0 if self.n_rounds == 18 else None) if wish.offers[-1].limit else Choice()
+            Choice(1, 1, teacher_forced=0 if self.n_rounds == 18 else None) if wish.offers[-1].limit else Choice()
             for wish in wishes
         ]
 
@@ -334,8 +334,8 @@ class Asking(Planner):
         (returning(np.ones(16)), "returned float64 of shape (16,)"),
     ],
 )
-def test_a_drafter_that_fails_in_hindsight_is_left_out(fault, told, caplog):
-    failing = type("Failing", (Costly,), {"hindsight": fault})
+def test_a_drafter_that_fails_in_teacher_forcing_is_left_out(fault, told, caplog):
+    failing = type("Failing", (Costly,), {"teacher_forced": fault})
     planner = Asking()
     with toy_engine(drafter=[failing, lambda model: Other(model, [(1, 0)])], planner=planner, kind=Engine) as engine:
         result = engine.generate([1, 2], max_tokens=50, **GREEDY)
@@ -343,7 +343,7 @@ def test_a_drafter_that_fails_in_hindsight_is_left_out(fault, told, caplog):
     assert told in result.stats.drafters["costly"].failed
     assert result.stats.drafters["other"].used > 18
     assert len(warnings_of(caplog)) == 1
-    assert planner._has_hindsight == [True, False], "other requests may ask"
+    assert planner._can_be_teacher_forced == [True, False], "other requests may ask"
 
 
 def test_a_warning_that_cannot_be_written_ends_nothing(monkeypatch):
@@ -389,7 +389,7 @@ class Wild(ScriptedDrafter):
         bad = list(NO_DRAFTS.values())[self.rng.integers(len(NO_DRAFTS))]
         return self.maybe(self.fail, lambda: bad(history)) or super().draft(history, limit)
 
-    def hindsight(self, history, n):
+    def teacher_forced(self, history, n):
         return self.maybe(self.fail, list, lambda: np.ones(n, np.int32))
 
     def accept(self, history, verdict):
@@ -425,7 +425,7 @@ def test_whatever_fails_at_any_time_the_tokens_are_those_of_plain_decoding(
 
     planner = None
     if is_planned:
-        planner = Planner(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), is_costly[: len(kinds)])
+        planner = DraftPlanner(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), is_costly[: len(kinds)])
     prompts = [*PROMPTS, [1], [5, 5, 5, 5]]
     with toy_engine() as plain:
         expected = [result.tokens for result in plain.generate(prompts, max_tokens=40, **way)]

@@ -10,8 +10,8 @@ from toys import Gate, ScriptedDrafter, toy_engine
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.choice import Choice
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import N_HINDSIGHT, Planner
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
 
@@ -55,7 +55,7 @@ class TreeDrafter(Drafter):
 
 def constant(n_drafters, is_costly=None, per_token=0.02):
     costs = PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.0 + 8 * per_token)], 64)
-    return Planner(costs, is_costly or [False] * n_drafters)
+    return DraftPlanner(costs, is_costly or [False] * n_drafters)
 
 
 class Replaying(Contiguous):
@@ -152,7 +152,7 @@ def test_any_plan_over_any_chain_gives_the_tokens_of_plain_decoding(script, is_c
 
 
 def test_what_was_only_scored_or_cut_is_told_as_such():
-    class Script(Planner):
+    class Script(DraftPlanner):
         def choose(self, wishes, n_beside=0):
             return [Choice(0, 2) if wish.offers and wish.offers[0].limit >= 2 else Choice() for wish in wishes]
 
@@ -172,13 +172,13 @@ class Seeing(ScriptedDrafter):
     is_costly = True
     is_blind = False
 
-    def hindsight(self, history, n):
-        self.events.append(("hindsight", n))
+    def teacher_forced(self, history, n):
+        self.events.append(("teacher_forced", n))
         return None if self.is_blind else np.append(history[-n:-1], history[-1] + 1).astype(np.int32)
 
 
-class LookingBack(Planner):
-    """Lets drafter 0 draft two tokens sometimes, and asks drafter 1 in hindsight once, when there is enough text."""
+class TeacherForcing(DraftPlanner):
+    """Lets drafter 0 draft two tokens sometimes, and teacher-forces drafter 1 once, when there is enough text."""
 
     def __init__(self):
         super().__init__(constant(2).costs, [False, True])
@@ -187,23 +187,23 @@ class LookingBack(Planner):
 
     def choose(self, wishes, n_beside=0):
         self.n_rounds += 1
-        return [Choice(0, 2 if self.n_rounds % 3 == 0 else 0, in_hindsight=1 if self.n_rounds == 21 else None)]
+        return [Choice(0, 2 if self.n_rounds % 3 == 0 else 0, teacher_forced=1 if self.n_rounds == 21 else None)]
 
-    def observe_hindsight(self, drafter, track, is_right, seconds):
+    def observe_teacher_forced(self, drafter, track, is_right, seconds):
         self.seen.append((drafter, is_right, seconds))
-        super().observe_hindsight(drafter, track, is_right, seconds)
+        super().observe_teacher_forced(drafter, track, is_right, seconds)
 
 
 @pytest.mark.parametrize("is_blind", [False, True])
-def test_a_drafter_may_be_asked_in_hindsight_beside_another_s_draft(is_blind):
-    planner, blind = LookingBack(), type("Blind", (Seeing,), {"is_blind": is_blind})
+def test_a_drafter_may_be_teacher_forced_beside_another_s_draft(is_blind):
+    planner, blind = TeacherForcing(), type("Blind", (Seeing,), {"is_blind": is_blind})
     with toy_engine(drafter=[named("used", [(2, 0)]), blind], planner=planner) as engine:
         result = engine.generate([1, 2], max_tokens=50, **GREEDY)
     ((drafter, is_right, seconds),) = planner.seen
     assert drafter == 1
     # 33 tokens stand before: the prompt's, one of each of 20 rounds, and two that the other drafted in each of six of them
-    n_own = sum(piece.drafter is None for piece in result.pieces[33 - N_HINDSIGHT : 33])
-    assert 0 < n_own < N_HINDSIGHT
+    n_own = sum(piece.drafter is None for piece in result.pieces[33 - N_TEACHER_FORCED : 33])
+    assert 0 < n_own < N_TEACHER_FORCED
     assert is_right == (None if is_blind else [True] * (n_own - 1) + [False])
     own = result.stats.drafters["seeing"]
     assert own.calls == 0
@@ -212,11 +212,11 @@ def test_a_drafter_may_be_asked_in_hindsight_beside_another_s_draft(is_blind):
     assert list(result.tokens) == ToyModel().plain([1, 2], 50)
 
 
-def test_where_chance_accepts_drafts_hindsight_says_nothing():
-    planner = LookingBack()
+def test_where_chance_accepts_drafts_teacher_forcing_says_nothing():
+    planner = TeacherForcing()
     with toy_engine(drafter=[named("used", [(2, 0)]), Seeing], planner=planner, synthetic=(0.5,)) as engine:
         engine.generate([1, 2], max_tokens=50, **GREEDY)
-        assert all(event[0] != "hindsight" for event in engine._drafters[1].events)
+        assert all(event[0] != "teacher_forced" for event in engine._drafters[1].events)
     assert [is_right for _, is_right, _ in planner.seen] == [None]
 
 
@@ -248,7 +248,7 @@ def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
                 tokens += [(text[-1] + 1) % 16, text[-1]]  # wrong, and right beside it
             return Draft(tokens, [-1, -1, 1, 1, 3, 3])
 
-    class Plain(Planner):
+    class Plain(DraftPlanner):
         def choose(self, wishes, n_beside=0):
             self.runs = [wish.track.acceptances[0].run for wish in wishes]
             return [Choice() for _ in wishes]

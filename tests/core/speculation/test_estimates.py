@@ -54,7 +54,7 @@ def test_chances_are_learnt_by_run_from_censored_drafts(chance):
 
 def test_tokens_guessed_one_by_one_are_all_seen_also_behind_a_wrong_one():
     one, other = Acceptance(MODEL), Acceptance(MODEL)
-    one.look_back([True, False, True, True])
+    one.see_each([True, False, True, True])
     for is_right in (1, 0, 1, 1):
         other.see([1], [is_right])
         other.run = 0
@@ -83,7 +83,7 @@ def test_runs_are_counted_apart_from_the_first_of_each_bucket_on():
 def test_old_trials_count_less_those_of_all_requests_hardly_less():
     everyone, kind = Acceptance(MODEL), MODEL
     own = everyone.child()
-    own.look_back([True, True, False])
+    own.see_each([True, True, False])
 
     def chance(keep, before):
         return (keep**2 + keep + kind.weight * before) / (keep**2 + keep + 1 + kind.weight)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from oracles.worlds import DEPTH, Source, World, stretches
 
 from augury.speculation.choice import Choice, Offer, Outcome, Wish
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import Planner
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 
 # milliseconds of passes of 0 to 17 tokens: Qwen2.5-Coder 1.5B on two cores, with fast memory and with slow
 FAST = [18.2, 18.2, 18.2, 18.2, 18.3, 21.8, 24.2, 26.2, 28.3, 32.5, 34.3, 36.2, 38.0, 42.5, 44.8, 47.1, 49.5, 54.0]
@@ -130,22 +130,22 @@ def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_cop
     assert max(seconds) > 0 or chance < 0.9
 
 
-def test_a_model_that_missed_much_is_asked_in_hindsight_beside_the_draft_of_another():
-    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [False, True])
+def test_a_model_that_missed_much_is_teacher_forced_beside_the_draft_of_another():
+    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [False, True])
     (track,) = sure(planner, chance=0.3)
     for n_missed, expected in ((24, None), (25, 1)):
-        planner.observe_hindsight(1, track, [True] * 16, 0.001)  # it was right, and may be tried at once
+        planner.observe_teacher_forced(1, track, [True] * 16, 0.001)  # it was right, and may be tried at once
         track.score(1, None, [0] * n_missed)
         for _ in range(200):
             planner.observe_round([Outcome(track, Choice(), 0, 0.0)], DEPTH, 0, FAST[1])
         planner._own_allowances[1].book(1.0)
         (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 3), Offer(1, 16)])])
-        assert choice.in_hindsight == expected
+        assert choice.teacher_forced == expected
     assert (choice.drafter, choice.k) == (0, 3)
 
 
-def test_in_a_round_one_slot_is_looked_back_on():
-    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+def test_in_a_round_one_slot_is_teacher_forced():
+    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
     tracks = [planner.track() for _ in range(4)]
     planner._own_allowances[0].book(8.0)
     for track in tracks:
@@ -153,25 +153,25 @@ def test_in_a_round_one_slot_is_looked_back_on():
     for _ in range(8):
         planner.observe_round([Outcome(track, Choice(), 0, 0.0) for track in tracks], DEPTH, 0, FAST[4])
     choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in tracks])
-    assert sum(choice.in_hindsight is not None for choice in choices) == 1
+    assert sum(choice.teacher_forced is not None for choice in choices) == 1
 
 
-def test_a_hindsight_on_what_others_drafted_says_nothing():
-    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+def test_teacher_forcing_on_what_others_drafted_says_nothing():
+    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
     track = planner.track()
     before = track.acceptances[0].survival(4)
-    planner.observe_hindsight(0, track, [], 0.001)
+    planner.observe_teacher_forced(0, track, [], 0.001)
     assert track.acceptances[0].survival(4) == before
     assert planner._intervals[0] > 8, "it was not right, so it waits longer"
 
 
-def test_a_model_that_has_no_hindsight_is_tried_by_drafts():
+def test_a_model_that_cannot_be_teacher_forced_is_tried_by_drafts():
     change = 200
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 400, seed=2)])
-    world = World(FAST, [Source(right, **MODEL | {"per_missed_s": 0.0, "has_hindsight": False})])
+    world = World(FAST, [Source(right, **MODEL | {"per_missed_s": 0.0, "can_be_teacher_forced": False})])
     planner = world.planner()
     world.play(planner)
-    assert sum(choice.in_hindsight is not None for _, choice in world.choices) == 1
+    assert sum(choice.teacher_forced is not None for _, choice in world.choices) == 1
     behind = [choice.k for position, choice in world.choices if position >= change]
     assert max(behind) > 2
 
@@ -202,14 +202,14 @@ def sure(planner, n_slots=1, chance=0.95):
 
 def test_a_cliff_is_not_stepped_over():
     # 34B at Q8_0: passes of 8 at 160 tok/s, of 9 at 80, as a user of llama.cpp measured
-    planner = Planner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200}), [False])
+    planner = DraftPlanner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200}), [False])
     (track,) = sure(planner)
     (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])])
     assert choice == Choice(0, 7)
 
 
 def test_slots_share_what_a_pass_can_take():
-    planner = Planner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200, 64: 0.8}), [False])
+    planner = DraftPlanner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200, 64: 0.8}), [False])
     choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in sure(planner, 4)])
     assert 4 + sum(choice.k for choice in choices) == 8
 
@@ -217,7 +217,7 @@ def test_slots_share_what_a_pass_can_take():
 @pytest.mark.parametrize("is_costly", [False, True])
 @pytest.mark.parametrize(("seconds", "is_used"), [(0.0, True), (-1e-12, False)])
 def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly, seconds, is_used):
-    planner = Planner(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), [is_costly])  # what is drafted costs nothing
+    planner = DraftPlanner(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), [is_costly])  # what is drafted costs nothing
     (track,) = sure(planner)
     planner.observe_draft(0, track, 4, 0.0)
     track.allowances[0].seconds = seconds
@@ -226,7 +226,7 @@ def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly
 
 
 def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
-    planner = Planner(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), [False])
+    planner = DraftPlanner(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), [False])
     (track,) = sure(planner, chance=0.5)
     (alone,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])])
     (beside,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])], n_beside=128)
@@ -242,7 +242,7 @@ def test_drafts_shorter_than_wanted_are_not_made(n_min):
 
 
 def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
-    planner = Planner(costs_of({1: 0.018, 8: 0.028}), [False])
+    planner = DraftPlanner(costs_of({1: 0.018, 8: 0.028}), [False])
     track = planner.track()
     for _ in range(20):
         planner.observe_draft(0, track, 4, 0.004)
@@ -251,7 +251,7 @@ def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
 
 @pytest.mark.parametrize("n_min", [1, 3])
 def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
-    planner = Planner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
+    planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
     (track,) = sure(planner)
     wish = Wish(track, DEPTH, [Offer(0, 16)], n_min)
     (first,) = planner.choose([wish])
@@ -262,7 +262,7 @@ def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
 
 
 def test_a_first_slow_call_makes_no_drafter_costly():
-    planner = Planner(costs_of({1: 0.018, 8: 0.028}), [False])
+    planner = DraftPlanner(costs_of({1: 0.018, 8: 0.028}), [False])
     track = planner.track()
     for seconds in (0.030, *[0.0001] * 20):
         planner.observe_draft(0, track, 4, seconds)
@@ -290,7 +290,7 @@ times = st.floats(1e-5, 10.0)
     is_costly=st.lists(st.booleans(), min_size=1, max_size=3),
 )
 def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
-    planner = Planner(costs_of(dict(zip((1, 2, 4, 8, 16), table, strict=True))), is_costly)
+    planner = DraftPlanner(costs_of(dict(zip((1, 2, 4, 8, 16), table, strict=True))), is_costly)
     track = planner.track()
     for limit, n_right, draft_s, pass_s in seen:
         wish = Wish(track, DEPTH, [Offer(index, limit) for index in range(len(is_costly))])
@@ -315,14 +315,14 @@ def test_costs_that_were_measured_on_a_busy_machine_are_corrected():
     right_s = world.play()
     for factor, most in ((1.6, 1.1), (3.0, 1.25)):
         busy = costs_of({n: FAST[n] * (factor if n > 1 else 1.0) for n in (1, 2, 4, 8, 16)}, 17)
-        assert world.play(Planner(busy, [False])) < most * right_s
+        assert world.play(DraftPlanner(busy, [False])) < most * right_s
 
 
 def test_passes_that_seemed_free_are_not_filled_with_hopeless_drafts():
     dearer = np.concatenate([FAST[:2], 1.04 * FAST[2:]])
     world = World(dearer, [Source(bernoulli(0.0))])
     flat = costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}, 17)
-    assert world.play(Planner(flat, [False])) <= 1.005 * world.plain()
+    assert world.play(DraftPlanner(flat, [False])) <= 1.005 * world.plain()
 
 
 def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
@@ -330,4 +330,4 @@ def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
     world = World(FAST, [Source(stretches(np.random.default_rng(8), N, 3, 4))])
     right_s = world.play()
     wrong = costs_of({1: FAST[1], 2: FAST[2], 3: 1.33 * FAST[3], 4: 1.33 * FAST[4], 8: 1.33 * FAST[8], 16: FAST[16]}, 17)
-    assert world.play(Planner(wrong, [False])) < 1.04 * right_s
+    assert world.play(DraftPlanner(wrong, [False])) < 1.04 * right_s

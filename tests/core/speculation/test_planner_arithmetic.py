@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from augury.speculation.choice import Choice, Offer, Outcome, Wish
-from augury.speculation.pass_costs import PassCosts, PassTime
-from augury.speculation.planner import Planner
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 
 DEPTH = 100
 
 
 def planner_of(*is_costly):
     """Plans passes that take two seconds, and half a second more for each further token."""
-    return Planner(PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32), is_costly)
+    return DraftPlanner(PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32), is_costly)
 
 
 def test_what_lookups_may_lose_they_share_and_what_a_costly_one_may_all_requests_share():
@@ -109,11 +109,11 @@ def test_tries_become_rarer_from_eight_to_a_hundred_and_sixty_rounds():
 
 
 @pytest.mark.parametrize(("n_right", "interval"), [(12, 1), (11, 16)])
-def test_a_hindsight_is_paid_for_and_says_whether_to_try_at_once(n_right, interval):
+def test_teacher_forcing_is_paid_for_and_says_whether_to_try_at_once(n_right, interval):
     planner = planner_of(True)
     track = planner.track()
     track.n_missed[0], planner._n_waited[0] = 30, 9
-    planner.observe_hindsight(0, track, [True] * n_right + [False] * (16 - n_right), 0.25)
+    planner.observe_teacher_forced(0, track, [True] * n_right + [False] * (16 - n_right), 0.25)
     assert (track.n_missed, planner._n_waited, planner._intervals) == ([0], [0], [interval])
     assert track.allowances[0].seconds == 1.75
 
@@ -161,7 +161,7 @@ def test_the_choice_of_a_slot_alone_is_the_best_by_definition(data):
     is_costly = data.draw(st.lists(st.booleans(), min_size=1, max_size=3))
     depth, n_beside, n_min = data.draw(st.integers(0, 500)), data.draw(st.integers(0, 12)), data.draw(st.integers(1, 4))
     sizes = [PassTime(n, 0, seconds) for n, seconds in zip((1, 3, 8, 17), times, strict=True)]
-    planner = Planner(PassCosts([*sizes, PassTime(17, 100, times[3] + 1)], 17), is_costly)
+    planner = DraftPlanner(PassCosts([*sizes, PassTime(17, 100, times[3] + 1)], 17), is_costly)
     track = planner.track()
     for m in range(len(is_costly)):
         for n_right in data.draw(st.lists(st.integers(0, 6), max_size=6)):
@@ -177,7 +177,7 @@ def test_the_choice_of_a_slot_alone_is_the_best_by_definition(data):
 
 @pytest.mark.parametrize(("seconds", "is_drafted"), [(2.4, True), (6.0, False)])
 def test_nothing_is_drafted_where_a_second_token_takes_longer_than_a_second_pass(seconds, is_drafted):
-    planner = Planner(PassCosts([PassTime(1, 0, 2.0), PassTime(2, 0, seconds)], 2), [False])
+    planner = DraftPlanner(PassCosts([PassTime(1, 0, 2.0), PassTime(2, 0, seconds)], 2), [False])
     track = planner.track()
     for _ in range(40):
         track.acceptances[0].see([1], [1])

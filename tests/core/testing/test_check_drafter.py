@@ -285,7 +285,7 @@ class Losing(Honest):
 
 
 class Brief(Honest):
-    def hindsight(self, history, n):
+    def teacher_forced(self, history, n):
         return np.ones(1, np.int32)
 
 
@@ -364,7 +364,7 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         (ANY_SCRIPT, Late, "token -7"),
         (ANY_SCRIPT, Leaving, "SystemExit: 3"),
         ("leaves greedy output as it is", Leaving, "SystemExit: 3, in `accept`, in a running engine"),
-        (ANY_SCRIPT, Brief, "`hindsight` returns (n,) int32 tokens, or None. Seen: array([1], dtype=int32) for"),
+        (ANY_SCRIPT, Brief, "`teacher_forced` returns (n,) int32 tokens, or None. Seen: array([1], dtype=int32) for"),
         (ANY_SCRIPT, Whole, "a pass without n_layers"),
         (ANY_SCRIPT, Deep, "position 0 of slot 0, which holds 1 tokens"),
         ("declines gracefully on short and odd texts", Short, "IndexError"),

@@ -1,4 +1,4 @@
-"""What a pass of n tokens costs on this machine and model: measured once, kept right by every pass that follows."""
+"""What passes and drafters cost on this machine and model: measured, and corrected by all that follow."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PassCosts", "PassTime"]
+__all__ = ["DraftCost", "PassCosts", "PassTime"]
 
 _LEARN_ALL = 0.03  # how far one pass moves the figures of all sizes: the machine's speed drifts for all of them
 _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of sizes up to half and double
 _ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
 _DOUBT = 0.4  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
 _OUTLIER = 2.0  # a pass that took longer than this factor was interrupted, and counts as if it had taken that
+__all__ = ["DraftCost"]
+_LEARN_DRAFT = 0.2  # weight of a new measurement of a drafter's time
+_MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
 
 
 @frozen
@@ -102,6 +105,41 @@ class PassCosts:
 
     def _figure(self, n: int, depth: float) -> float:
         return self._common * self._factors[n] * (self._flat[n] + self._per_position[n] * depth)
+
+
+@define
+class DraftCost:
+    """Seconds that one drafter takes for a slot."""
+
+    per_ask: float = 0.0  # on average
+    per_token: float = 0.0  # that it drafts
+    per_missed: float = 0.0  # that was emitted while it was not asked
+    n_asks: int = 0
+
+    def seconds(self, k: int, n_missed: int) -> float:
+        """Of a draft of k tokens."""
+        return self.per_token * k + self.per_missed * n_missed
+
+    def observe(self, k: int, n_missed: int, seconds: float) -> None:
+        """A draft of k tokens took so long. Where much was missed, it is that which took the time."""
+        self.n_asks += 1
+        self.per_ask += (seconds - self.per_ask) * max(_LEARN_DRAFT, 1 / self.n_asks)
+        if n_missed > _MUCH_MISSED * max(k, 1):
+            self.per_missed += _LEARN_DRAFT * (max(seconds - self.per_token * k, 0.0) / n_missed - self.per_missed)
+            return
+        measured = max(seconds - self.per_missed * n_missed, 0.0) / max(k, 1)
+        self.per_token += (measured - self.per_token) * (_LEARN_DRAFT if self.per_token else 1.0)
+
+    def observe_prompt(self, n_tokens: int, seconds: float) -> None:
+        """A prompt took so long: that is what it takes to catch up.
+
+        It says little where the drafter held the prompt from before, in which case it is far quicker than it was.
+        """
+        per_token = seconds / n_tokens
+        if self.per_missed == 0.0:
+            self.per_missed = per_token
+        elif per_token > self.per_missed / 2:
+            self.per_missed += _LEARN_DRAFT * (per_token - self.per_missed)
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:
