@@ -89,11 +89,11 @@ def compiled_kernel(folder):
     kernel._cache = cache = Cache(twice)
     jit.address(kernel)
     whole = cache._path.read_bytes()
-    assert cache.load_overload((types.int64,), cpu_target.target_context) is not None
+    assert cache.loaded((types.int64,), cpu_target.target_context) is not None
 
     def once(rng):
         cache._path.write_bytes(mutate(whole, rng))
-        assert cache.load_overload((types.int64,), cpu_target.target_context) is None
+        assert cache.loaded((types.int64,), cpu_target.target_context) is None
         return "refused"
 
     return once

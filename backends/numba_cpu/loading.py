@@ -47,7 +47,7 @@ class Weights:
         kept = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
         self._threads, self._kept = threads, kept
         own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
-        compile_all = partial(prepare, [*dict.fromkeys([*own, *more_kernels])], progress)
+        compile_all = partial(prepare, [*dict.fromkeys([*more_kernels, *own])], progress)
         pack = partial(self._pack, layout, threads, progress, compile_all)
         if kept is None:
             pack(memory := aligned(layout.n_bytes))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["AtomicFile", "no_room", "sweep", "write_atomically"]
+__all__ = ["AtomicFile", "is_being_written", "no_room", "sweep", "write_atomically"]
 
 _SUFFIX = ".part"
 _ABANDONED_S = 24 * 3600.0  # the age at which a part is left over where the file system has no locks to tell by
@@ -55,7 +55,7 @@ class AtomicFile:
         self.path = path
         self._waits = waits
         self._has_waited = False
-        self._part = path.with_name(f".{path.name}{_SUFFIX}")
+        self._part = _part_of(path)
 
     def __enter__(self) -> Self:
         """Raises OSError where there can be no such file."""
@@ -150,6 +150,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether an `AtomicFile` is writing this file, in this process or another, as far as can be told."""
+    with suppress(OSError), _opened(_part_of(path)) as part:
+        return _locked(part) is False
+    return False
+
+
 def sweep(folder: Path) -> None:
     """Remove the parts below `folder` that ended processes left behind; what cannot be removed is left to the next sweep."""
     with suppress(OSError):
@@ -168,6 +175,10 @@ def no_room(folder: Path, n_bytes: int | None) -> str:
     free = f"{shutil.disk_usage(there).free / 2**20:.0f} MiB are free"
     found = free if n_bytes is None else f"{n_bytes / 2**20:.0f} MiB are needed, {free}"
     return f"the disk has no room in {folder}: {found}; make room, or name another cache folder in XDG_CACHE_HOME"
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_SUFFIX}")
 
 
 def _opened(part: Path, flags: int = 0) -> BinaryIO:

@@ -12,8 +12,9 @@ import os
 import pickle
 import shutil
 import sys
-from contextlib import suppress
-from functools import cache
+import time
+from contextlib import ExitStack, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,11 @@ import platformdirs
 from numba.core import config, types
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
-from augury.files.atomic_file import AtomicFile
+from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.memory_limit import require_address_space
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ _OPTIMISATION = 2
 _KEPT_FOLDERS = 12
 _CHECKSUM_BYTES = 16
 _COMPILER_BYTES = 64 << 20  # more than a kernel takes: LLVM ends the process where it gets no memory
+_PATIENCE_S = 120.0  # with another process that compiles the same kernel: many times what that takes, unless it was stopped
+_POLL_S = 0.02
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -54,6 +58,7 @@ def kernel(function: Callable[..., None]) -> Any:
     """
     dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does
+    dispatcher.compile = partial(_compile, dispatcher)  # called by numba, too, when Python calls the kernel
     return dispatcher
 
 
@@ -66,34 +71,41 @@ def address(compiled: Any) -> int:
     """The machine address of a kernel, for `call`: `int32 f(void *result, void *error, int64...)`, numba's own convention."""
     signature = _signature(compiled)
     if signature not in compiled.overloads:
-        _compile(compiled, signature)
+        compiled.compile(signature)
     result = compiled.overloads[signature]
     return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
 
-def _compile(compiled: Any, signature: tuple[Any, ...]) -> None:
-    """Compile at `_OPTIMISATION`, unless numba was told to do less."""
+def _compile(compiled: Any, signature: tuple[Any, ...]) -> Any:
+    """Load a kernel, or compile it at `_OPTIMISATION`, unless numba was told to do less."""
     from numba.core.registry import cpu_target
 
     require_address_space(_COMPILER_BYTES, "compiling a kernel")
     assert cpu_target.target_context is not None  # made by now, so that it is made with numba's own level
-    level = config.OPT
-    config.OPT = type(level)(min(level, _OPTIMISATION))
-    try:
-        compiled.compile(signature)
-    finally:
-        config.OPT = level
+    with global_compiler_lock, compiled._cache.held:  # noqa: SLF001 - no thread waits for files that another thread holds
+        level = config.OPT
+        config.OPT = type(level)(min(level, _OPTIMISATION))
+        try:
+            return type(compiled).compile(compiled, signature)
+        finally:
+            config.OPT = level
 
 
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:
-    """Load or compile `kernels`, and report how many of those that were not in the cache are compiled."""
+    """Load or compile `kernels`, and report how many of those that were not in the cache are there.
+
+    Those that other processes are compiling right now come last, so that processes that start at once share the work.
+    """
     kernels = list(kernels)
     missing = [k for k in kernels if _signature(k) not in k.overloads and not k._cache.holds()]  # noqa: SLF001
-    for done, compiled in enumerate(missing):
-        progress("compile", done, len(missing))
-        address(compiled)
-    if missing:
-        progress("compile", len(missing), len(missing))
+    total = len(missing)
+    for done in range(total):
+        progress("compile", done, total)
+        free = next((k for k in missing if not k._cache.is_being_written()), missing[0])  # noqa: SLF001
+        missing.remove(free)
+        address(free)
+    if total:
+        progress("compile", total, total)
     for compiled in kernels:
         address(compiled)
 
@@ -147,6 +159,8 @@ class _KernelCache(_Cache):  # type: ignore[misc]
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
+        self.held = ExitStack()  # closed once the kernel is there; until then other processes wait
+        self._out: AtomicFile | None = None
         self._name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__.replace('<locals>.', '')}"
 
     @property
@@ -168,9 +182,20 @@ class _KernelCache(_Cache):  # type: ignore[misc]
         """Whether there seems to be code."""
         return self._path.exists()
 
+    def is_being_written(self) -> bool:
+        """Whether another process is compiling the kernel."""
+        return is_being_written(self._path)
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Take compiled code from the cache; None where there is none that can be used."""
+        """Take compiled code from the cache, or from another process that is making it; None where it must be compiled."""
         target_context.refresh()
+        if (found := self.loaded(sig, target_context)) is None:
+            self._claim()
+            found = self.loaded(sig, target_context)
+        return found
+
+    def loaded(self, sig: Any, target_context: Any) -> Any:
+        """Compiled code from the cache; None where there is none that can be used."""
         try:
             content = self._path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -190,17 +215,36 @@ class _KernelCache(_Cache):  # type: ignore[misc]
             _warn(f"compiled kernels in {cache_folder()} cannot be used, so they are compiled again: {error!r}")
             return None
 
+    def _claim(self) -> None:
+        """Open the file to be written, unless there can be none, once no other process is writing it."""
+        until = time.monotonic() + _PATIENCE_S
+        self._out = None
+        while self._out is None:
+            try:
+                self._out = self.held.enter_context(AtomicFile(self._path, waits=False))
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    return
+                time.sleep(_POLL_S)
+            except (FileNotFoundError, NotADirectoryError):  # it could not make the folder, which was said
+                return
+            except OSError as error:
+                self._warn_unkept(error)
+                return
+
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Put compiled code into the cache; a file that another process is writing is left to it."""
+        """Put compiled code into the cache."""
+        if self._out is None:
+            return
         code = dumps(data._reduce())  # noqa: SLF001 - as numba's own cache does
         try:
-            with AtomicFile(self._path, waits=False) as out:
-                out.file.write(self._checksum(sig, data.target_context, code) + code)
-                out.publish()
-        except (BlockingIOError, FileNotFoundError, NotADirectoryError):  # it could not make the folder, which was said
-            pass
+            self._out.file.write(self._checksum(sig, data.target_context, code) + code)
+            self._out.publish()
         except OSError as error:
-            _warn(f"compiled kernels cannot be kept in {cache_folder()}: {error.strerror}")
+            self._warn_unkept(error)
+
+    def _warn_unkept(self, error: OSError) -> None:
+        _warn(f"compiled kernels cannot be kept in {cache_folder()}: {error.strerror}")
 
     @property
     def _path(self) -> Path:

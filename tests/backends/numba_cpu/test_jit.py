@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,26 +13,30 @@ from numba.core import config
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.files.atomic_file import AtomicFile
 
-# Compiles one kernel in a fresh process, with the cache folder that the test chose, and says what was compiled and computed.
+# Prepares three kernels in a fresh process, with the cache folder that the test chose, once its standard input has a line or
+# ends, and says what it told, how many kernels it compiled itself, and what was computed.
 SCRIPT = """
 import logging, sys
 sys.path[:0] = sys.argv[1:]
 logging.basicConfig()
 import numpy as np
 from augury.backends.numba_cpu.kernels import activation, jit, simd
-def compiled(scale):
-    def twice(x, n):
+def multiplier(factor):
+    def times(x, n):
         for i in range(n):
-            simd.put_i64(x + 8 * i, scale * simd.get_i64(x + 8 * i))
-    return jit.kernel(twice)
-kernel, calls = compiled(2), []
-jit.prepare([kernel], lambda *call: calls.append(call))
+            simd.put_i64(x + 8 * i, factor * simd.get_i64(x + 8 * i))
+    times.__qualname__ += str(factor)
+    return jit.kernel(times)
+kernels, calls = [multiplier(factor) for factor in (2, 3, 4)], []
+print("ready", flush=True)
+sys.stdin.readline()
+jit.prepare(kernels, lambda *call: calls.append(call))
 values = np.arange(4)
-kernel(values.ctypes.data, 4)
-print(calls, values.tolist())
+kernels[0](values.ctypes.data, 4)
+print(calls[-1:], sum(kernel.stats.cache_misses.total() for kernel in kernels), values.tolist())
 """
-COMPILED = "[('compile', 0, 1), ('compile', 1, 1)] [0, 2, 4, 6]"
-FROM_CACHE = "[] [0, 2, 4, 6]"
+COMPILED = "[('compile', 3, 3)] 3 [0, 2, 4, 6]"
+FROM_CACHE = "[] 0 [0, 2, 4, 6]"
 
 
 @pytest.fixture
@@ -40,10 +45,9 @@ def start(tmp_path):
     script.write_text(SCRIPT)
 
     def run(cache):
-        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-        return subprocess.Popen(
-            [sys.executable, script, *sys.path], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        environment, pipe = {**os.environ, "XDG_CACHE_HOME": str(cache)}, subprocess.PIPE
+        command = [sys.executable, script, *sys.path]
+        return subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
     return run
 
@@ -51,31 +55,39 @@ def start(tmp_path):
 def answer(process):
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    return out.strip(), err
+    return out.splitlines()[-1], err
 
 
 def test_a_second_process_takes_kernels_from_the_cache(start, tmp_path):
-    assert answer(start(tmp_path / "cache"))[0] == COMPILED
-    assert answer(start(tmp_path / "cache"))[0] == FROM_CACHE
+    assert answer(start(tmp_path / "cache")) == (COMPILED, "")
+    assert answer(start(tmp_path / "cache")) == (FROM_CACHE, "")
 
 
-def test_processes_that_start_at_once_do_not_disturb_each_other(start, tmp_path):
+def test_of_processes_that_start_at_once_one_compiles_each_kernel(start, tmp_path):
     processes = [start(tmp_path / "cache") for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
 
-    assert {answer(process)[0] for process in processes} <= {COMPILED, FROM_CACHE}
-    assert answer(start(tmp_path / "cache"))[0] == FROM_CACHE
+    answers = [answer(process) for process in processes]
+
+    assert [err for _, err in answers] == [""] * 3
+    assert sum(int(out.split("] ")[1][0]) for out, _ in answers) == 3
+    assert answer(start(tmp_path / "cache")) == (FROM_CACHE, "")
 
 
 def test_a_damaged_cache_is_compiled_again_and_mended_with_one_line(start, tmp_path):
     answer(start(tmp_path / "cache"))
-    (path,) = (tmp_path / "cache").rglob("*.kernel")
+    path, *_ = (tmp_path / "cache").rglob("*.kernel")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
     out, err = answer(start(tmp_path / "cache"))
 
-    assert out == FROM_CACHE  # nothing was announced, for the file was there
+    assert out == FROM_CACHE.replace("0", "1", 1)  # nothing was announced, for the file was there
     assert err.count("damaged, so they are compiled again") == 1
     assert answer(start(tmp_path / "cache")) == (FROM_CACHE, "")
 
@@ -156,9 +168,30 @@ def test_kernels_that_cannot_be_kept_are_one_warning(tmp_path, monkeypatch, capl
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_file_that_another_process_is_writing_is_left_to_it(cache, caplog):
-    (name,) = {multiplier(2)._cache._path.name}
-    with AtomicFile(cache / name):
+def test_what_another_process_is_compiling_comes_last(cache, monkeypatch):
+    monkeypatch.setattr(jit, "_PATIENCE_S", 0.0)
+
+    def other(x):
+        simd.put_i64(x, 7)
+
+    kernels, told = [multiplier(2), jit.kernel(other)], []
+
+    with ExitStack() as elsewhere:
+        elsewhere.enter_context(AtomicFile(kernels[0]._cache._path))
+
+        def follow(_, done, __):
+            told.append([len(kernel.overloads) for kernel in kernels])
+            if done == 1:
+                elsewhere.close()
+
+        jit.prepare(kernels, follow)
+    assert told == [[0, 0], [0, 1], [1, 1]]
+    assert is_loaded(multiplier(2))
+
+
+def test_a_process_that_was_stopped_while_it_compiled_is_not_waited_for_for_ever(cache, caplog, monkeypatch):
+    monkeypatch.setattr(jit, "_PATIENCE_S", 0.0)
+    with AtomicFile(multiplier(2)._cache._path):
         assert applied(multiplier(2)) == 42
     assert not list(cache.iterdir())
     assert not caplog.records
@@ -211,11 +244,12 @@ def test_kernels_never_raise():
     assert out[0] == 0
 
 
-def test_numbas_own_level_of_optimisation_stays():
-    def nothing(x):
-        pass
+@pytest.mark.parametrize("use", [jit.address, applied])
+def test_kernels_are_compiled_at_their_own_level_of_optimisation_and_numbas_stays(cache, monkeypatch, use):
+    levels, level = [], config.OPT
+    monkeypatch.setattr(jit._KernelCache, "save_overload", lambda *_: levels.append(config.OPT))
 
-    level = config.OPT
-    jit.address(jit.kernel(nothing))
+    use(multiplier(2))
 
+    assert levels == [2]
     assert config.OPT is level

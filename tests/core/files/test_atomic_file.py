@@ -12,7 +12,7 @@ import pytest
 from damage import disk_is_full
 
 from augury.files import atomic_file
-from augury.files.atomic_file import AtomicFile, sweep, write_atomically
+from augury.files.atomic_file import AtomicFile, is_being_written, sweep, write_atomically
 
 # Begins to write a file, says so, and waits to be ended.
 WRITER = """
@@ -56,8 +56,10 @@ def names_in(folder):
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(writer, tmp_path):
     sweep(tmp_path)
     assert names_in(tmp_path) == [".file.part", ".file.scratch"]
+    assert is_being_written(tmp_path / "file")
     writer.send_signal(signal.SIGKILL)
     writer.wait()
+    assert not is_being_written(tmp_path / "file")
     assert names_in(tmp_path) == [".file.part", ".file.scratch"]
     sweep(tmp_path)
     assert names_in(tmp_path) == []
