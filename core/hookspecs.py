@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
-    from augury.registry import Registry
     from augury.types import ModelInfo, Round, Summary
 
 hookspec = pluggy.HookspecMarker("augury")
@@ -80,9 +79,9 @@ def augury_request_done(summary: Summary) -> None:
 
 
 @hookspec
-def augury_commands(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+def augury_commands(subparsers: Any, registry: Any, argv: Sequence[str]) -> None:
     """Add commands to `augury`. Called when the command line starts, with argparse's subparsers action. Result: ignored.
 
-    `registry` holds the plugins, and `argv` the words of the command line, on which a command's help may depend. A command sets
-    `run` by `set_defaults`: a function of the parsed arguments that returns the exit code.
+    `registry` is the `augury.Registry` of all plugins, and `argv` the words of the command line, on which a command's help may
+    depend. A command sets `run` by `set_defaults`: a function of the parsed arguments that returns the exit code.
     """

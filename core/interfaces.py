@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from attrs import frozen
+
 from augury.engine.sampling import SamplingParams
 from augury.options import NoOptions
 
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Allocation, Ask, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
+    from augury.types import Allocation, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
 
 __all__ = [
     "API_VERSION",
     "Architecture",
+    "Ask",
     "Backend",
     "Drafter",
     "MemoryManager",
@@ -257,6 +260,15 @@ class Drafter(Plugin, ABC):
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Draft for several slots at once, in the order of `asks`; a drafter with a model does it in one pass."""
         return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
+
+
+@frozen(eq=False)
+class Ask:
+    """One slot's wish for a draft, where several slots are drafted for together."""
+
+    drafter: Drafter
+    history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
+    limit: int  # at most so many tokens; what exceeds it is cut off
 
 
 # Memory

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
     from augury.blocks import Plan
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Drafter
 
 __all__ = [
     "Allocation",
-    "Ask",
     "Draft",
     "DrafterStats",
     "ModelInfo",
@@ -171,15 +169,6 @@ class Draft:
         probabilities = None if self.probabilities is None else self.probabilities[:k]
         confidence = None if self.confidence is None else self.confidence[:k]
         return Draft(self.tokens[:k], parents, probabilities, confidence)
-
-
-@frozen(eq=False)
-class Ask:
-    """One slot's wish for a draft, where several slots are drafted for together."""
-
-    drafter: Drafter
-    history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
-    limit: int  # at most so many tokens; what exceeds it is cut off
 
 
 @frozen

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from augury.drafters.model.draft_runner import Written
-    from augury.interfaces import Session
+    from augury.interfaces import Ask, Session
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Ask, ModelOptions
+    from augury.types import ModelOptions
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 

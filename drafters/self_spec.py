@@ -22,9 +22,9 @@ from attrs import frozen
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Ask, Drafter
 from augury.options import option
-from augury.types import Ask, Draft
+from augury.types import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

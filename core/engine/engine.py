@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import attrs
 import numpy as np
 
+from augury.engine.channel import Channel
 from augury.engine.guard import guarded
 from augury.engine.loop import Loop
 from augury.engine.request import checked_tokens, make_request
-from augury.engine.running import Channel, Running
+from augury.engine.running import Running
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession, EngineTarget
 from augury.engine.worker import Worker

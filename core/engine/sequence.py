@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Tokens
 
+    from augury.engine.channel import Channel
     from augury.engine.request import Request
-    from augury.engine.running import Channel
     from augury.engine.verification import Accepted
     from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer

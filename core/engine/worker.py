@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from augury.engine.channel import Channel
     from augury.engine.engine_stats import EngineStats
     from augury.engine.loop import Loop
-    from augury.engine.running import Channel
     from augury.engine.sequence import Sequence
 
 __all__ = ["Worker"]

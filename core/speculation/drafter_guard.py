@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from augury.engine.sequence import Sequence
-    from augury.types import Ask, Verdict
+    from augury.interfaces import Ask
+    from augury.types import Verdict
 
 __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from augury.engine.verification import match_tree
+from augury.interfaces import Ask
 from augury.speculation.choice import Choice, Offer, Outcome, Wish
 from augury.speculation.drafted import Course, Drafted
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.planner import N_TEACHER_FORCED
-from augury.types import Ask, Draft, Verdict
+from augury.types import Draft, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

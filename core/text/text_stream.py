@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.text.stream import StreamDecoder
+from augury.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Protocol
 
 from augury.errors import OptionError, UnsupportedError
@@ -10,7 +11,6 @@ from augury.text.bpe import ByteLevelCodec
 from augury.text.partition import Partition
 from augury.text.sentence_piece import SentencePieceCodec
 from augury.text.special_token import TokenType
-from augury.text.stream import StreamDecoder
 from augury.text.vocabulary import read_vocabulary, strings
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
 
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
@@ -155,6 +155,35 @@ class Tokenizer:
             [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)],
             strips_right=vocabulary.strips_right,
         )
+
+
+class StreamDecoder:
+    """Decodes tokens one by one, never showing half a character: its bytes are held back until the rest has come.
+
+    What `push` and `flush` return is, joined, what `Tokenizer.decode` returns for all tokens with the same settings; here
+    `continues` is the default, since tokens stream where a model goes on from a prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._strips_space = tokenizer.add_space_prefix and not continues
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that is complete now that this token has come; may be empty."""
+        if self._skip_special and self._tokenizer.is_special(token):
+            return ""
+        piece = self._tokenizer.piece(token)
+        if self._strips_space:
+            self._strips_space = False
+            if self._tokenizer.is_normal(token):
+                piece = piece.removeprefix(b" ")
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """The rest, after the last token: U+FFFD for a character that was never completed."""
+        return self._decoder.decode(b"", final=True)
 
 
 def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:

@@ -12,9 +12,8 @@ from augury.batch import Batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.interfaces import Target
+    from augury.interfaces import Ask, Target
     from augury.passes import Pass
-    from augury.types import Ask
 
 __all__ = ["write_ahead"]
 

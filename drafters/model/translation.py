@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.text.stream import StreamDecoder
+from augury.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

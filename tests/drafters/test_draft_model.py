@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
 from augury.engine.engine import Engine
 from augury.errors import OptionError, UnsupportedError
-from augury.interfaces import Model, Session
+from augury.interfaces import Ask, Model, Session
 from augury.options import options_of
 from augury.passes import ArrayPass
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
-from augury.types import Ask, ModelInfo, ModelOptions, StateSpec
+from augury.types import ModelInfo, ModelOptions, StateSpec
 
 N_VOCAB = 11
 

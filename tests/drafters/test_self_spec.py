@@ -12,10 +12,10 @@ from oracles.models import tiny_model
 from augury import Engine, Registry
 from augury.drafters.self_spec import SelfSpec, SelfSpecOptions, augury_drafters
 from augury.errors import OptionError
-from augury.interfaces import Target
+from augury.interfaces import Ask, Target
 from augury.options import build, options_of
 from augury.passes import ArrayPass
-from augury.types import Ask, Verdict
+from augury.types import Verdict
 
 CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_simple.json").read_text())
 REGISTRY = Registry.discover()

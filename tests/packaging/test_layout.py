@@ -1,6 +1,5 @@
-"""The tree's rules: who imports whom, how long files are, and that what is installed is what is here."""
+"""The tree's rules: what kernels import, how long files are, and that what is installed is what is here."""
 
-import ast
 import subprocess
 import sys
 import tomllib
@@ -9,10 +8,8 @@ from pathlib import Path
 from shutil import copy, copytree, ignore_patterns
 
 import pytest
+from sources import FOLDERS, ROOT, SOURCES, imports_of, name_of
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = {"core": "augury", "backends": "augury.backends", "drafters": "augury.drafters", "plugins": "augury.plugins"}
-SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 DATA = {  # what is shipped beside code
     path.relative_to(ROOT).as_posix().replace(folder, name.replace(".", "/"), 1)
     for folder, name in FOLDERS.items()
@@ -23,25 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # attrs, functools and sys serve what writes kernels as LLVM IR, for the system at hand
 MAY_KERNELS_IMPORT = ("__future__", "typing", "collections", "functools", "sys", "attrs", "numpy", "numba", "math", "llvmlite")
 # one compiles and caches kernels, one chooses an instruction set: they hold none
-COMMANDS = ("augury.cli", "augury.plugins.bench", "augury.plugins.scaffold")
 NO_KERNELS = {"jit.py", "target.py"}
-
-
-def name_of(path):
-    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
-
-
-def imports_of(path):
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "augury"}
-    return found
 
 
 def test_the_package_list_is_the_tree():
@@ -61,18 +40,6 @@ def test_every_entry_point_has_its_module():
 def test_every_module_with_hook_implementations_is_an_entry_point():
     plugins = {name_of(path) for path in SOURCES if "\n@hookimpl" in path.read_text()}
     assert set(PROJECT["project"]["entry-points"]["augury"].values()) == plugins
-
-
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(ROOT / "core")], ids=name_of)
-def test_core_imports_no_plugin(path):
-    plugins = ("augury.backends", "augury.drafters", "augury.plugins")
-    assert not [name for name in imports_of(path) if name.startswith(plugins)]
-
-
-@pytest.mark.parametrize("path", [path for path in SOURCES if not name_of(path).startswith(COMMANDS)], ids=name_of)
-def test_nothing_but_commands_imports_the_command_line(path):
-    if name_of(path) != "augury.__main__":
-        assert not [name for name in imports_of(path) if f"{name}.".startswith("augury.cli.")]
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if "kernels" in path.parts], ids=name_of)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.interfaces import Ask
 from augury.speculation.drafter_guard import misfit
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import Round, Way
-from augury.types import Ask, Draft, Verdict
+from augury.types import Draft, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from toys import ScriptedDrafter, ToyModel, toy_engine
 
+from augury.engine.channel import Channel
 from augury.engine.engine import Engine
-from augury.engine.running import Channel
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.text.chat_template import ChatTemplate
 

@@ -14,7 +14,7 @@ from toys import Gate, ToyModel, toy_engine
 import augury.engine.engine
 import augury.engine.running
 import augury.engine.worker
-from augury.engine.running import Channel
+from augury.engine.channel import Channel
 from augury.errors import AuguryError
 
 GREEDY = {"temperature": 0.0}

@@ -10,12 +10,12 @@ from attrs import frozen
 
 from augury.batch import Batch
 from augury.errors import OptionError, PluginError
-from augury.interfaces import Drafter
+from augury.interfaces import Ask, Drafter
 from augury.options import option
 from augury.testing import ContractError, check_drafter
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toys import registry_with_toys
-from augury.types import Ask, Draft
+from augury.types import Draft
 
 CHECKS = {check.name: check.run for check in DRAFTER_CHECKS}
 

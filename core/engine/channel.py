@@ -1,0 +1,126 @@
+"""What the engine's thread and a request's caller share.
+
+Neither side ever waits for a lock that the other holds: Ctrl-C may stop a caller between any two steps, and must not leave the
+engine waiting. A caller that has nothing to read leaves a function that wakes it up, and the engine calls it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from augury.errors import AuguryError
+from augury.memory_limit import lack_of_memory
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from augury.types import Token
+
+    Wakers = deque[Callable[[], object]]
+
+__all__ = ["Channel"]
+
+_SIGNALS_S = 0.2  # how late Ctrl-C may be noticed
+
+
+class Channel:
+    """What the engine tells of one task: tokens while it goes on, then its outcome.
+
+    A slow reader holds up nobody. Tokens wait here, no more than the request emits, and it keeps them for its result anyway.
+    """
+
+    def __init__(self) -> None:
+        self.unread: deque[Token] = deque()
+        self.outcome: Any = None  # what it came to, or the exception that ended it; None while it goes on
+        self.readers: Wakers = deque()  # called at the next token or the end
+        self.waiters: Wakers = deque()  # called at the end
+        self.cancels: list[object] = []  # not empty: nobody wants to hear more; looked at by the engine before every round
+        self._held_by: list[object] = []
+
+    def cancel(self) -> None:
+        """End the task after the round in progress; no effect on one that has ended."""
+        self.cancels.append(None)
+
+    def cancel_without(self, holder: object) -> None:
+        """Cancel when `holder` is collected: by a reference's callback that no Ctrl-C can interrupt, as it could `__del__`."""
+        self._held_by.append(weakref.ref(holder, self.cancels.append))
+
+    def deliver(self, piece: Token) -> None:
+        """Pass on a token."""
+        self.unread.append(piece)
+        self._wake(self.readers)
+
+    def finish(self, outcome: Any) -> None:
+        """Say that it is over, and what it came to or what ended it."""
+        is_signal = isinstance(outcome, BaseException) and not isinstance(outcome, Exception)
+        if is_signal or isinstance(outcome, StopIteration | StopAsyncIteration):
+            error = AuguryError(f"a plugin or backend raised {type(outcome).__name__} on the engine's thread")
+            error.__cause__ = outcome  # raised here, it would end the program, or a loop over the tokens, as if all were well
+            outcome = error
+        elif isinstance(outcome, Exception):
+            with suppress(BaseException):  # it cannot even say what it is
+                outcome = lack_of_memory(outcome) or outcome
+        self.outcome = outcome
+        self._wake(self.readers)
+        self._wake(self.waiters)
+
+    def _wake(self, wakers: Wakers) -> None:
+        while wakers:
+            try:
+                wakers.popleft()()
+            except Exception:  # noqa: BLE001 - the reader's event loop was closed: nobody is left to read
+                self.cancel()
+
+    def take(self) -> Token | None:
+        """The next token if it is there already, else None.
+
+        Raises:
+            StopIteration: All tokens were taken, and the request has ended.
+            AuguryError: The same, and it failed.
+        """
+        outcome = self.outcome  # looked at first, for tokens come before it
+        try:
+            return self.unread.popleft()
+        except IndexError:
+            if outcome is None:
+                return None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        raise StopIteration
+
+    def block(self, wakers: Wakers) -> None:
+        """Wait on this thread until woken, unless there is something to read already."""
+        gate = threading.Lock()
+        gate.acquire()
+        wakers.append(gate.release)
+        if self._is_ready(wakers):
+            return
+        # only the main thread handles signals, and one that comes just before it waits would not be noticed until it is woken
+        timeout = _SIGNALS_S if threading.current_thread() is threading.main_thread() else -1
+        while not gate.acquire(timeout=timeout):
+            pass
+
+    async def sleep(self, wakers: Wakers) -> None:
+        """The same for a task of an event loop, which goes on meanwhile."""
+        import asyncio  # not before it is needed: the command line does without
+
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        wakers.append(partial(loop.call_soon_threadsafe, _set, woken))
+        if not self._is_ready(wakers):
+            await woken
+
+    def _is_ready(self, wakers: Wakers) -> bool:
+        """Whether what a waker waits for came before it was there to be called."""
+        return self.outcome is not None or (wakers is self.readers and bool(self.unread))
+
+
+def _set(woken: asyncio.Future[None]) -> None:
+    if not woken.done():  # its task was cancelled meanwhile
+        woken.set_result(None)

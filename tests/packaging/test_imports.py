@@ -1,0 +1,75 @@
+"""Who may import whom: wings as docs/architecture.md says, plugins what docs/plugins.md promises, and nobody in a circle."""
+
+import re
+from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from sources import MODULES, ROOT, import_graph
+
+GRAPH = import_graph()
+CORE = {"files", "text", "engine", "speculation", "testing", "cli", "contract", "registry", "loader", "entry"}
+
+# What is still to go: each is the one import to remove from a circle, or what a plugin uses and no stranger may.
+CIRCLES = {
+    ("augury.engine.session", "augury.loader"),  # sessions come to load contexts
+}
+UNPROMISED = {
+    ("augury.backends.numba_cpu.model", "augury.plugins.bench.roofline"),  # the roofline leaves the backend's passes
+    ("augury.backends.numba_cpu.profile", "augury.plugins.bench.roofline"),
+    ("augury.drafters.model.draft_runner", "augury.speculation.draft_log"),
+    ("augury.plugins.bench.commands.passes", "augury.loader"),
+    ("augury.plugins.bench.test_drafters", "augury.speculation.config"),
+}
+
+
+def wing(module):
+    _, *rest = module.split(".")
+    if not rest or rest == ["__main__"]:
+        return "entry"
+    if rest[0] in {"backends", "plugins"}:
+        return ".".join(rest[:2])
+    return rest[0] if rest[0] in CORE or rest[0] == "drafters" else "contract"
+
+
+def documented(page, heading):
+    """The rows of the first table under a heading: what each first cell's `names` are said of the second's."""
+    section = (ROOT / "docs" / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    return [tuple(re.findall(r"`([^`]+)`", cell) for cell in row) for row in rows]
+
+
+def between_wings():
+    drawn = {wing(module): set() for module in MODULES if module not in {"augury.backends", "augury.plugins"}}
+    for module, imported in GRAPH.items():
+        if wing(module) in drawn:
+            drawn[wing(module)] |= {wing(name) for name in imported} - {wing(module), "contract"}
+    return drawn
+
+
+def test_wings_import_what_the_architecture_page_says():
+    said = {name: set(imported) for (name,), imported in documented("architecture.md", "Import direction")}
+    assert between_wings() == said, "the sources (left) and docs/architecture.md, Import direction (right), differ"
+
+
+@pytest.mark.parametrize("name", sorted(CORE))
+def test_core_imports_no_plugin(name):
+    assert between_wings()[name] <= CORE
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    without = {name: imported - {b for a, b in CIRCLES if a == name} for name, imported in GRAPH.items()}
+    try:
+        TopologicalSorter(without).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports, type-checking ones included: {' <- '.join(error.args[1])}")
+
+
+def test_plugins_import_what_any_plugin_may():
+    promised = [f"augury.{name}" for names, _ in documented("plugins.md", "What a plugin may import") for name in names]
+    assert not [name for name in promised if not any(fnmatchcase(module, name) for module in MODULES)], "of no module"
+    for module, imported in GRAPH.items():
+        if wing(module) not in CORE:
+            strange = {name for name in imported if wing(name) != wing(module) and (module, name) not in UNPROMISED}
+            strange = {name for name in strange if not any(fnmatchcase(name, each) for each in promised)}
+            assert not strange, f"{module} imports what docs/plugins.md promises to no plugin"
