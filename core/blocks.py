@@ -1,6 +1,6 @@
 """The vocabulary of layers that a plan is written in.
 
-An architecture turns a file's metadata into a `Plan`; a backend computes plans and never hears a model's name. Weights are
+An architecture turns a file's metadata into a `ModelPlan`; a backend computes plans and never hears a model's name. Weights are
 referred to by tensor name. Shape letters are those of docs/notation.md: E embedding, H query heads, G KV heads, D head size.
 
 A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, every `Attention` and `FeedForward`
@@ -17,7 +17,7 @@ from attrs import field, frozen
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Activation", "Attention", "Block", "Embedding", "FeedForward", "Linear", "Norm", "Output", "Plan", "Rope"]
+__all__ = ["Activation", "Attention", "Block", "Embedding", "FeedForward", "Linear", "ModelPlan", "Norm", "Output", "Rope"]
 
 
 class Activation(Enum):
@@ -123,7 +123,7 @@ Block = Embedding | Attention | FeedForward | Output
 
 
 @frozen
-class Plan:
+class ModelPlan:
     """A whole model, in the order in which it is computed: one `Embedding`, pairs of layers, one `Output`."""
 
     architecture: str

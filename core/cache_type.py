@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.types import ModelOptions
 
 __all__ = ["CACHE_BLOCK", "CACHE_TYPES", "check_cache_types"]
@@ -16,7 +16,7 @@ CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")
 CACHE_BLOCK = 32  # neighbouring components of a head that share a scale in the types q8_0 and q4_0
 
 
-def check_cache_types(plan: Plan, options: ModelOptions) -> None:
+def check_cache_types(plan: ModelPlan, options: ModelOptions) -> None:
     """Refuse cache types that do not exist, or that cannot hold heads of this model's size.
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from augury.batch import Batch
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class Model(ABC):
     info: ModelInfo
     state_spec: StateSpec
     n_threads: int = 1  # that compute a pass
-    target: str = "generic"  # the instructions that it was compiled for, as its backend calls them
+    isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
 
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:
@@ -111,7 +111,7 @@ class Backend(Plugin, ABC):
         return None
 
     @abstractmethod
-    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards.
 
         Raises:
@@ -133,7 +133,7 @@ class Architecture(Plugin, ABC):
 
     @classmethod
     @abstractmethod
-    def plan(cls, file: ModelFile) -> Plan:
+    def plan(cls, file: ModelFile) -> ModelPlan:
         """Read the file's metadata and tensor table.
 
         Raises:

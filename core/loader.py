@@ -17,7 +17,7 @@ from augury.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.interfaces import Backend, Model, Progress
     from augury.registry import Registry
     from augury.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def make_backend(registry: Registry, text: str) -> Backend:
     return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
 
 
-def plan_of(file: ModelFile, registry: Registry) -> Plan:
+def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
     """The plan of a model file.
 
     Raises:

@@ -11,7 +11,7 @@ from attrs import Factory, field, frozen
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 __all__ = [
@@ -65,7 +65,7 @@ class ModelInfo:
     n_bytes: int  # of the file
 
     @classmethod
-    def of(cls, file: ModelFile, plan: Plan) -> ModelInfo:
+    def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
         """The facts of a file and its plan."""
         return cls(
             name=file.path.stem,

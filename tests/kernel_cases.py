@@ -68,10 +68,10 @@ def main(out: str, names: list[str]) -> None:
 
     arm64.pretend()
     from augury.backends.numba_cpu.kernels import matmul
-    from augury.backends.numba_cpu.kernels.target import available_targets
+    from augury.backends.numba_cpu.kernels.isa import available_isas
     from augury.files.tensor_type import TensorType
 
-    found = {"targets": np.array(available_targets())}
+    found = {"isas": np.array(available_isas())}
     for kind in TensorType:
         if kind.name in names:
             found |= of_type(kind)

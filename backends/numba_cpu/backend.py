@@ -15,7 +15,7 @@ from augury.memory_limit import n_bytes_of_machine, require_address_space
 from augury.options import option
 
 if TYPE_CHECKING:
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
@@ -42,7 +42,7 @@ class NumbaCpu(Backend):
     aliases = ("cpu",)
     options_class = NumbaCpuOptions
 
-    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
         check_cache_types(plan, options)
         cores = physical_cores()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -29,7 +29,7 @@ PURPOSE = "weights"
 class Weights:
     """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once."""
 
-    def __init__(self, file: ModelFile, plan: Plan, arena: Arena) -> None:
+    def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena) -> None:
         self._file = file
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
@@ -112,7 +112,7 @@ class Weights:
         self._tensors.clear()
 
 
-def _linears(plan: Plan) -> Iterator[Linear]:
+def _linears(plan: ModelPlan) -> Iterator[Linear]:
     for block in plan.blocks:
         if isinstance(block, Attention):
             yield from (block.q, block.k, block.v, block.o)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.loading import Weights
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.profile import Work
-    from augury.blocks import Attention, Plan, Rope
+    from augury.blocks import Attention, ModelPlan, Rope
     from augury.types import ModelOptions
 
 _NO_WINDOW = 1 << 40
@@ -73,7 +73,7 @@ class Lowered:
         return np.array([[kernel, 1, *operands, *[0] * (RECORD - 2 - len(operands))]], np.int64)
 
 
-def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
+def kernels(plan: ModelPlan, options: ModelOptions) -> list[Any]:
     """The kernels of passes, beside those of the weights; first what takes longest to compile."""
     gated = {GATED[block.activation] for block in plan.blocks if isinstance(block, FeedForward)}
     types = (options.cache_type_k, options.cache_type_v)
@@ -82,18 +82,18 @@ def kernels(plan: Plan, options: ModelOptions) -> list[Any]:
     return [*heads, team.lead, team.follow, team.dismiss, *steps, *kernel_pass.KERNELS]
 
 
-def scratch_bytes(plan: Plan) -> int:
+def scratch_bytes(plan: ModelPlan) -> int:
     """Scratch memory that a thread needs, in whole cache lines."""
     needed = max(SCRATCH_BYTES, *(attention_layer.scratch_bytes(block.head_dim, block.value_dim) for block in plan.attentions))
     return _up(needed, 64) + 64
 
 
-def bytes_per_position(plan: Plan, options: ModelOptions) -> int:
+def bytes_per_position(plan: ModelPlan, options: ModelOptions) -> int:
     """What one position of one slot takes in the KV cache."""
     return sum(sum(_cache_bytes(block, options)) for block in plan.attentions)
 
 
-def state_bytes(plan: Plan, options: ModelOptions) -> int:
+def state_bytes(plan: ModelPlan, options: ModelOptions) -> int:
     """What all slots' KV caches and the tables of positions take."""
     ropes = {(block.rope.frequencies.tobytes(), block.rope.magnitude): len(block.rope.frequencies) for block in plan.attentions}
     # of a table float64 angles, sines and cosines exist for a moment, beside the float32 that stay
@@ -101,7 +101,7 @@ def state_bytes(plan: Plan, options: ModelOptions) -> int:
     return options.n_slots * _up(options.n_ctx, _BLOCK) * bytes_per_position(plan, options) + tables
 
 
-def lower(plan: Plan, weights: Weights, options: ModelOptions, n_threads: int, arena: Arena) -> Lowered:
+def lower(plan: ModelPlan, weights: Weights, options: ModelOptions, n_threads: int, arena: Arena) -> Lowered:
     """Write the tapes of a plan whose weights are loaded."""
     types = (options.cache_type_k, options.cache_type_v)
     tables: dict[tuple[bytes, float], int] = {}

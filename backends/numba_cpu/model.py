@@ -9,8 +9,8 @@ import numpy as np
 from augury.backends.numba_cpu import lowering, profile
 from augury.backends.numba_cpu.kernel_pass import KernelPass
 from augury.backends.numba_cpu.kernels import team as offsets
+from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.loading import Weights
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.batch import Batch
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
     from augury.passes import Pass
@@ -41,7 +41,7 @@ class NumbaCpuModel(Model):
     def __init__(
         self,
         file: ModelFile,
-        plan: Plan,
+        plan: ModelPlan,
         options: ModelOptions,
         n_threads: int,
         progress: Progress,
@@ -63,7 +63,7 @@ class NumbaCpuModel(Model):
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
         self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
         self.n_threads = n_threads
-        self.target = choose_target()
+        self.isa = choose_isa()
         self._team = Team(n_threads, cores)
         self._is_closed = False
         fields = {

@@ -9,8 +9,8 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cpu.kernels import probe
+from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.weights import aligned
 from augury.plugins.bench.roofline import KernelTime, Limits
 
@@ -53,13 +53,13 @@ class Work:
 
 def limits(team: Team) -> Limits:
     """Probe what a team's threads can do; each limit is the best of a few tries."""
-    target, n_threads = choose_target(), team.n_threads
+    isa, n_threads = choose_isa(), team.n_threads
     memory, scratch = aligned(_READ_BYTES), np.ones(n_threads * probe.SCRATCH_BYTES, np.uint8)
     memory[:] = 1  # or its pages would all be the same page of zeros
     # the last step would look ahead behind the end
     n_read = _READ_BYTES - probe.READ_STEP
     reading = _record(address(probe.read), memory.ctypes.data, n_read, scratch.ctypes.data)
-    multiplying = _record(address(probe.multiply_kernel(target)), _ROUNDS, scratch.ctypes.data)
+    multiplying = _record(address(probe.multiply_kernel(isa)), _ROUNDS, scratch.ctypes.data)
     read_s, multiply_s = (min(_seconds(team, tape) for _ in range(_REPETITIONS)) for tape in (reading, multiplying))
     return Limits(n_read / read_s, n_threads * _ROUNDS * probe.MULTIPLY_ADDS / multiply_s)
 

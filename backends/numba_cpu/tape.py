@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.loading import Weights
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import Embedding, Linear, Norm, Output, Plan
+    from augury.blocks import Embedding, Linear, ModelPlan, Norm, Output
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 GATED = {Activation.SILU: step.gated_silu, Activation.GELU: step.gated_gelu}
@@ -44,7 +44,7 @@ class Buffers:
     hidden: int  # (n, F)
 
     @classmethod
-    def make(cls, plan: Plan, arena: Arena) -> Buffers:
+    def make(cls, plan: ModelPlan, arena: Arena) -> Buffers:
         """Allocate them as large as the largest block needs."""
         attentions, forwards = plan.attentions, [block for block in plan.blocks if isinstance(block, FeedForward)]
         n_embd = plan.embedding.n_embd
@@ -90,7 +90,7 @@ class Writer:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ModelPlan,
         weights: Weights,
         cache_types: tuple[str, str],
         layers: Sequence[int],

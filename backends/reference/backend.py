@@ -12,7 +12,7 @@ from augury.interfaces import Backend
 from augury.types import ModelInfo
 
 if TYPE_CHECKING:
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
@@ -27,7 +27,7 @@ class Reference(Backend):
 
     name = "reference"
 
-    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
         check_cache_types(plan, options)
         info = ModelInfo.of(file, plan)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
-    from augury.blocks import Embedding, Norm, Output, Plan
+    from augury.blocks import Embedding, ModelPlan, Norm, Output
     from augury.passes import Pass
     from augury.types import ModelInfo, ModelOptions
 
@@ -32,7 +32,7 @@ class ReferenceModel(Model):
     as if it were alone (`formula`), so rows do not depend on each other to the bit.
     """
 
-    def __init__(self, info: ModelInfo, plan: Plan, weights: Weights, options: ModelOptions) -> None:
+    def __init__(self, info: ModelInfo, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
         self.info = info
         self._plan = plan
         self._weights: Weights | None = weights

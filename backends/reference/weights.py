@@ -12,7 +12,7 @@ from augury.blocks import Attention, FeedForward, Linear, Norm, Output
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from augury.blocks import Block, Plan
+    from augury.blocks import Block, ModelPlan
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -26,7 +26,7 @@ class Weights:
         self._arrays = arrays
 
     @classmethod
-    def load(cls, file: ModelFile, plan: Plan, progress: Progress) -> Weights:
+    def load(cls, file: ModelFile, plan: ModelPlan, progress: Progress) -> Weights:
         """Dequantise what `plan` names, each tensor once.
 
         Raises:
@@ -95,7 +95,7 @@ def _dequantised(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)
 
 
-def _shapes(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(plan: ModelPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all tensors that a plan uses."""
     yield plan.embedding.weight, (plan.embedding.n_vocab, plan.embedding.n_embd)
     for block in plan.blocks[1:]:

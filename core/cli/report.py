@@ -196,7 +196,7 @@ def _brief_lines(model: str, config: Mapping[str, Any]) -> list[str]:
     slots = "1 slot" if config["n_slots"] == 1 else f"{config['n_slots']} slots"
     threads = "1 thread" if config["threads"] == 1 else f"{config['threads']} threads"
     cache = "/".join(dict.fromkeys((config["cache_type_k"], config["cache_type_v"])))
-    place = f"{config['backend']} ({config['target']}), {threads}"
+    place = f"{config['backend']} ({config['isa']}), {threads}"
     return [f"{model} on {place}, {slots} of {config['n_ctx']} tokens, KV cache {cache}", f"drafts: {_drafts(config)}"]
 
 

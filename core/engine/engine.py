@@ -204,7 +204,7 @@ class Engine:
                 planner = DraftPlanner(costs, [drafter.is_costly for drafter in chains[0]])
             loader.close_files()
             plugins = {"model": str(model), "backend": device.name, "memory": memory_class.name}
-            effective = attrs.asdict(options) | {"threads": target.n_threads, "target": target.target}
+            effective = attrs.asdict(options) | {"threads": target.n_threads, "isa": target.isa}
             engine = cls(
                 target,
                 manager,

@@ -63,7 +63,7 @@ class SecondModel(Model):
         self.info = model.info
         self.state_spec = model.state_spec
         self.n_threads = model.n_threads
-        self.target = model.target
+        self.isa = model.isa
         self._model = model
 
     def forward(self, batch: Batch) -> Pass:

@@ -17,7 +17,7 @@ from augury.types import Draft, ModelInfo
 if TYPE_CHECKING:
     import numpy as np
 
-    from augury.blocks import Plan
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
@@ -35,7 +35,7 @@ class ToyBackend(Backend):
 
     name = "toy"
 
-    def load(self, file: ModelFile, plan: Plan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
         """A `ToyModel` with the vocabulary of the file."""
         return ToyModel(
             n_vocab=plan.n_vocab,

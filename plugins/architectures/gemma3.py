@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation, Plan
+from augury.blocks import Activation, ModelPlan
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -30,7 +30,7 @@ class Gemma3(Architecture):
     name = "gemma3"
 
     @classmethod
-    def plan(cls, file: ModelFile) -> Plan:
+    def plan(cls, file: ModelFile) -> ModelPlan:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys = decoder.keys
@@ -53,7 +53,7 @@ class Gemma3(Architecture):
                 ),
                 decoder.feed_forward(layer, Activation.GELU, has_post_norm=True, has_scales=False),
             ]
-        return Plan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+        return ModelPlan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
 
 
 def _scale(decoder: Decoder) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.blocks import Plan
+from augury.blocks import ModelPlan
 from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -23,7 +23,7 @@ class Llama(Architecture):
     name = "llama"
 
     @classmethod
-    def plan(cls, file: ModelFile) -> Plan:
+    def plan(cls, file: ModelFile) -> ModelPlan:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         factors = None
@@ -36,7 +36,7 @@ class Llama(Architecture):
         blocks: list[Block] = [decoder.embedding()]
         for layer in range(decoder.n_layers):
             blocks += [decoder.attention(layer, rope, window=window), decoder.feed_forward(layer)]
-        return Plan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+        return ModelPlan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.blocks import Plan
+from augury.blocks import ModelPlan
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -20,14 +20,14 @@ class Qwen3(Architecture):
     name = "qwen3"
 
     @classmethod
-    def plan(cls, file: ModelFile) -> Plan:
+    def plan(cls, file: ModelFile) -> ModelPlan:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         rope = decoder.rope()
         blocks: list[Block] = [decoder.embedding()]
         for layer in range(decoder.n_layers):
             blocks += [decoder.attention(layer, rope, has_head_norms=True), decoder.feed_forward(layer)]
-        return Plan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+        return ModelPlan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
 
 
 @hookimpl

@@ -39,7 +39,7 @@ def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int)
         items: The whole workload.
         max_tokens: Of a run.
     """
-    loaded = {key: config[key] for key in ("model", "backend", "target", "threads")}
+    loaded = {key: config[key] for key in ("model", "backend", "isa", "threads")}
     speculative = config.get("speculative", {})
     made = {
         "drafts": "fixed" if speculative.get("is_fixed") else "planned",

@@ -11,7 +11,7 @@ from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
-from augury.backends.numba_cpu.kernels.target import available_targets
+from augury.backends.numba_cpu.kernels.isa import available_isas
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
@@ -212,9 +212,9 @@ def test_a_move_outside_the_slots_is_refused(load, move):
         load("llama-dense").forward(attrs.evolve(run_of([1]), moves=np.int32([(0, 1, 2), move])))
 
 
-@pytest.mark.parametrize("target", available_targets())
-def test_every_cpu_target_honours_trees(target, monkeypatch):
-    monkeypatch.setenv("AUGURY_CPU_TARGET", target)
+@pytest.mark.parametrize("isa", available_isas())
+def test_every_instruction_set_honours_trees(isa, monkeypatch):
+    monkeypatch.setenv("AUGURY_CPU_ISA", isa)
     file = tiny_file("llama-dense-q4_0")
     model = make_backend(REGISTRY, "numba-cpu").load(
         file, plan_of(file, REGISTRY), ModelOptions(n_slots=4, n_ctx=N_CTX, threads=2), Progress()

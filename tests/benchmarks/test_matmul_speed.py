@@ -9,7 +9,7 @@ import pytest
 from oracles import weights
 
 from augury.backends.numba_cpu.kernels import matmul as kernels
-from augury.backends.numba_cpu.kernels.target import choose_target
+from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.weights import aligned, pack
 from augury.files.tensor_type import TensorType
 
@@ -47,7 +47,7 @@ def test_a_matrix_is_multiplied_with_the_tokens_of_a_pass(benchmark, matrix, n):
 
     benchmark.pedantic(run, rounds=5, warmup_rounds=1)
     seconds = benchmark.stats.stats.median
-    benchmark.extra_info["target"] = choose_target()
+    benchmark.extra_info["isa"] = choose_isa()
     benchmark.extra_info["bits per weight"] = round(8 * packed.data.size / (ROWS * COLS), 2)
     benchmark.extra_info["GB/s"] = round(memory.size / seconds / 1e9, 1)
     benchmark.extra_info["GMAC/s"] = round(len(starts) * ROWS * COLS * n / seconds / 1e9, 1)

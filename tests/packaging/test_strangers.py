@@ -30,7 +30,7 @@ def augury_memory_managers():
 """
 ARCHITECTURE = """
 from augury import Architecture, hookimpl
-from augury.blocks import Plan
+from augury.blocks import ModelPlan
 from augury.plugins.architectures.decoder import Decoder
 
 
@@ -42,7 +42,7 @@ class Oracular(Architecture):
         decoder = Decoder(file)
         layers = range(decoder.n_layers)
         pairs = [(decoder.attention(layer, decoder.rope()), decoder.feed_forward(layer)) for layer in layers]
-        return Plan(cls.name, (decoder.embedding(), *(block for pair in pairs for block in pair), decoder.output()), 256)
+        return ModelPlan(cls.name, (decoder.embedding(), *(block for pair in pairs for block in pair), decoder.output()), 256)
 
 
 @hookimpl

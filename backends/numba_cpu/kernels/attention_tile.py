@@ -22,9 +22,9 @@ from augury.backends.numba_cpu.kernels.cache_type import (
     emit_keys,
     emit_values,
 )
+from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I64, emit_fma, emit_prefetch, f32x16, load, splat, store
-from augury.backends.numba_cpu.kernels.target import host_features
 from augury.backends.numba_cpu.kernels.unpack import at
 
 if TYPE_CHECKING:

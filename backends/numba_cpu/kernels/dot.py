@@ -1,8 +1,8 @@
-"""The byte dot product on different CPUs: exact integers, so every target gives the same bits.
+"""The byte dot product on different CPUs: exact integers, so every instruction set gives the same bits.
 
 A `Dot` multiplies logical vectors of weights (unsigned bytes) with columns of activations (signed bytes from -127 to 127) and
-adds products in fours to 32-bit lanes. How it gets there is the target's business: in one instruction, or through sums of 16
-bits that it empties before they can overflow.
+adds products in fours to 32-bit lanes. How it gets there depends on the instruction set: in one instruction, or through sums
+of 16 bits that it empties before they can overflow.
 """
 
 from __future__ import annotations

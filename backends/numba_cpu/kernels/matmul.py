@@ -1,4 +1,4 @@
-"""Products of packed weight matrices and activations, one kernel per weight type and CPU target."""
+"""Products of packed weight matrices and activations, one kernel per weight type and instruction set."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.embed import float_embed, quantised_embed
 from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FORMATS, PANEL_ROWS, VECTOR
+from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_16
 from augury.backends.numba_cpu.kernels.repack import float_repack, quantised_repack
-from augury.backends.numba_cpu.kernels.target import choose_target
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
 
@@ -46,7 +46,7 @@ def _write(sums: int, y: int, n: int, ldy: int) -> None:
         simd.store_f32(y + t * ldy * 4 + VECTOR, simd.load_f32(sums + t * _SUM_BYTES + VECTOR))
 
 
-def quantised_matmul(fmt: Format, target: str) -> Any:
+def quantised_matmul(fmt: Format, isa: str) -> Any:
     """Make the kernel for a quantised weight type; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, unit_blocks, token = fmt.kind, fmt.unit_bytes, fmt.unit_blocks, ACTIVATION_BYTES["q8_16"]
     block_lines, distance = -(-fmt.unit_bytes // (fmt.unit_blocks * VECTOR)), _CHUNK // unit_blocks * unit_bytes
@@ -61,18 +61,18 @@ def quantised_matmul(fmt: Format, target: str) -> Any:
                 here = min(_CHUNK, n_blocks - k)
                 columns, ahead = x + k * n * token, unit + distance  # the end of a panel fetches for the next one, too
                 if n <= _FUSED_TOKENS:
-                    multiply(kind, target, "packed", unit, columns, sums, n, here, ahead, block_lines)
+                    multiply(kind, isa, "packed", unit, columns, sums, n, here, ahead, block_lines)
                 else:
-                    unpack(kind, target, unit, here, scratch)
-                    multiply(kind, target, "scratch", scratch, columns, sums, n, here, ahead, block_lines)
+                    unpack(kind, isa, unit, here, scratch)
+                    multiply(kind, isa, "scratch", scratch, columns, sums, n, here, ahead, block_lines)
                 unit += here // unit_blocks * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
-    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{target}"
+    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{isa}"
     return kernel(matmul)
 
 
-def float_matmul(fmt: Format, target: str) -> Any:
+def float_matmul(fmt: Format, isa: str) -> Any:
     """Make the kernel for float weights; its arguments are those of `MatmulKernel.matmul`."""
     kind, unit_bytes, token = fmt.kind, fmt.unit_bytes, ACTIVATION_BYTES["f32"]
     block_lines = fmt.unit_bytes // VECTOR
@@ -86,11 +86,11 @@ def float_matmul(fmt: Format, target: str) -> Any:
             for k in range(0, n_blocks, _FLOAT_CHUNK):
                 here = min(_FLOAT_CHUNK, n_blocks - k)
                 ahead = unit + _FLOAT_CHUNK * unit_bytes
-                multiply(kind, target, "packed", unit, x + k * n * token, sums, n, here, ahead, block_lines)
+                multiply(kind, isa, "packed", unit, x + k * n * token, sums, n, here, ahead, block_lines)
                 unit += here * unit_bytes
             _write(sums, y + p * _SUM_BYTES, n, ldy)
 
-    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{target}"
+    matmul.__name__ = matmul.__qualname__ = f"matmul_{fmt.kind}_{isa}"
     return kernel(matmul)
 
 
@@ -127,12 +127,12 @@ def n_blocks(k: int) -> int:
 
 def matmul_kernels(kinds: Iterable[str]) -> dict[str, MatmulKernel]:
     """Make the kernels for weight types; each is compiled, or taken from the cache, at first use."""
-    return {kind: _kernels(kind, choose_target()) for kind in sorted(kinds)}
+    return {kind: _kernels(kind, choose_isa()) for kind in sorted(kinds)}
 
 
 @cache
-def _kernels(kind: str, target: str) -> MatmulKernel:
+def _kernels(kind: str, isa: str) -> MatmulKernel:
     fmt = FORMATS[kind]
     if fmt.float_bytes:
-        return MatmulKernel(kind, float_matmul(fmt, target), quantize_f32, float_embed(fmt), float_repack(fmt))
-    return MatmulKernel(kind, quantised_matmul(fmt, target), quantize_q8_16, quantised_embed(fmt), quantised_repack(fmt))
+        return MatmulKernel(kind, float_matmul(fmt, isa), quantize_f32, float_embed(fmt), float_repack(fmt))
+    return MatmulKernel(kind, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt), quantised_repack(fmt))

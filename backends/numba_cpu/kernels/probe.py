@@ -10,6 +10,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels.format import VECTOR
+from augury.backends.numba_cpu.kernels.isa import ISAS
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import (
     I32,
@@ -27,7 +28,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     store_i32,
     zero_i32,
 )
-from augury.backends.numba_cpu.kernels.target import TARGETS
 from augury.backends.numba_cpu.kernels.team import CLAIMED
 from augury.backends.numba_cpu.kernels.unpack import at
 
@@ -60,8 +60,8 @@ def read(record, state, thread, n_threads):
     store_i32(get_i64(record + 32) + VECTOR * thread, total)
 
 
-def _multiply_round(_: Any, target: Any, weights: Any, columns: Any, sums: Any, rounds: Any) -> Any:
-    dot = TARGETS[target.literal_value].dot(_BITS)
+def _multiply_round(_: Any, isa: Any, weights: Any, columns: Any, sums: Any, rounds: Any) -> Any:
+    dot = ISAS[isa.literal_value].dot(_BITS)
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         weights, columns, sums, rounds = args[1:]
@@ -82,19 +82,19 @@ def _multiply_round(_: Any, target: Any, weights: Any, columns: Any, sums: Any, 
             store(b, at(b, sums, VECTOR * i), b.load(slot))
         return context.get_dummy_value()
 
-    return types.void(target, *[types.int64] * 4), generate
+    return types.void(isa, *[types.int64] * 4), generate
 
 
 _multiply = intrinsic(prefer_literal=True)(_multiply_round)
 
 
 @cache
-def multiply_kernel(target: str) -> Any:
+def multiply_kernel(isa: str) -> Any:
     """Make the kernel that multiplies what lies in registers. Operands: rounds, SCRATCH_BYTES per thread."""
 
     def multiply(record, state, thread, n_threads):
         place = get_i64(record + 24) + SCRATCH_BYTES * thread
-        _multiply(target, place, place + 2 * VECTOR, place + 1024, get_i64(record + 16))
+        _multiply(isa, place, place + 2 * VECTOR, place + 1024, get_i64(record + 16))
 
-    multiply.__name__ = multiply.__qualname__ = f"multiply_{target}"
+    multiply.__name__ = multiply.__qualname__ = f"multiply_{isa}"
     return kernel(multiply)

@@ -26,6 +26,7 @@ from augury.backends.numba_cpu.kernels.format import (
     SUM,
     VECTOR,
 )
+from augury.backends.numba_cpu.kernels.isa import ISAS
 from augury.backends.numba_cpu.kernels.simd import (
     F32,
     F32X16,
@@ -39,7 +40,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     splat,
     store,
 )
-from augury.backends.numba_cpu.kernels.target import TARGETS
 from augury.backends.numba_cpu.kernels.unpack import (
     LOGICAL,
     SCRATCH_BLOCK,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.kernels.dot import Dot
     from augury.backends.numba_cpu.kernels.format import Format
-    from augury.backends.numba_cpu.kernels.target import Target
+    from augury.backends.numba_cpu.kernels.isa import InstructionSet
     from augury.backends.numba_cpu.kernels.unpack import Block
 
 _TOKEN = ACTIVATION_BYTES["q8_16"]
@@ -162,11 +162,17 @@ def _emit_prefetches(b: ir.IRBuilder, slot: ir.Value, lines: ir.Value, n_tokens:
 
 
 def _emit_tile(
-    b: ir.IRBuilder, fmt: Format, place: str, target: Target, n_tokens: int, groups: Sequence[int], args: tuple[ir.Value, ...]
+    b: ir.IRBuilder,
+    fmt: Format,
+    place: str,
+    isa: InstructionSet,
+    n_tokens: int,
+    groups: Sequence[int],
+    args: tuple[ir.Value, ...],
 ) -> None:
     """Multiply `n_tokens` tokens with some blocks; args are those of `multiply`, with a stack slot for `ahead`."""
     w, x, y, n_blocks, step, stream, lines = args
-    dot, sums = target.dot(fmt.bits), _Sums(b, n_tokens, groups, y)
+    dot, sums = isa.dot(fmt.bits), _Sums(b, n_tokens, groups, y)
     with cgutils.for_range(b, n_blocks) as loop:
         _emit_prefetches(b, stream, lines, n_tokens)
         here = b.add(x, b.mul(loop.index, step))
@@ -176,7 +182,7 @@ def _emit_tile(
             scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
             _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
         else:
-            block = PackedBlock(b, fmt, target.look_up, _unit(b, fmt, w, loop.index), loop.index)
+            block = PackedBlock(b, fmt, isa.look_up, _unit(b, fmt, w, loop.index), loop.index)
             _emit_block(b, fmt, dot, block, here, sums)
     sums.save(b)
 
@@ -204,9 +210,9 @@ def _share(b: ir.IRBuilder, lines: ir.Value, n_runs: ir.Value) -> ir.Value:
 
 
 def _multiply(
-    _: Any, kind: Any, target: Any, place: Any, w: Any, x: Any, y: Any, n: Any, count: Any, ahead: Any, lines: Any
+    _: Any, kind: Any, isa: Any, place: Any, w: Any, x: Any, y: Any, n: Any, count: Any, ahead: Any, lines: Any
 ) -> Any:
-    fmt, where, cpu = FORMATS[kind.literal_value], place.literal_value, TARGETS[target.literal_value]
+    fmt, where, cpu = FORMATS[kind.literal_value], place.literal_value, ISAS[isa.literal_value]
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         w, x, y, n_tokens, n_blocks, ahead, lines = args[3:]
@@ -229,11 +235,11 @@ def _multiply(
             done = b.add(done, b.mul(n_tiles, tokens))
         return context.get_dummy_value()
 
-    return types.void(kind, target, place, *[types.int64] * 7), generate
+    return types.void(kind, isa, place, *[types.int64] * 7), generate
 
 
-def _unpack(_: Any, kind: Any, target: Any, w: Any, n: Any, scratch: Any) -> Any:
-    fmt, look_up = FORMATS[kind.literal_value], TARGETS[target.literal_value].look_up
+def _unpack(_: Any, kind: Any, isa: Any, w: Any, n: Any, scratch: Any) -> Any:
+    fmt, look_up = FORMATS[kind.literal_value], ISAS[isa.literal_value].look_up
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         w, n_blocks, scratch = args[2:]
@@ -243,13 +249,13 @@ def _unpack(_: Any, kind: Any, target: Any, w: Any, n: Any, scratch: Any) -> Any
             ScratchBlock(fmt, address).fill(b, block)
         return context.get_dummy_value()
 
-    return types.void(kind, target, *[types.int64] * 3), generate
+    return types.void(kind, isa, *[types.int64] * 3), generate
 
 
-# multiply(kind, target, place, weights, activations, sums, n_tokens, n_blocks, ahead, lines): add n_blocks blocks of all tokens
+# multiply(kind, isa, place, weights, activations, sums, n_tokens, n_blocks, ahead, lines): add n_blocks blocks of all tokens
 # to sums, (n_tokens, 32) float32. The weights are `packed` or in `scratch`. With each block the tiles prefetch together `lines`
 # cache lines, from `ahead` on, so that fetching what comes next overlaps with the arithmetic. `lines` should be what a block
 # takes: prefetching further ahead than that costs time with each line that is asked for twice.
 multiply = intrinsic(prefer_literal=True)(_multiply)
-# unpack(kind, target, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
+# unpack(kind, isa, weights, n_blocks, scratch): unpack one unit, or n_blocks units of one block, to scratch memory.
 unpack = intrinsic(prefer_literal=True)(_unpack)

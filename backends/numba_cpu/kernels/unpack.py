@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cpu.kernels.format import Format
 
-    LookUp = Callable[..., ir.Value]  # see `target.Target`
+    LookUp = Callable[..., ir.Value]  # see `isa.InstructionSet`
 
 GROUPS = (0, 1)
 LOGICAL = 8  # logical vectors of a block

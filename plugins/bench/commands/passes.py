@@ -120,7 +120,7 @@ def run_passes(args: argparse.Namespace) -> int:
         runner = ModelRunner(model, progress)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
         backend = make_backend(args.registry, args.backend).name
-        loaded = {"model": model.info.name, "backend": backend, "target": model.target, "threads": model.n_threads}
+        loaded = {"model": model.info.name, "backend": backend, "isa": model.isa, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
             timings = sweep(runner, measures, progress=progress, n_repetitions=args.turns)

@@ -22,7 +22,7 @@ def emulated(request, tmp_path_factory):
 
 
 def test_a_cpu_is_known_by_its_name_to_have_dot_products(emulated):
-    assert emulated["targets"].tolist() == ["neondot", "generic"]
+    assert emulated["isas"].tolist() == ["neondot", "generic"]
 
 
 def test_products_are_made_of_byte_dot_products_and_look_values_up(emulated):

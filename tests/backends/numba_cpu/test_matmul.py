@@ -5,7 +5,7 @@ import pytest
 from oracles import weights
 
 from augury.backends.numba_cpu.kernels import matmul as kernels
-from augury.backends.numba_cpu.kernels.target import available_targets, choose_target
+from augury.backends.numba_cpu.kernels.isa import available_isas, choose_isa
 from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack
 from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
@@ -94,13 +94,13 @@ def test_bits_do_not_depend_on_the_rows_beside(kind):
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("target", [target for target in available_targets() if target != choose_target()])
+@pytest.mark.parametrize("isa", [isa for isa in available_isas() if isa != choose_isa()])
 @every_kind
-def test_every_target_gives_the_same_bits_to_any_number_of_tokens(kind, target, monkeypatch):
+def test_every_instruction_set_gives_the_same_bits_to_any_number_of_tokens(kind, isa, monkeypatch):
     matrix, _ = random_matrix(kind, 9, 256)
     x = activations(10, 31, 256)
     expected = multiply(matrix, x)
-    monkeypatch.setenv("AUGURY_CPU_TARGET", target)
+    monkeypatch.setenv("AUGURY_CPU_ISA", isa)
     for n in (1, 2, 3, 5, 8, 24, 25, 31):
         assert np.array_equal(multiply(matrix, x[31 - n :]), expected[31 - n :]), n
 
@@ -164,6 +164,6 @@ def test_threads_may_share_the_rounding_of_activations(kind):
 
 
 def test_a_target_that_the_cpu_lacks_is_refused_with_those_that_it_has(monkeypatch):
-    monkeypatch.setenv("AUGURY_CPU_TARGET", "abacus")
+    monkeypatch.setenv("AUGURY_CPU_ISA", "abacus")
     with pytest.raises(OptionError, match="generic"):
-        choose_target()
+        choose_isa()

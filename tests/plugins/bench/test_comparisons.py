@@ -63,8 +63,8 @@ def test_drafters_are_compared_on_every_prompt_cold_and_warm(compared):
         assert info["tokens"] == 48
         assert info["mean_accepted_length"] == info["tokens"] / info["rounds"]
         assert sum(info["accepted_by_position"]) == info["accepted"]
-        assert {"cpu", "cores", "threads", "backend", "target", "model", "workload"} <= set(info["machine"])
-        assert info["machine"]["target"] == "generic"
+        assert {"cpu", "cores", "threads", "backend", "isa", "model", "workload"} <= set(info["machine"])
+        assert info["machine"]["isa"] == "generic"
     assert {benchmark["stats"]["rounds"] for benchmark in benchmarks} == {2}
     assert "copying, cold" in {benchmark["group"] for benchmark in benchmarks}
     assert "augury: drafters against plain decoding" in out

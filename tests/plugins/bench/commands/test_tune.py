@@ -28,7 +28,7 @@ def engines(monkeypatch):
     def contest(load, params, item):
         class Fake:
             def __init__(self):
-                self.config = {"model": "m", "backend": "b", "threads": 1, "target": "t"}
+                self.config = {"model": "m", "backend": "b", "threads": 1, "isa": "i"}
 
             def pair(self, index):
                 args, spec_type, draft_model, _ = load()

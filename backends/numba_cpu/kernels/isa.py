@@ -1,4 +1,4 @@
-"""The kinds of CPUs that kernels are generated for, and which of them this host is."""
+"""The instruction sets that kernels are generated for, and which of them this host has."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Target:
-    """A kind of CPU, as the kernels see it.
+class InstructionSet:
+    """The instructions of a kind of CPU, as the kernels see them.
 
     Attributes:
         needed: features that the host must have.
@@ -47,16 +47,16 @@ _WIDE = {"packed": (8, 7, 6, 5, 4, 3, 2, 1), "scratch": (6, 2, 1), "float": (4, 
 _NARROW = {"packed": (4, 2, 1), "scratch": (4, 2, 1), "float": (4, 2, 1)}, {"packed": 1, "scratch": 1, "float": 2}
 _pshufb = look_up_by("llvm.x86.avx2.pshuf.b", ir.VectorType(I8, 32))
 # The best first.
-TARGETS = {
-    "avx512vnni": Target(
+ISAS = {
+    "avx512vnni": InstructionSet(
         frozenset({"avx512vnni", "avx512bw"}), Avx512VnniDot, look_up_by("llvm.x86.avx512.pshuf.b.512", U8X64), *_WIDE
     ),
-    "avxvnni": Target(frozenset({"avxvnni", "avx2"}), AvxVnniDot, _pshufb, *_NARROW),
-    "avx2": Target(frozenset({"avx2", "fma"}), Avx2Dot, _pshufb, *_NARROW),
-    "neondot": Target(
+    "avxvnni": InstructionSet(frozenset({"avxvnni", "avx2"}), AvxVnniDot, _pshufb, *_NARROW),
+    "avx2": InstructionSet(frozenset({"avx2", "fma"}), Avx2Dot, _pshufb, *_NARROW),
+    "neondot": InstructionSet(
         frozenset({"dotprod"}), NeonDot, look_up_by("llvm.aarch64.neon.tbl1.v16i8", ir.VectorType(I8, 16)), *_NARROW
     ),
-    "generic": Target(frozenset(), Dot, look_up, *_NARROW),
+    "generic": InstructionSet(frozenset(), Dot, look_up, *_NARROW),
 }
 
 
@@ -72,10 +72,10 @@ define i32 @dot(<16 x i8> %a, <16 x i8> %b) {
 }"""
 
 
-def available_targets() -> list[str]:
-    """Name the targets that this host can run, the best first."""
+def available_isas() -> list[str]:
+    """Name the instruction sets that this host can run, the best first."""
     features = host_features()
-    return [name for name, target in TARGETS.items() if target.needed <= features]
+    return [name for name, isa in ISAS.items() if isa.needed <= features]
 
 
 @cache
@@ -93,17 +93,17 @@ def host_features() -> frozenset[str]:
     return frozenset(found)
 
 
-def choose_target() -> str:
-    """Name the target to compile for: what `AUGURY_CPU_TARGET` says, or the best that the host has.
+def choose_isa() -> str:
+    """Name the instruction set to compile for: what `AUGURY_CPU_ISA` says, or the best that the host has.
 
     Raises:
-        OptionError: `AUGURY_CPU_TARGET` is not a target that this host can run.
+        OptionError: `AUGURY_CPU_ISA` is not an instruction set that this host can run.
     """
-    available = available_targets()
-    asked = os.environ.get("AUGURY_CPU_TARGET")
+    available = available_isas()
+    asked = os.environ.get("AUGURY_CPU_ISA")
     if asked is None:
         return available[0]
     if asked not in available:
-        msg = f"AUGURY_CPU_TARGET is {asked!r}, but this CPU can run {', '.join(available)}; choose one, or unset it"
+        msg = f"AUGURY_CPU_ISA is {asked!r}, but this CPU can run {', '.join(available)}; choose one, or unset it"
         raise OptionError(msg)
     return asked
