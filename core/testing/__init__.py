@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from augury.testing.contract import ContractError
     from augury.testing.drafter.suite import check_drafter
     from augury.testing.memory.suite import check_memory_manager
+    from augury.testing.source import check_source
     from augury.testing.toy_model import ToyModel
 
-__all__ = ["ContractError", "ToyModel", "check_backend", "check_drafter", "check_memory_manager"]
+__all__ = ["ContractError", "ToyModel", "check_backend", "check_drafter", "check_memory_manager", "check_source"]
 
 _HOMES = {
     "ContractError": "contract",
@@ -28,6 +29,7 @@ _HOMES = {
     "check_backend": "backend.suite",
     "check_drafter": "drafter.suite",
     "check_memory_manager": "memory.suite",
+    "check_source": "source",
 }
 
 

@@ -14,6 +14,7 @@ from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import huggingface
 from augury.plugins.sources.huggingface import HuggingFaceSource, choose
+from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 FILES = [
     "README.md",
@@ -56,6 +57,13 @@ def hub(monkeypatch):
     fake = type("FakeHub", (Hub,), {})
     monkeypatch.setattr(huggingface_hub, "HfApi", fake)
     return fake
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("reference", ["hf:owner/tiny:Q8_0", "hf:owner/tiny:BF16"])
+@pytest.mark.parametrize("check", SOURCE_CHECKS, ids=lambda check: check.name)
+def test_it_keeps_the_contracts_of_sources(check, reference):
+    check.run(SourceSubject(HuggingFaceSource, reference, "hf:owner/tiny:Q5_0"))
 
 
 def test_only_the_prefix_is_handled():

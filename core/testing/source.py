@@ -1,0 +1,220 @@
+"""`check_source`: the conformance suite of sources of model files."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from inspect import CO_GENERATOR
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from augury.errors import ModelFileError
+from augury.interfaces import Progress
+from augury.testing.contract import Check, Contract, run_checks
+from augury.testing.toys import registry_with_toys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from augury.interfaces import Source
+    from augury.registry import Registry
+    from augury.testing.contract import ContractError
+
+__all__ = ["SOURCE_CHECKS", "SourceSubject", "check_source"]
+
+HANDLES = Contract("`handles` says true or false of any text, and true of its names.", "augury.interfaces.Source.handles")
+FETCH = Contract("`fetch` returns the path of a file.", "augury.interfaces.Source.fetch")
+UNKNOWN = Contract("What cannot be fetched is a ModelFileError, and leaves nothing.", "augury.interfaces.Source.fetch")
+AGAIN = Contract("What is there already is not downloaded again.", "augury.interfaces.Source.fetch")
+WHOLE = Contract("A file has its name once it is whole, and nothing else is left.", "augury.interfaces.Source.fetch")
+
+_ANY_TEXTS = ("", " ", ":", "/", ".", "~", "a/b", "no-such-model", "\0", "x" * 5000, "é☃", "C:\\model.gguf", "http://[")
+_N_INTERRUPTS = 25  # of each reference: spread over all calls that the source's own code makes
+_N_AT_ONCE = 4
+
+
+@frozen(eq=False)
+class SourceSubject:
+    """A source, a reference that it can fetch, and one that it handles and cannot."""
+
+    source: type[Source]
+    reference: str
+    unknown: str
+
+    def fetch(self, folder: Path, progress: Progress | None = None) -> Path:
+        """Fetch the reference, which must work."""
+        try:
+            path = self.source.fetch(self.reference, folder, progress or Progress())
+        except Exception as error:
+            raise self.broken(FETCH, f"{type(error).__name__}: {error}") from error
+        if not isinstance(path, Path) or not path.is_file():
+            raise self.broken(FETCH, f"{path!r} of {self.reference!r}")
+        return path
+
+    def broken(self, contract: Contract, seen: str) -> ContractError:
+        """The error to raise."""
+        return contract.broken(self.source.name, seen)
+
+
+def any_text(subject: SourceSubject) -> None:
+    """`handles` takes whatever a user types."""
+    names = subject.source.names()
+    for text in (*_ANY_TEXTS, *names, subject.reference, subject.unknown):
+        try:
+            said: object = subject.source.handles(text)
+        except Exception as error:
+            raise subject.broken(HANDLES, f"{type(error).__name__} of {text!r}: {error}") from error
+        is_its_own = text in (*names, subject.reference, subject.unknown)
+        if not isinstance(said, bool) or said < is_its_own:
+            raise subject.broken(HANDLES, f"{said!r} of {text!r}")
+
+
+def unknown_reference(subject: SourceSubject) -> None:
+    """A model that does not exist is an error of ours, and leaves no file."""
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "models"
+        try:
+            path = subject.source.fetch(subject.unknown, folder, Progress())
+        except ModelFileError:
+            if left := _files(folder):
+                raise subject.broken(UNKNOWN, f"{sorted(left)} are left") from None
+        except Exception as error:
+            raise subject.broken(UNKNOWN, f"{type(error).__name__}: {error}") from error
+        else:
+            raise subject.broken(UNKNOWN, f"{path} of {subject.unknown!r}")
+
+
+def fetched_again(subject: SourceSubject) -> None:
+    """A second fetch gives the same file, which nobody touched, and reports no progress."""
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "models"
+        path = subject.fetch(folder)
+        before, progress = path.stat(), _Heard()
+        again = subject.fetch(folder, progress)
+        after = again.stat()
+        if (again, after.st_ino, after.st_mtime_ns) != (path, before.st_ino, before.st_mtime_ns):
+            raise subject.broken(AGAIN, f"{path} was written again, as {again}")
+        if progress.tasks:
+            raise subject.broken(AGAIN, f"{progress.tasks[0]!r} at the second fetch")
+
+
+def interrupted(subject: SourceSubject) -> None:
+    """Ctrl-C, wherever it comes, leaves nothing or the whole file, and the next fetch works."""
+    with TemporaryDirectory() as name:
+        clean = Path(name) / "clean"
+        counting = _Interrupt(subject.source, None)
+        with counting:
+            first = subject.fetch(clean, counting)
+        whole = _files(clean)
+        step = max(counting.n_calls // _N_INTERRUPTS, 1)
+        for i in range(0, counting.n_calls, step):
+            folder = Path(name) / f"interrupted-{i}"
+            interrupt = _Interrupt(subject.source, i)
+            try:
+                with interrupt:
+                    subject.source.fetch(subject.reference, folder, interrupt)
+            except (KeyboardInterrupt, ModelFileError):
+                pass
+            left = _files(folder)
+            has_first = first.is_relative_to(clean) and first.relative_to(clean).as_posix() in left
+            if left.items() - whole.items() or (has_first and left != whole):
+                raise subject.broken(WHOLE, f"{sorted(left)} after Ctrl-C in a fetch")
+            subject.fetch(folder)
+            if _files(folder) != whole:
+                raise subject.broken(WHOLE, f"{sorted(_files(folder))} after an interrupted fetch and another one")
+
+
+def fetched_at_once(subject: SourceSubject) -> None:
+    """Several that fetch the same model at once get one whole file."""
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "models"
+        with ThreadPoolExecutor(_N_AT_ONCE) as pool:
+            paths = set(pool.map(lambda _: subject.fetch(folder), range(_N_AT_ONCE)))
+        left = _files(folder)
+        (path, *others) = sorted(paths)
+        subject.fetch(Path(name) / "alone")
+        if others or left != _files(Path(name) / "alone"):
+            raise subject.broken(WHOLE, f"{sorted(left)} after {_N_AT_ONCE} fetches of {path.name} at once")
+
+
+class _Heard(Progress):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+
+    def __call__(self, task: str, done: int, total: int) -> None:  # noqa: ARG002 - see `Progress`
+        self.tasks.append(task)
+
+
+@frozen(eq=False)
+class _Interrupt(Progress):
+    """Counts the calls that a source's own code makes, and reports of progress, and raises at the n-th of them."""
+
+    source: type[Source]
+    at: int | None  # None: never
+    _seen: list[None] = field(factory=list, init=False)
+
+    @property
+    def n_calls(self) -> int:
+        return len(self._seen)
+
+    def __enter__(self) -> None:
+        file = sys.modules[self.source.__module__].__file__
+
+        def profile(frame: FrameType, event: str, _: Any) -> None:
+            code = frame.f_code
+            if event in ("call", "c_call") and code.co_filename == file and not code.co_flags & CO_GENERATOR:
+                self._count()  # not in generators: what is raised in one that is being closed is lost
+
+        sys.setprofile(profile)  # not settrace, which debuggers and coverage use
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def __call__(self, task: str, done: int, total: int) -> None:  # noqa: ARG002 - see `Progress`
+        self._count()
+
+    def _count(self) -> None:
+        self._seen.append(None)
+        if self.n_calls - 1 == self.at:
+            raise KeyboardInterrupt
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """What lies below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in _walk(folder)}
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+SOURCE_CHECKS = (
+    Check("handles any text", any_text),
+    Check("refuses what it cannot fetch, and leaves nothing", unknown_reference),
+    Check("fetches once", fetched_again),
+    Check("leaves nothing half done when it is interrupted", interrupted),
+    Check("gives several at once the same whole file", fetched_at_once),
+)
+
+
+def check_source(source: type[Source] | str, reference: str, unknown: str, *, registry: Registry | None = None) -> None:
+    """Prove that a source keeps its contracts, in folders of its own.
+
+    Args:
+        source: A class, or the name of an installed one.
+        reference: What it can fetch, some thirty times over: best a small file, from a server that the test stands in for.
+        unknown: What it handles and cannot fetch, such as a model that does not exist.
+        registry: Where a name is looked up; None for what is installed.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        PluginError: There is no such source.
+    """
+    found = (registry or registry_with_toys()).find("source", source) if isinstance(source, str) else source
+    run_checks(SOURCE_CHECKS, SourceSubject(found, reference, unknown))
