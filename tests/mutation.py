@@ -159,13 +159,16 @@ class Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self):
-        if self.traces:
-            self.real = {}
-            threading.settrace(self.trace)
-            sys.settrace(self.trace)
+        self.real = {}
+        self.arm()
         # a failure is enough: no smaller one is looked for
         settings.register_profile("mutants", settings(), phases=[Phase.explicit, Phase.generate])
         settings.load_profile("mutants")
+
+    def arm(self):
+        if self.traces:
+            threading.settrace(self.trace)
+            sys.settrace(self.trace)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -176,11 +179,14 @@ class Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         self.test = item.nodeid
+        self.arm()
         if self.chosen is not None:
             signal.alarm(10 + 5 * ceil(self.chosen[item.nodeid]))
         start = time.monotonic()
         result = yield
         self.seconds[item.nodeid] = time.monotonic() - start
+        if self.traces and sys.gettrace() != self.trace:  # it traces by itself
+            self.failed.append(item.nodeid)
         self.test = EVERY
         return result
 
@@ -249,7 +255,7 @@ def stages_of(file):
         code, seconds, failed, _ = run(file, None, modules)
         assert code == 0, f"{file}: the tests fail without a mutant: {failed}"
         _, _, failed, lines = run(file, None, modules, traces=True)
-        lines |= dict.fromkeys(failed, set().union(*lines.values()))  # those that cannot bear to be slower
+        lines |= dict.fromkeys(failed, set().union(*lines.values()))  # those that cannot be traced
         yield seconds, lines
 
 
