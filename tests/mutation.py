@@ -26,7 +26,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from math import ceil
+from itertools import accumulate
+from math import ceil, inf
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,14 @@ NEIGHBOURS = {  # what else of the tests knows a folder's files
         "tests/core/test_loader.py",
     ],
     "plugins": ["tests/core/engine/test_loop.py", "tests/core/engine/test_engine.py"],
-    "drafters": ["tests/drafters/**/test_{family}*.py"],
+    "drafters": ["tests/drafters/**/test_{family}*.py", "tests/drafters/test_*{folder}*.py", "tests/drafters/{folder}/*.py"],
 }
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Add}
+NEAR_S = 20  # how long the neighbours' tests of a mutant may take: the quickest, of which there are hundreds
 EVERY = ""  # in place of a test's name: what was run at import, or made for several tests
 
 
@@ -142,7 +144,8 @@ def tests_of(file):
     """The file's own tests, which find most and take the least time, and those of its neighbours."""
     path = Path(file)
     own = {*ROOT.glob(f"tests/{path.parent}/test_{path.stem}*.py")}
-    near = {name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(family=path.stem.split("_")[0]))}
+    names = {"family": path.stem.split("_")[0], "folder": path.parent.name}
+    near = {name for pattern in NEIGHBOURS[path.parts[0]] for name in ROOT.glob(pattern.format(**names))}
     return [sorted(str(test.relative_to(ROOT)) for test in stage) for stage in (own, near - own) if stage]
 
 
@@ -261,9 +264,11 @@ def stages_of(file):
 
 def killer(file, tree, changed, stages, kills):
     """The test that notices a mutant of some lines; None: it survives."""
-    for seconds, lines in stages:
+    for left_s, (seconds, lines) in zip((inf, NEAR_S), stages, strict=False):
         near = {test for test, ran in lines.items() if not ran.isdisjoint(changed)}
         tests = sorted(seconds.keys() if EVERY in near else near, key=lambda test: (-kills[test], seconds[test]))
+        sums = accumulate(seconds[test] for test in tests)
+        tests = [test for test, sum_s in zip(tests, sums, strict=True) if sum_s <= left_s]
         names = list(dict.fromkeys(test.partition("::")[0] for test in tests))  # the tests of a module stay together
         tests.sort(key=lambda test: names.index(test.partition("::")[0]))
         if not tests:

@@ -119,7 +119,7 @@ class DraftPlanner:
         expected = [1.0 for _ in wishes]
         seconds = [0.0 for _ in wishes]
         n_most = n_beside + sum(1 + max((offer.limit for offer in wish.offers), default=0) for wish in wishes)
-        depth = _mean_depth(wishes)
+        depth = sum(wish.depth for wish in wishes) / len(wishes)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
         self._plain_s = known[1]
         for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
@@ -257,7 +257,3 @@ class DraftPlanner:
 
 
 _NOTHING = DraftCost()  # what was asked already is paid for
-
-
-def _mean_depth(wishes: Sequence[Wish]) -> float:
-    return sum(wish.depth for wish in wishes) / max(len(wishes), 1)
