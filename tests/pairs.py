@@ -1,7 +1,7 @@
 """Pairs made up by hand, for what is computed and drawn from them."""
 
-from augury.plugins.bench.contest import Pair
-from augury.plugins.bench.workload import Item
+from augury.cli.prompts import Prompt
+from augury.plugins.bench.paired_runs import Pair
 from augury.types import DrafterStats, Result, Summary, Timings, Token
 
 
@@ -27,4 +27,4 @@ def result(seconds, tokens=(1, 2, 3, 4), rounds=((0, 0),), pieces=()):
 
 def pair(plain_s=3.0, drafted_s=1.0, *, name="a", category="all", rounds=((0, 0), (3, 2)), tokens=(1, 2, 3, 4), pieces=()):
     """Four tokens, plain and drafted."""
-    return Pair(Item(name, category), result(plain_s), result(drafted_s, tokens, rounds, pieces))
+    return Pair(Prompt(text="", id=name, category=category), result(plain_s), result(drafted_s, tokens, rounds, pieces))

@@ -6,16 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
 from attrs import Factory, evolve, frozen
 
 from augury.cli.report import say
 from augury.errors import AuguryError, OptionError
 
-__all__ = ["Prompt", "add_prompt_flags", "add_template_flag", "read_prompts", "read_text"]
+__all__ = ["Prompt", "add_prompt_flags", "add_template_flag", "prompts_of_lines", "read_prompts", "read_text"]
 
-_KINDS = ("prompt", "tokens", "messages")
+_MAX_SIZE = 2**28  # bytes of a file, or characters of standard input: several times what the longest contexts hold
+_KINDS = {"prompt": "a text", "tokens": "a list of token ids", "messages": 'a list of {"role": ..., "content": ...}'}
 
 
 @frozen
@@ -26,16 +27,16 @@ class Prompt:
     tokens: tuple[int, ...] | None = None
     messages: Any = None
     params: dict[str, Any] = Factory(dict)
-    id: Any = None  # which a line may have, to be told with its answer
+    id: Any = None  # which a line may have, to be repeated with its answer
     category: Any = None  # likewise, for comparisons
     where: str = ""  # FILE:LINE of one that came from JSON lines
-    error: str = ""  # why it is none
+    error: str = ""  # why the line is not a prompt
 
     def arguments(self) -> dict[str, Any]:
         """As `Engine.submit` takes it.
 
         Raises:
-            AuguryError: The line holds no prompt.
+            AuguryError: The line is not a prompt.
         """
         if self.error:
             raise AuguryError(f"{self.where}: {self.error}")
@@ -89,23 +90,27 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
         prompts = _from_input()
     if not prompts:
         raise OptionError("there is no prompt; give one with -p TEXT, -f FILE or on standard input")
-    if args.chat:
-        prompts = [_as_chat(prompt) for prompt in prompts]
-    return prompts
+    return [_as_chat(prompt) for prompt in prompts] if args.chat else prompts
 
 
 def read_text(path: str | Path) -> str:
     """The text of a file that a user names, without a byte order mark.
 
     Raises:
-        AuguryError: It cannot be read.
+        AuguryError: It cannot be read, or is larger than any prompt; devices such as /dev/zero have no end.
     """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open("rb") as file:
+            return _bounded(file.read(_MAX_SIZE + 1), path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise AuguryError(f"{path}: not a text file in UTF-8") from None
     except OSError as error:
         raise AuguryError(f"{path}: {error.strerror or error}") from None
+
+
+def prompts_of_lines(text: str, where: str) -> list[Prompt]:
+    """The prompts of JSON lines, such as `{"id": "a", "prompt": "Once", "seed": 1}`; a bad line is one with an `error`."""
+    return [_from_line(line, f"{where}:{number}") for number, line in _lines(text)]
 
 
 def _from_input() -> list[Prompt]:
@@ -114,7 +119,7 @@ def _from_input() -> list[Prompt]:
     if sys.stdin.isatty():
         say("reading a prompt from the terminal; end it with Ctrl-D")
     try:
-        return _from_text(sys.stdin.read(), "standard input", is_lines=False)
+        return _from_text(_bounded(sys.stdin.read(_MAX_SIZE + 1), "standard input"), "standard input", is_lines=False)
     except UnicodeDecodeError:
         raise AuguryError("standard input: not text in UTF-8") from None
 
@@ -123,13 +128,22 @@ def _from_file(path: Path) -> list[Prompt]:
     return _from_text(read_text(path), str(path), is_lines=path.suffix in {".jsonl", ".ndjson"})
 
 
+def _bounded(content: AnyStr, where: str | Path) -> AnyStr:
+    if len(content) > _MAX_SIZE:
+        raise AuguryError(f"{where}: larger than {_MAX_SIZE >> 20} MiB, more than any context holds; give a smaller prompt")
+    return content
+
+
 def _from_text(text: str, where: str, *, is_lines: bool) -> list[Prompt]:
-    # not `splitlines`: strings in JSON may hold what that takes for the end of a line
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if is_lines or (text.lstrip().startswith("{") and any(_is_object(line) for _, line in lines)):
-        return [_from_line(line, f"{where}:{number}") for number, line in lines]
+    if is_lines or (text.lstrip().startswith("{") and any(_is_object(line) for _, line in _lines(text))):
+        return prompts_of_lines(text, where)
     text = text.removesuffix("\n")  # editors end files with one, and `echo` what it says, which no prompt means
     return [Prompt(text=text)] if text else []
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    # not `splitlines`: strings in JSON may hold what that takes for the end of a line
+    return [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
 
 
 def _is_object(line: str) -> bool:
@@ -153,15 +167,16 @@ def _from_line(line: str, where: str) -> Prompt:
         found = found if isinstance(found, dict) else {}
         expected = 'expected an object with one of "prompt", "messages" and "tokens"'
         return Prompt(where=where, id=found.get("id"), error=expected)
-    text, tokens, messages = (found.pop(kind, None) for kind in _KINDS)
-    about = {"where": where, "id": found.pop("id", None), "category": found.pop("category", None)}
-    for kind, value, is_right, expected in (
-        ("prompt", text, isinstance(text, str), "a text"),
-        ("tokens", tokens, isinstance(tokens, list) and all(type(each) is int for each in tokens), "a list of token ids"),
-    ):
-        if value is not None and not is_right:
-            return Prompt(**about, error=f"{kind} is {value!r}, expected {expected}")
-    return Prompt(text, None if tokens is None else tuple(tokens), messages, params=found, **about)
+    prompt = Prompt(where=where, id=found.pop("id", None), category=found.pop("category", None), params=found)
+    (kind,) = _KINDS.keys() & found.keys()
+    value = found.pop(kind)
+    if kind == "prompt" and isinstance(value, str):
+        return evolve(prompt, text=value)
+    if kind == "tokens" and isinstance(value, list) and all(type(each) is int for each in value):
+        return evolve(prompt, tokens=tuple(value))
+    if kind == "messages" and isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return evolve(prompt, messages=value)
+    return evolve(prompt, error=f"{kind} is {value!r}, expected {_KINDS[kind]}")
 
 
 def _token_ids(text: str) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from augury.plugins.bench.workload import digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from augury.plugins.bench.workload import Item
+    from augury.cli.prompts import Prompt
 
-__all__ = ["facts_told", "machine_facts", "run_facts"]
+__all__ = ["facts_as_json", "machine_facts", "run_facts"]
 
 _DEPENDENCIES = ("numpy", "numba")
 
@@ -31,19 +31,19 @@ def machine_facts() -> dict[str, Any]:
     } | {name: metadata.version(name) for name in _DEPENDENCIES}
 
 
-def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int) -> dict[str, Any]:
+def run_facts(config: Mapping[str, Any], prompts: Iterable[Prompt], max_tokens: int) -> dict[str, Any]:
     """The machine, what was loaded, and what it was made to do.
 
     Args:
-        config: Of an engine; of `Contest.config`, where the model goes by its own name.
-        items: The whole workload.
+        config: Of an engine; of `PairedRuns.config`, where the model goes by its own name.
+        prompts: The whole workload.
         max_tokens: Of a run.
     """
     loaded = {key: config[key] for key in ("model", "backend", "isa", "threads")}
     speculative = config.get("speculative", {})
     made = {
         "drafts": "fixed" if speculative.get("is_fixed") else "planned",
-        "workload": digest(items),
+        "workload": digest(prompts),
         "max_tokens": max_tokens,
     }
     if rates := speculative.get("synthetic"):
@@ -51,8 +51,8 @@ def run_facts(config: Mapping[str, Any], items: Iterable[Item], max_tokens: int)
     return machine_facts() | loaded | made
 
 
-def facts_told(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """`run_facts` as the JSON of a comparison begins."""
+def facts_as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`run_facts` as a comparison's JSON begins."""
     return {key: facts[key] for key in ("model", "backend", "threads")} | {"machine": dict(facts)}
 
 

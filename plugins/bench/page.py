@@ -11,14 +11,14 @@ from itertools import groupby
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from augury.plugins.bench.comparison import stall_lines
-from augury.plugins.bench.figures import Figures
+from augury.plugins.bench.comparison_table import stall_lines
+from augury.plugins.bench.pair_stats import PairStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.plugins.bench.contest import Pair
-    from augury.plugins.bench.outcome import Outcome
+    from augury.plugins.bench.pair_stats import DrafterResult
+    from augury.plugins.bench.paired_runs import Pair
     from augury.types import Result
 
 __all__ = ["page"]
@@ -34,7 +34,7 @@ _COLOURS = (
     ("#3f8fd0", "#2c7ab2"),
     ("#8a7400", "#d6c64a"),
 )
-_PLOT = (7.0, 85.0)  # percent between which speed-ups are drawn; letters are before, figures behind
+_PLOT = (7.0, 85.0)  # percent between which speed-ups are drawn; letters are before, figures after
 _STEPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _N_STEPS = 6  # at most
 _HEAD, _ROW, _GAP = 24, 20, 14  # pixels of a category's name, of a drafter's row, and before the next category
@@ -42,14 +42,14 @@ _HEIGHT = 84  # of columns
 _LABEL_EVERY = 5
 
 
-def page(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
+def page(facts: Mapping[str, Any], results: Sequence[DrafterResult]) -> str:
     """The page as HTML. Whatever models and users wrote is escaped."""
     from jinja2 import Environment, StrictUndefined
 
-    colours = _colours(outcomes)
+    colours = _colours(results)
     drafters: list[dict[str, Any]] = [
-        {"label": each.label, "letter": ascii_uppercase[number % 26], "colour": number % len(_COLOURS), "figures": each.figures}
-        for number, each in enumerate(outcomes)
+        {"label": each.label, "letter": ascii_uppercase[number % 26], "colour": number % len(_COLOURS), "stats": each.stats}
+        for number, each in enumerate(results)
     ]
     template = files("augury.plugins.bench").joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -57,39 +57,39 @@ def page(facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
         facts=facts,
         colours=_COLOURS,
         drafters=drafters,
-        is_changed=any(each["figures"].is_changed for each in drafters),
-        synthetic=next((each["figures"].synthetic for each in drafters if each["figures"].synthetic), ()),
-        stalls=stall_lines(each["figures"] for each in drafters),
-        speedups=_speedups(outcomes, drafters),
+        is_changed=any(each["stats"].is_changed for each in drafters),
+        synthetic=next((each["stats"].synthetic for each in drafters if each["stats"].synthetic), ()),
+        stalls=stall_lines(each["stats"] for each in drafters),
+        speedups=_speedups(results, drafters),
         positions=[_positions(each) for each in drafters],
         texts=[
             drafter | {"runs": _runs(each, found), "legend": found if len(found) > 1 else {}}
-            for each, drafter, found in zip(outcomes, drafters, colours, strict=True)
+            for each, drafter, found in zip(results, drafters, colours, strict=True)
         ],
     )
 
 
-def _colours(outcomes: Sequence[Outcome]) -> list[dict[str, int]]:
-    """For each outcome the colours of who proposed tokens: its own if that is one, else those that each has alone elsewhere."""
+def _colours(results: Sequence[DrafterResult]) -> list[dict[str, int]]:
+    """For each drafter the colours of who proposed tokens: its own if that is one, else those that each has alone elsewhere."""
     origins = [
         list(dict.fromkeys(piece.drafter for pair in each.pairs for piece in pair.drafted.pieces if piece.drafter))
-        for each in outcomes
+        for each in results
     ]
     alone = {names[0]: number for number, names in reversed(list(enumerate(origins))) if len(names) == 1}
     shared = dict.fromkeys(name for names in origins for name in names if name not in alone)
-    alone |= {name: len(outcomes) + number for number, name in enumerate(shared)}
+    alone |= {name: len(results) + number for number, name in enumerate(shared)}
     return [
         {name: (number if len(names) == 1 else alone[name]) % len(_COLOURS) for name in names}
         for number, names in enumerate(origins)
     ]
 
 
-def _speedups(outcomes: Sequence[Outcome], drafters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _speedups(results: Sequence[DrafterResult], drafters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The chart of speed-ups: groups of rows, a group for each category and a row for each drafter, and a scale for all."""
-    found = [each.by_category for each in outcomes]
+    found = [each.by_category for each in results]
     categories = dict.fromkeys(category for by_category in found for category in by_category)
-    shown = [figures for by_category in found for figures in by_category.values() if figures.speeds]
-    ends = [1.0, *(end for figures in shown for end in (*figures.interval, figures.speedup))]
+    shown = [stats for by_category in found for stats in by_category.values() if stats.speeds]
+    ends = [1.0, *(end for stats in shown for end in (*stats.interval, stats.speedup))]
     step = next((each for each in _STEPS if (max(ends) - min(ends)) / each <= _N_STEPS), max(ends))
     low, high = math.floor(10 * min(ends)) / 10, max(math.ceil(10 * max(ends)) / 10, 1 + step)
 
@@ -101,20 +101,20 @@ def _speedups(outcomes: Sequence[Outcome], drafters: Sequence[Mapping[str, Any]]
     for category in categories:
         here = [(by_category.get(category), drafter) for by_category, drafter in zip(found, drafters, strict=True)]
         rows: list[dict[str, Any]] = []
-        for number, (figures, drafter) in enumerate(each for each in here if each[0] is not None):
-            assert figures is not None
-            both = sorted((place(1.0), place(figures.speedup if figures.speeds else 1.0)))
+        for number, (stats, drafter) in enumerate(each for each in here if each[0] is not None):
+            assert stats is not None
+            both = sorted((place(1.0), place(stats.speedup if stats.speeds else 1.0)))
             rows.append(
                 {
                     "drafter": drafter,
-                    "figures": figures,
+                    "stats": stats,
                     "y": y + _HEAD + number * _ROW,
                     "x": both[0],
                     "width": round(both[1] - both[0], 2),
-                    "interval": [place(end) for end in figures.interval] if figures.speeds else None,
+                    "interval": [place(end) for end in stats.interval] if stats.speeds else None,
                 }
             )
-        plain = Figures.pool(row["figures"] for row in rows).plain_per_second
+        plain = PairStats.pool(row["stats"] for row in rows).plain_per_second
         bottom = y + _HEAD + len(rows) * _ROW
         groups.append({"category": category, "y": y, "bottom": bottom - 3, "rows": rows, "plain": plain})
         y = bottom + _GAP
@@ -123,18 +123,18 @@ def _speedups(outcomes: Sequence[Outcome], drafters: Sequence[Mapping[str, Any]]
     return {"groups": groups, "ticks": [(place(tick), tick) for tick in ticks], "height": y}
 
 
-def _runs(outcome: Outcome, colours: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The first run of each prompt, with the figures of all."""
+def _runs(result: DrafterResult, colours: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The first run of each prompt, with the statistics of all."""
     shown = []
-    for _, group in groupby(outcome.pairs, key=lambda pair: pair.item.id):
+    for _, group in groupby(result.pairs, key=lambda pair: pair.prompt.id):
         pairs = list(group)
-        about = {"item": pairs[0].item, "figures": Figures.of(pairs), "stats": pairs[0].drafted.stats}
+        about = {"prompt": pairs[0].prompt, "stats": PairStats.of(pairs), "summary": pairs[0].drafted.stats}
         shown.append(about | {"pieces": _pieces(pairs[0].drafted, colours)} | _lengths(pairs[0]))
     return shown
 
 
 def _lengths(pair: Pair) -> dict[str, Any]:
-    """Draft lengths, a column for each round behind the prompt."""
+    """Draft lengths, a column for each round after the prompt."""
     rounds = _rounds(pair.drafted)
     longest = max((n_drafted for n_drafted, _ in rounds), default=0)
     columns = [
@@ -151,8 +151,8 @@ def _lengths(pair: Pair) -> dict[str, Any]:
 
 def _positions(drafter: Mapping[str, Any]) -> dict[str, Any]:
     """Acceptance by position, a column for each."""
-    figures: Figures = drafter["figures"]
-    both = zip(figures.acceptance_by_position, figures.offered_by_position, strict=True)
+    stats: PairStats = drafter["stats"]
+    both = zip(stats.acceptance_by_position, stats.offered_by_position, strict=True)
     columns = [{"share": share, "height": round(100 * share, 1), "n_offered": n_offered} for share, n_offered in both]
     return dict(drafter) | _columns(columns, least=8, most=32)
 
@@ -177,7 +177,7 @@ def _columns(columns: Sequence[Mapping[str, Any]], *, least: int, most: int) -> 
 
 
 def _rounds(result: Result) -> list[tuple[int, int]]:
-    """Tokens drafted and accepted in each round behind the prompt's: every round ends with a token of the target's own."""
+    """Tokens drafted and accepted in each round after the prompt's: every round ends with a token of the target's own."""
     n_accepted, found = 0, []
     for piece in result.pieces:
         if piece.drafter is None:

@@ -9,11 +9,11 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from augury.plugins.bench.figures import Figures
+    from augury.plugins.bench.pair_stats import PairStats
 
 __all__ = ["FOUND"]
 
-FOUND = pytest.StashKey[dict[tuple[str, str], list["Figures"]]]()
+FOUND = pytest.StashKey[dict[tuple[str, str], list["PairStats"]]]()
 """What was measured so far, by drafter with its state, and by category."""
 
 _COMPARISONS = "test_drafters.py"
@@ -76,7 +76,7 @@ def pytest_terminal_summary(
     found = config.stash[FOUND]
     if not found:
         return
-    from augury.plugins.bench.comparison import comparison_lines
+    from augury.plugins.bench.comparison_table import comparison_lines
 
     terminalreporter.section("augury: drafters against plain decoding, greedy")
     for line in comparison_lines(found):

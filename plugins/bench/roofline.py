@@ -9,12 +9,12 @@ import numpy as np
 from attrs import frozen
 
 from augury.batch import Batch
-from augury.plugins.bench.measure import Measure
+from augury.plugins.bench.timing import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.plugins.bench.passes import ModelRunner
+    from augury.plugins.bench.model_runner import ModelRunner
 
 __all__ = ["KernelTime", "Limits", "Profiled", "Roofline", "measure_roofline"]
 
@@ -55,7 +55,7 @@ class Profiled(Protocol):
 
 @frozen
 class Roofline:
-    """Passes of `n` tokens behind `depth`.
+    """Passes of `n` tokens after `depth`.
 
     `seconds` is the median; `kernels` are those of the median profile, the steps of one name summed.
     """
@@ -80,7 +80,7 @@ def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, r
         repetitions: Passes between two probes.
     """
     runner.prepare(depth)
-    measure = Measure("curve", n, depth)
+    measurement = Measurement("curve", n, depth)
     positions = np.arange(depth, depth + n, dtype=np.int32)
     batch = Batch(runner.tokens[depth : depth + n].copy(), np.zeros(n, np.int32), positions, np.arange(n, dtype=np.int32))
     model.profile(batch)
@@ -89,8 +89,8 @@ def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, r
     for _ in range(_N_WINDOWS):
         limits.append(model.limits())
         for _ in range(repetitions):
-            runner.seconds(measure)  # to follow a pass, as in a text, not the reckoning of a profile
-            seconds.append(runner.seconds(measure))
+            runner.seconds(measurement)  # to follow a pass, as in a text, not the reckoning of a profile
+            seconds.append(runner.seconds(measurement))
             passes.append(model.profile(batch))
     passes.sort(key=lambda steps: sum(step.seconds for step in steps))
     kernels: dict[str, KernelTime] = {}

@@ -13,10 +13,9 @@ import pytest
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError
-from augury.plugins.bench.contest import Contest
-from augury.plugins.bench.figures import Figures
 from augury.plugins.bench.machine import run_facts
-from augury.plugins.bench.outcome import label_of
+from augury.plugins.bench.pair_stats import PairStats, drafter_label
+from augury.plugins.bench.paired_runs import PairedRuns
 from augury.plugins.bench.pytest_plugin import FOUND
 from augury.plugins.bench.workload import builtin_workload, read_workload
 from augury.registry import Registry
@@ -25,8 +24,8 @@ from augury.speculation.config import choose_drafters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from augury.plugins.bench.contest import Pair
-    from augury.plugins.bench.workload import Item
+    from augury.cli.prompts import Prompt
+    from augury.plugins.bench.paired_runs import Pair
     from augury.types import Result
 
 _SEED = 1
@@ -37,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
     if not metafunc.config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("comparisons need pytest-benchmark; install augury with it: pip install 'augury[testing]'")
-    items = _workload(metafunc.config)
+    prompts = _workload(metafunc.config)
     specs = list(dict.fromkeys(option("augury_drafter")))
     registry = Registry.discover()
     try:
@@ -49,12 +48,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if option(name) < 1:
             raise pytest.UsageError(f"--{name.replace('_', '-')} is {option(name)}, expected at least 1")
     states = ("cold", "warm") if option("augury_warm") else ("cold",)
-    cases = [(spec, item, state) for spec in specs for item in items for state in states]
-    ids = [f"{spec}-{item.id}-{state}" for spec, item, state in cases]
-    metafunc.parametrize(("spec", "item", "state"), cases, ids=ids)
+    cases = [(spec, prompt, state) for spec in specs for prompt in prompts for state in states]
+    ids = [f"{spec}-{prompt.id}-{state}" for spec, prompt, state in cases]
+    metafunc.parametrize(("spec", "prompt", "state"), cases, ids=ids)
 
 
-def _workload(config: pytest.Config) -> list[Item]:
+def _workload(config: pytest.Config) -> list[Prompt]:
     path = config.getoption("augury_workload")
     try:
         return read_workload(path) if path else builtin_workload()
@@ -63,7 +62,7 @@ def _workload(config: pytest.Config) -> list[Item]:
 
 
 @pytest.fixture
-def contest(request: pytest.FixtureRequest, spec: str, item: Item) -> Iterator[Contest]:
+def runs(request: pytest.FixtureRequest, spec: str, prompt: Prompt) -> Iterator[PairedRuns]:
     """The prompt, with engines as the options want them."""
     option = request.config.getoption
 
@@ -77,17 +76,17 @@ def contest(request: pytest.FixtureRequest, spec: str, item: Item) -> Iterator[C
             spec_synth_len=option("augury_synth_len"),
         )
 
-    contest = Contest(load, {"temperature": 0, "seed": _SEED, "max_tokens": option("augury_tokens")}, item)
-    yield contest
-    contest.close()
+    runs = PairedRuns(load, {"temperature": 0, "seed": _SEED, "max_tokens": option("augury_tokens")}, prompt)
+    yield runs
+    runs.close()
 
 
 class Turns:
-    """Puts a plain run beside every drafted one that is timed: before it in even rounds, behind it in odd ones."""
+    """Puts a plain run beside every drafted one that is timed: before it in even rounds, after it in odd ones."""
 
-    def __init__(self, contest: Contest, *, is_warm: bool) -> None:
+    def __init__(self, runs: PairedRuns, *, is_warm: bool) -> None:
         self.pairs: list[Pair] = []
-        self._contest = contest
+        self._runs = runs
         self._is_warm = is_warm
         self._plain: Result | None = None
         self._drafted: Result | None = None
@@ -96,36 +95,36 @@ class Turns:
         """Get ready for a drafted run; it begins cold unless it is to be warm."""
         self.finish()
         if not self._is_warm:
-            self._contest.open()
+            self._runs.open()
         elif not self.pairs:
-            self._contest.open()
-            self._contest.drafted()
+            self._runs.open()
+            self._runs.drafted()
         if len(self.pairs) % 2 == 0:
-            self._plain = self._contest.plain()
+            self._plain = self._runs.plain()
 
     def drafted(self) -> None:
         """The run that is timed."""
-        self._drafted = self._contest.drafted()
+        self._drafted = self._runs.drafted()
 
     def finish(self) -> None:
         """Complete the pair of the last drafted run, if there was one."""
         if self._drafted is not None:
-            self.pairs.append(self._contest.beside(self._plain or self._contest.plain(), self._drafted))
+            self.pairs.append(self._runs.beside(self._plain or self._runs.plain(), self._drafted))
         self._plain = self._drafted = None
 
 
 def test_drafter_against_plain_decoding(
-    benchmark: Any, request: pytest.FixtureRequest, contest: Contest, spec: str, item: Item, state: str
+    benchmark: Any, request: pytest.FixtureRequest, runs: PairedRuns, spec: str, prompt: Prompt, state: str
 ) -> None:
     """The output is that of plain decoding; how much faster it came is in the benchmark's `extra_info`."""
-    turns = Turns(contest, is_warm=state == "warm")
-    benchmark.group = f"{item.category}, {state}"
+    turns = Turns(runs, is_warm=state == "warm")
+    benchmark.group = f"{prompt.category}, {state}"
     benchmark.pedantic(turns.drafted, setup=turns.before, rounds=request.config.getoption("augury_pairs"))
     turns.finish()
-    figures = Figures.of(turns.pairs)
-    about = {"spec_type": contest.config["spec_type"], "category": item.category, "item": item.id, "state": state}
-    facts = run_facts(contest.config, _workload(request.config), request.config.getoption("augury_tokens"))
-    benchmark.extra_info |= about | figures.told() | {"machine": facts}
-    label = label_of(contest.config["spec_type"], state, is_synthetic=bool(figures.synthetic))
-    request.config.stash[FOUND].setdefault((label, item.category), []).append(figures)
-    assert not figures.is_changed, f"{spec} changed the output of {item.id}; speculation must never do that"
+    stats = PairStats.of(turns.pairs)
+    about = {"spec_type": runs.config["spec_type"], "category": prompt.category, "item": prompt.id, "state": state}
+    facts = run_facts(runs.config, _workload(request.config), request.config.getoption("augury_tokens"))
+    benchmark.extra_info |= about | stats.as_json() | {"machine": facts}
+    label = drafter_label(runs.config["spec_type"], state, is_synthetic=bool(stats.synthetic))
+    request.config.stash[FOUND].setdefault((label, prompt.category), []).append(stats)
+    assert not stats.is_changed, f"{spec} changed the output of {prompt.id}; speculation must never do that"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from augury.plugins.bench.figures import Figures
+from augury.plugins.bench.pair_stats import PairStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from augury.plugins.bench.contest import Pair
-    from augury.plugins.bench.workload import Item
+    from augury.cli.prompts import Prompt
+    from augury.plugins.bench.paired_runs import Pair
 
 __all__ = ["Candidate", "Trial", "Tuning", "trials_of"]
 
@@ -43,7 +43,7 @@ class Candidate:
 class Trial:
     """A prompt, its place among all, and which time it is answered."""
 
-    item: Item
+    prompt: Prompt
     place: int
     turn: int
 
@@ -53,13 +53,13 @@ class Trial:
         return self.place + self.turn
 
 
-def trials_of(items: Iterable[Item], turns: int) -> list[Trial]:
+def trials_of(prompts: Iterable[Prompt], turns: int) -> list[Trial]:
     """All prompts `turns` times over; of every category one first, then the next of each."""
-    by_category: dict[str, list[Item]] = {}
-    for item in items:
-        by_category.setdefault(item.category, []).append(item)
-    mixed = [item for row in zip_longest(*by_category.values()) for item in row if item is not None]
-    return [Trial(item, place, turn) for turn in range(turns) for place, item in enumerate(mixed)]
+    by_category: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_category.setdefault(prompt.category, []).append(prompt)
+    mixed = [prompt for row in zip_longest(*by_category.values()) for prompt in row if prompt is not None]
+    return [Trial(prompt, place, turn) for turn in range(turns) for place, prompt in enumerate(mixed)]
 
 
 class Tuning:
@@ -90,34 +90,34 @@ class Tuning:
 
     def n_trials(self, n_chains: int, n_lengths: int) -> int:
         """How many pairs `settle` runs at most."""
-        n_known, _ = next(self._rungs(1))  # the best chain's own length has run them, and may be left out behind them
+        n_known, _ = next(self._rungs(1))  # the best chain's own length has run them, and may be left out after them
         return self._cost(n_chains) + self._cost(n_lengths) - n_known
 
     def speedup(self, candidate: Candidate) -> float:
         """Of the workload as a whole, where every prompt takes plain decoding equally long."""
-        by_item: dict[str, list[float]] = {}
+        by_prompt: dict[str, list[float]] = {}
         for pair in self.pairs[candidate]:
             if (ratio := _ratio(pair)) is not None:
-                by_item.setdefault(pair.item.id, []).append(ratio)
-        return statistics.harmonic_mean(statistics.median(ratios) for ratios in by_item.values()) if by_item else 0.0
+                by_prompt.setdefault(pair.prompt.id, []).append(ratio)
+        return statistics.harmonic_mean(statistics.median(ratios) for ratios in by_prompt.values()) if by_prompt else 0.0
 
     def by_category(self, candidate: Candidate) -> dict[str, float]:
         """The median of the pairs' speed-ups in each category."""
         found: dict[str, list[float]] = {}
         for pair in self.pairs[candidate]:
             if (ratio := _ratio(pair)) is not None:
-                found.setdefault(pair.item.category, []).append(ratio)
+                found.setdefault(pair.prompt.category, []).append(ratio)
         return {category: statistics.median(ratios) for category, ratios in found.items()}
 
-    def figures(self, candidate: Candidate) -> Figures:
+    def stats(self, candidate: Candidate) -> PairStats:
         """What its pairs came to."""
-        return Figures.of(self.pairs[candidate])
+        return PairStats.of(self.pairs[candidate])
 
-    def told(self, candidate: Candidate) -> dict[str, Any]:
-        """As JSON has it."""
+    def as_json(self, candidate: Candidate) -> dict[str, Any]:
+        """As `augury tune --json` prints it."""
         figures = {"tuned_speedup": self.speedup(candidate), "by_category": self.by_category(candidate)}
         about = {"spec_type": list(candidate.spec_type), "draft_max": candidate.draft_max, "draft_model": candidate.draft_model}
-        return about | figures | self.figures(candidate).told()
+        return about | figures | self.stats(candidate).as_json()
 
     def _best(self, candidates: Sequence[Candidate]) -> Candidate:
         """Run them all on some trials, the better half on twice as many, and so on, until the last two have run all."""
@@ -138,7 +138,7 @@ class Tuning:
     def _rungs(self, n_candidates: int) -> Iterator[tuple[int, int]]:
         """(trials, candidates) of each stage."""
         n_all = len(self._trials)
-        n_categories = len({trial.item.category for trial in self._trials})
+        n_categories = len({trial.prompt.category for trial in self._trials})
         n = min(max(n_categories, _MIN_TRIALS), n_all)
         yield n, n_candidates
         while n < n_all:

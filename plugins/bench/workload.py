@@ -4,97 +4,94 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from collections import Counter
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import Factory, frozen
+from attrs import evolve
 
-from augury.cli.prompts import read_text
-from augury.errors import AuguryError
+from augury.cli.prompts import prompts_of_lines, read_prompts, read_text
+from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    import argparse
+    from collections.abc import Iterable
 
-__all__ = ["Item", "builtin_workload", "digest", "read_workload"]
+    from augury.cli.prompts import Prompt
 
-_KINDS = {"prompt": "a text", "messages": 'a list of {"role": ..., "content": ...}', "tokens": "a list of token ids"}
-_UNNAMED = "all"
+__all__ = ["DEFAULT", "add_workload_flag", "builtin_workload", "digest", "prompts_to_compare", "read_workload"]
 
-
-@frozen
-class Item:
-    """A prompt of a workload.
-
-    Attributes:
-        id: Unlike that of any other item.
-        category: What kind of text it asks for.
-        arguments: Of `Engine.submit`: `prompt` or `messages`, and parameters of its own.
-    """
-
-    id: str
-    category: str = _UNNAMED
-    arguments: Mapping[str, Any] = Factory(dict)
+DEFAULT = "those of standard input, if any, or else a small workload"  # where `prompts_to_compare` finds them
 
 
-def builtin_workload() -> list[Item]:
+def add_workload_flag(group: Any) -> None:
+    """Add `--workload`, for commands that compare by category."""
+    group.add_argument(
+        "--workload",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help='prompts as JSON lines with "id", "category", and "messages", "prompt" or "tokens"; repeats',
+    )
+
+
+def prompts_to_compare(args: argparse.Namespace) -> list[Prompt]:
+    """The command line's prompts; those of the built-in workload where there are none, and none wait at standard input."""
+    prompts = [prompt for path in args.workload for prompt in read_workload(path)]
+    is_given = args.prompt or args.prompt_tokens or args.file
+    if is_given or not (prompts or sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()):
+        try:
+            prompts += _labelled(read_prompts(args))
+        except OptionError:
+            if is_given:
+                raise  # otherwise standard input was empty
+    return _labelled(prompts) or builtin_workload()
+
+
+def builtin_workload() -> list[Prompt]:
     """A small workload of six categories, for models with a chat template."""
     text = files("augury.plugins.bench").joinpath("workload.jsonl").read_text(encoding="utf-8")
-    return _items(text, "the built-in workload")
+    return _labelled(prompts_of_lines(text, "the built-in workload"))
 
 
-def read_workload(path: str | Path) -> list[Item]:
-    """The items of a file of JSON lines, such as `{"id": "a", "category": "writing", "prompt": "Once"}`.
+def read_workload(path: str | Path) -> list[Prompt]:
+    """The prompts of a file of JSON lines, such as `{"id": "a", "category": "writing", "prompt": "Once"}`.
 
     Each line has one of `prompt` (a text), `messages` and `tokens` (ids); what else it has are parameters of the request.
-    Without an id a line has its number's, without a category it belongs to `all`.
+    Without an id a prompt has its number's, without a category it belongs to `all`.
 
     Raises:
         AuguryError: The file cannot be read, or a line is something else.
     """
-    items = _items(read_text(path), str(path))
-    if not items:
+    prompts = _labelled(prompts_of_lines(read_text(path), str(path)))
+    if not prompts:
         raise AuguryError(f"{path}: there is no prompt in it")
-    return items
+    return prompts
 
 
-def digest(items: Iterable[Item]) -> str:
+def digest(prompts: Iterable[Prompt]) -> str:
     """A short name of a workload: figures are of the same prompts where it is the same."""
-    told = json.dumps([[item.id, item.category, dict(item.arguments)] for item in items], sort_keys=True, default=str)
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
+    content = json.dumps([[each.id, each.category, each.arguments()] for each in prompts], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
-def _items(text: str, where: str) -> list[Item]:
-    numbered = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    items = [_item(line, number, f"{where}:{number}") for number, line in numbered]
-    seen: set[str] = set()
-    for item, (number, _) in zip(items, numbered, strict=True):
-        if item.id in seen:
-            raise AuguryError(f"{where}:{number}: the id {item.id!r} occurs twice")
-        seen.add(item.id)
-    return items
+def _labelled(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """The same prompts, each with an id of its own and a category, both texts.
 
-
-def _item(line: str, number: int, where: str) -> Item:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise AuguryError(f"{where}: not JSON: {error}") from None
-    if not isinstance(found, dict) or sum(kind in found for kind in _KINDS) != 1:
-        raise AuguryError(f'{where}: expected an object with one of "prompt", "messages" and "tokens"')
-    name, category = found.pop("id", str(number)), found.pop("category", _UNNAMED)
-    for key, value in (("id", name), ("category", category)):
-        if not isinstance(value, str) or not value:
-            raise AuguryError(f"{where}: {key} is {value!r}, expected a text")
-    (kind,) = _KINDS.keys() & found.keys()
-    if not _is_of_kind(kind, found[kind]):
-        raise AuguryError(f"{where}: {kind} is {found[kind]!r}, expected {_KINDS[kind]}")
-    if kind == "tokens":
-        found["prompt"] = found.pop("tokens")
-    return Item(name, category, found)
-
-
-def _is_of_kind(kind: str, value: Any) -> bool:
-    if kind == "prompt":
-        return isinstance(value, str)
-    return isinstance(value, list) and all(type(each) is (int if kind == "tokens" else dict) for each in value)
+    Raises:
+        AuguryError: One is a line that is not a prompt.
+    """
+    n_seen: Counter[str] = Counter()
+    labelled = []
+    for number, prompt in enumerate(prompts, start=1):
+        prompt.arguments()
+        name, category = (
+            default if label in (None, "") else str(label)
+            for label, default in ((prompt.id, str(number)), (prompt.category, "all"))
+        )
+        n_seen[name] += 1
+        labelled.append(evolve(prompt, id=name if n_seen[name] == 1 else f"{name} ({n_seen[name]})", category=category))
+    return labelled

@@ -13,11 +13,11 @@ from augury.cli.prompts import add_prompt_flags
 from augury.cli.sampling_flags import add_sampling_flags
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.commands.drafters import TURNS, run_drafters
-from augury.plugins.bench.commands.items import ITEMS, add_workload_flag
 from augury.plugins.bench.commands.passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
+from augury.plugins.bench.commands.prompts import run_prompts
 from augury.plugins.bench.commands.roofline import run_roofline
 from augury.plugins.bench.commands.startup import run_startup
-from augury.plugins.bench.commands.texts import run_texts
+from augury.plugins.bench.workload import DEFAULT, add_workload_flag
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         description="Compare drafters with plain decoding, in turns, or time passes or starts. Without prompts it takes a "
         "small workload of its own; unless told otherwise it decodes greedily, 128 tokens.",
     )
-    add_prompt_flags(parser, ITEMS)
+    add_prompt_flags(parser, DEFAULT)
     add_model_flags(parser, registry, argv, has_slots=False)
     add_sampling_flags(parser, has_short_stop=False)
     group = parser.add_argument_group("drafters compared")
@@ -76,7 +76,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 def _run(args: argparse.Namespace) -> int:
     is_about_passes = are_passes_wanted(args)
-    pairs_of(args)
+    pairs_of(args)  # which says what is wrong with them
     if args.startup and (is_about_passes or args.vs or args.against or args.workload):
         raise OptionError(
             "--startup times starts alone; measure passes, drafters and other programs with commands of their own"
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.n_predict == 0:
         raise OptionError("-n is 0, but prompts are answered here; -p 512 -n 0 times the processing of 512 tokens alone")
     warn_of_synthetic(args)
-    return run_texts(args) if args.vs else run_drafters(args)
+    return run_prompts(args) if args.vs else run_drafters(args)
 
 
 def _check_page(path: Path) -> None:

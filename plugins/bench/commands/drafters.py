@@ -1,10 +1,9 @@
-"""Drafters against plain decoding on the command line's prompts: runs them and says what came of it."""
+"""Drafters against plain decoding on the command line's prompts."""
 
 from __future__ import annotations
 
 import argparse
-from functools import partial
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import drafter_options, names_in_use
@@ -16,19 +15,18 @@ from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress
 from augury.options import options_of, parse_specs
-from augury.plugins.bench.commands.changes import change_lines, changes_told, check_saved
-from augury.plugins.bench.commands.items import read_items
-from augury.plugins.bench.comparison import comparison_lines
-from augury.plugins.bench.contest import Contest
-from augury.plugins.bench.machine import facts_told, run_facts
-from augury.plugins.bench.outcome import Outcome
+from augury.plugins.bench.comparison_table import comparison_lines
+from augury.plugins.bench.machine import facts_as_json, run_facts
+from augury.plugins.bench.pair_stats import DrafterResult
+from augury.plugins.bench.paired_runs import PairedRuns
+from augury.plugins.bench.saved_results import change_lines, changes_as_json, check_saved
+from augury.plugins.bench.workload import prompts_to_compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from augury.engine.engine import Engine
-    from augury.plugins.bench.figures import Figures
-    from augury.plugins.bench.workload import Item
+    from augury.plugins.bench.pair_stats import PairStats
 
 __all__ = ["DEFAULTS", "TURNS", "exit_code", "run_drafters"]
 
@@ -40,43 +38,52 @@ TURNS = 3
 def run_drafters(args: argparse.Namespace) -> int:
     """Compare, print, and fail where a drafter changed the output."""
     check_saved(args.compare, of_passes=False)
-    items = read_items(args)
+    prompts, turns = prompts_to_compare(args), args.turns or TURNS
     params = {**DEFAULTS, **request_params(args)}
-    turns = args.turns or TURNS
-    outcomes: list[Outcome] = []
-    facts: dict[str, Any] = {}
-    competitors = _competitors(args)
+    results: list[DrafterResult] = []
+    config: Mapping[str, Any] = {}
     with ProgressDisplay() as display:
-        beginnings = _told(display, len(competitors) * len(items) * turns * (1 + args.warm))
-        for spec_type, draft_model in competitors:
+        compared = _drafters_compared(args)
+        states = ("cold", "warm") if args.warm else ("cold",)
+        n_pairs, numbers = len(compared) * len(states) * len(prompts) * turns, count()
+        for spec_type, draft_model in compared:
             load = _loader(args, spec_type, draft_model, display)
-            found, config = _compete(args, items, partial(Contest, load, params), turns, beginnings)
-            outcomes += found
-            facts = run_facts(config, items, params["max_tokens"])
-    told = facts_told(facts) | {"n_prompts": len(items), "turns": turns, "runs": [each.told() for each in outcomes]}
+            for state in states:
+                pairs = []
+                for prompt in prompts:
+                    runs = PairedRuns(load, params, prompt)
+                    try:
+                        for turn in range(turns):
+                            display("pairs", next(numbers), n_pairs)
+                            pairs.append(runs.pair(turn, is_warm=state == "warm"))
+                    finally:
+                        runs.close()
+                    config = runs.config
+                results.append(DrafterResult(config["spec_type"], state, tuple(pairs)))
+    facts = run_facts(config, prompts, params["max_tokens"])
+    found = facts_as_json(facts) | {"n_prompts": len(prompts), "turns": turns, "runs": [each.as_json() for each in results]}
     if args.json:
-        told |= {} if args.compare is None else {"changes": changes_told(args.compare, told)}
-        print_json(told)
+        found |= {} if args.compare is None else {"changes": changes_as_json(args.compare, found)}
+        print_json(found)
     else:
-        rows = {(each.label, name): [figures] for each in outcomes for name, figures in each.by_category.items()}
-        lines = comparison_lines(rows) + ([] if args.compare is None else change_lines(args.compare, told))
-        print_lines(lines)
+        rows = {(each.label, name): [stats] for each in results for name, stats in each.by_category.items()}
+        print_lines(comparison_lines(rows) + ([] if args.compare is None else change_lines(args.compare, found)))
     if args.html is not None:
         from augury.plugins.bench.page import page
 
-        write_atomically(args.html, page(facts, outcomes))
-    return exit_code(each.figures for each in outcomes)
+        write_atomically(args.html, page(facts, results))
+    return exit_code(each.stats for each in results)
 
 
-def exit_code(found: Iterable[Figures]) -> int:
+def exit_code(found: Iterable[PairStats]) -> int:
     """1, and a word about it, where a drafter changed an output that it never may; else 0."""
-    if any(figures.is_changed for figures in found):
+    if any(stats.is_changed for stats in found):
         say("augury: a drafter changed the output, which is a bug; please report it with this command")
         return 1
     return 0
 
 
-def _competitors(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
+def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | None]]:
     """The drafters to compare, each with the draft model if it takes one."""
     others = [[text] for text in args.against]
     found: list[tuple[list[str], str | None]] = []
@@ -108,35 +115,3 @@ def _loader(
         return load_engine(flags, tuple(spec_type), draft_model, progress)
 
     return load
-
-
-def _told(display: Progress, n_pairs: int) -> Iterator[None]:
-    """Each step is the beginning of a pair, of which `display` is told."""
-    for n_done in range(n_pairs):
-        display("pairs", n_done, n_pairs)
-        yield
-
-
-def _compete(
-    args: argparse.Namespace,
-    items: Sequence[Item],
-    contest_of: Callable[[Item], Contest],
-    turns: int,
-    beginnings: Iterator[None],
-) -> tuple[list[Outcome], Mapping[str, Any]]:
-    """One drafter on all prompts, cold and, if asked for, warm; and its engines' configuration. Each pair takes a beginning."""
-    outcomes = []
-    config: Mapping[str, Any] = {}
-    for state in ("cold", "warm") if args.warm else ("cold",):
-        pairs = []
-        for item in items:
-            contest = contest_of(item)
-            try:
-                for turn in range(turns):
-                    next(beginnings)
-                    pairs.append(contest.pair(turn, is_warm=state == "warm"))
-            finally:
-                contest.close()
-            config = contest.config
-        outcomes.append(Outcome(config["spec_type"], state, tuple(pairs)))
-    return outcomes, config

@@ -17,14 +17,13 @@ from augury.errors import OptionError
 from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.loader import Loader, make_backend
-from augury.plugins.bench.commands.changes import change_lines, changes_told, check_saved
+from augury.plugins.bench.abba import MIN_PAIRS, compare_passes
 from augury.plugins.bench.machine import machine_facts
-from augury.plugins.bench.measure import Measure
-from augury.plugins.bench.passes import ModelRunner
-from augury.plugins.bench.round_trip import round_trip_ns
-from augury.plugins.bench.server import ServerOptions, ServerRunner
-from augury.plugins.bench.sweep import sweep
-from augury.plugins.bench.versus import MIN_PAIRS, compare
+from augury.plugins.bench.model_runner import ModelRunner
+from augury.plugins.bench.ping_pong import round_trip_ns
+from augury.plugins.bench.saved_results import change_lines, changes_as_json, check_saved
+from augury.plugins.bench.server_runner import ServerOptions, ServerRunner
+from augury.plugins.bench.timing import Measurement, sweep
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from augury.interfaces import Model
-    from augury.plugins.bench.measure import Kind, Timing
-    from augury.plugins.bench.versus import Ratio
+    from augury.plugins.bench.abba import PairedTiming
+    from augury.plugins.bench.timing import MeasurementKind, Timing
 
 __all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
 
@@ -86,7 +85,7 @@ def are_passes_wanted(args: argparse.Namespace) -> bool:
     return bool(args.curve or args.depth is not None or has_counts or is_mere_count)
 
 
-def measures_of(args: argparse.Namespace) -> list[Measure]:
+def _measurements_of(args: argparse.Namespace) -> list[Measurement]:
     """What the command line asks for, in the order of its figures.
 
     Raises:
@@ -101,20 +100,20 @@ def measures_of(args: argparse.Namespace) -> list[Measure]:
     prompts = args.prompt or ([str(_PREFILL)] if args.n_predict == 0 and not args.curve else [])
     prefills = [n for text in prompts for n in converted("-p", text, counts(least=0)) if n]
     decodes = [args.n_predict] if args.n_predict > 0 else []
-    sizes: dict[Kind, Sequence[int]] = {"curve": args.curve, "prefill": prefills, "decode": decodes}
-    measures = [Measure(kind, n, depth) for kind in sizes for depth in args.depth or (0,) for n in sizes[kind]]
-    if not measures:
+    sizes: dict[MeasurementKind, Sequence[int]] = {"curve": args.curve, "prefill": prefills, "decode": decodes}
+    measurements = [Measurement(kind, n, depth) for kind in sizes for depth in args.depth or (0,) for n in sizes[kind]]
+    if not measurements:
         raise OptionError("there is nothing to time; give --curve 1,2,4,8, -p 512 or -n 64")
-    return list(dict.fromkeys(measures))
+    return list(dict.fromkeys(measurements))
 
 
 def run_passes(args: argparse.Namespace) -> int:
     """Time and print what the command line asks for."""
-    measures = measures_of(args)
+    measurements = _measurements_of(args)
     pairs = pairs_of(args)
     check_saved(args.compare, of_passes=True)
     with (
-        loaded_model(args, max(measure.depth + measure.n for measure in measures)) as model,
+        loaded_model(args, max(each.depth + each.n for each in measurements)) as model,
         ProgressDisplay() as progress,
     ):
         runner = ModelRunner(model, progress)
@@ -123,17 +122,17 @@ def run_passes(args: argparse.Namespace) -> int:
         loaded = {"model": model.info.name, "backend": backend, "isa": model.isa, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
-            timings = sweep(runner, measures, progress=progress, n_repetitions=args.turns)
-            lines = list(_lines(timings))
+            timings = sweep(runner, measurements, progress=progress, n_repetitions=args.turns)
+            lines = _lines(timings)
         else:
             with _peer(args, runner, model) as server:
-                ratios = compare(runner, server, measures, pairs, round_trip_ns, progress)
+                ratios = compare_passes(runner, server, measurements, pairs, round_trip_ns, progress)
             timings = [ratio.ours for ratio in ratios]
-            about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_told_ratio(ratio) for ratio in ratios]}
+            about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_ratio_as_json(ratio) for ratio in ratios]}
             lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]
-    found = about | {"machine": facts} | told(timings)
+    found = about | {"machine": facts} | _timings_as_json(timings)
     if args.json:
-        found |= {} if args.compare is None else {"changes": changes_told(args.compare, found)}
+        found |= {} if args.compare is None else {"changes": changes_as_json(args.compare, found)}
         print_json(found)
     else:
         lines += [] if args.compare is None else change_lines(args.compare, found)
@@ -191,69 +190,55 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
             loader.close()
 
 
-def told(timings: Sequence[Timing]) -> dict[str, Any]:
-    """Figures as JSON has them, by kind."""
+def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:
+    """PairStats as JSON has them, by kind."""
     rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
     for timing in timings:
-        measure = timing.measure
+        measurement = timing.measurement
         figures = {"ms": timing.ms, "tok_s": timing.tok_s, "spread_ms": list(timing.spread_ms)}
-        rows[measure.kind].append({"n": measure.n, "depth": measure.depth} | figures)
+        rows[measurement.kind].append({"n": measurement.n, "depth": measurement.depth} | figures)
     return rows
 
 
-def _lines(timings: Sequence[Timing]) -> Iterator[str]:
-    single = {each.measure.depth: each.ms for each in timings if each.measure.kind == "curve" and each.measure.n == 1}
+def _lines(timings: Sequence[Timing]) -> list[str]:
+    single = {
+        each.measurement.depth: each.ms for each in timings if (each.measurement.kind, each.measurement.n) == ("curve", 1)
+    }
     rows = [["measure", "n", "depth", "ms", "quartiles", "tok/s", "against n=1"]]
     for timing in timings:
-        measure = timing.measure
-        low, high = timing.spread_ms
-        has_cost = measure.kind == "curve" and measure.depth in single
-        rows.append(
-            [
-                _NAMES[measure.kind],
-                str(measure.n),
-                str(measure.depth),
-                f"{timing.ms:.2f}",
-                f"{low:.2f} to {high:.2f}",
-                f"{timing.tok_s:.1f}",
-                f"{timing.ms / single[measure.depth]:.2f}x" if has_cost else "",
-            ]
-        )
-    yield from table(rows, is_right=(False, True, True, True, True, True, True))
+        spread = "{:.2f} to {:.2f}".format(*timing.spread_ms)
+        alone_ms = single.get(timing.measurement.depth) if timing.measurement.kind == "curve" else None
+        against = "" if alone_ms is None else f"{timing.ms / alone_ms:.2f}x"
+        rows.append([*_cells(timing.measurement), f"{timing.ms:.2f}", spread, f"{timing.tok_s:.1f}", against])
+    return table(rows, is_right=(False, *[True] * 6))
 
 
-def _told_ratio(ratio: Ratio) -> dict[str, Any]:
-    measure = ratio.ours.measure
+def _cells(measurement: Measurement) -> list[str]:
+    return [_NAMES[measurement.kind], str(measurement.n), str(measurement.depth)]
+
+
+def _ratio_as_json(ratio: PairedTiming) -> dict[str, Any]:
+    measurement = ratio.ours.measurement
     return {
-        "kind": measure.kind,
-        "n": measure.n,
-        "depth": measure.depth,
+        "kind": measurement.kind,
+        "n": measurement.n,
+        "depth": measurement.depth,
         "tok_s": ratio.ours.tok_s,
         "peer_tok_s": ratio.theirs.tok_s,
-        "ratio": ratio.median,
+        "ratio": ratio.ratio,
         "interval": list(ratio.interval),
         "pairs_ms": [[a * 1e3, b * 1e3] for a, b in zip(ratio.ours.seconds, ratio.theirs.seconds, strict=True)],
         "round_trip_ns": list(ratio.round_trips_ns),
     }
 
 
-def _ratio_lines(ratios: Sequence[Ratio]) -> list[str]:
+def _ratio_lines(ratios: Sequence[PairedTiming]) -> list[str]:
     rows = [["measure", "n", "depth", "tok/s", "peer's tok/s", "ratio", "95 % interval", "round trip"]]
     for ratio in ratios:
-        measure, (low, high) = ratio.ours.measure, ratio.interval
-        rows.append(
-            [
-                _NAMES[measure.kind],
-                str(measure.n),
-                str(measure.depth),
-                f"{ratio.ours.tok_s:.1f}",
-                f"{ratio.theirs.tok_s:.1f}",
-                f"{ratio.median:.2f}x",
-                f"{low:.2f} to {high:.2f}",
-                trip_text(ratio.round_trips_ns),
-            ]
-        )
-    return table(rows, is_right=(False, True, True, True, True, True, True, True))
+        speeds = [f"{ratio.ours.tok_s:.1f}", f"{ratio.theirs.tok_s:.1f}", f"{ratio.ratio:.2f}x"]
+        interval = "{:.2f} to {:.2f}".format(*ratio.interval)
+        rows.append([*_cells(ratio.ours.measurement), *speeds, interval, trip_text(ratio.round_trips_ns)])
+    return table(rows, is_right=(False, *[True] * 7))
 
 
 def trip_text(trips_ns: Sequence[float]) -> str:
@@ -261,11 +246,11 @@ def trip_text(trips_ns: Sequence[float]) -> str:
     return f"{statistics.median(trips_ns):.0f} ns ({min(trips_ns):.0f} to {max(trips_ns):.0f})" if trips_ns else "not known"
 
 
-def _notes(ratios: Sequence[Ratio], pairs: int) -> list[str]:
+def _notes(ratios: Sequence[PairedTiming], pairs: int) -> list[str]:
     notes = [f"medians of {pairs} pairs of turns; a ratio is the median of the pairs' ratios"]
     notes.append("round trip: between two cores, before each pair; memory is faster or slower with it on some virtual machines")
     if any(ratio.interval[1] > WIDE * ratio.interval[0] for ratio in ratios):
         notes.append("wide intervals: this machine was busy with something else, or changed its speed; repeat when it is quiet")
-    if any(ratio.ours.measure.kind == "curve" for ratio in ratios):
+    if any(ratio.ours.measurement.kind == "curve" for ratio in ratios):
         notes.append("passes: augury computes the logits of all n tokens, the peer those of the last")
     return notes

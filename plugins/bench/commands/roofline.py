@@ -11,9 +11,9 @@ from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
 from augury.errors import UnsupportedError
 from augury.plugins.bench.commands.passes import loaded_model
-from augury.plugins.bench.passes import ModelRunner
+from augury.plugins.bench.model_runner import ModelRunner
+from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.roofline import Profiled, measure_roofline
-from augury.plugins.bench.round_trip import round_trip_ns
 
 if TYPE_CHECKING:
     import argparse

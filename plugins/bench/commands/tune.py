@@ -18,17 +18,17 @@ from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
 from augury.plugins.bench.commands.drafters import DEFAULTS, exit_code
-from augury.plugins.bench.commands.items import ITEMS, add_workload_flag, read_items
-from augury.plugins.bench.comparison import stall_lines
-from augury.plugins.bench.contest import Contest
-from augury.plugins.bench.machine import facts_told, run_facts
+from augury.plugins.bench.comparison_table import stall_lines
+from augury.plugins.bench.machine import facts_as_json, run_facts
+from augury.plugins.bench.paired_runs import PairedRuns
 from augury.plugins.bench.tuning import Candidate, Tuning, trials_of
+from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from augury.engine.engine import Engine
-    from augury.plugins.bench.contest import Pair
+    from augury.plugins.bench.paired_runs import Pair
     from augury.plugins.bench.tuning import Trial
     from augury.registry import Registry
 
@@ -47,7 +47,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "options to use, alone on standard output. Without prompts it takes a small workload of its own; give your own, for "
         "the answer depends on the texts. Unless told otherwise it decodes greedily, 128 tokens.",
     )
-    add_prompt_flags(parser, ITEMS)
+    add_prompt_flags(parser, DEFAULT)
     add_model_flags(parser, registry, argv, has_slots=False)
     add_sampling_flags(parser)
     group = parser.add_argument_group("what is tried")
@@ -70,22 +70,26 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 def _run(args: argparse.Namespace) -> int:
     _check(args)
     chains, lengths = _candidates(args), _lengths(args)
-    items = read_items(args)
+    prompts = prompts_to_compare(args)
     params = {**DEFAULTS, **request_params(args)}
     with ProgressDisplay() as display:
-        bench = _Bench(args, params, display)
-        tuning = Tuning(bench.pair, trials_of(items, args.turns))
-        bench.n_pairs = tuning.n_trials(len(chains), len(lengths))
+        runner = _PairRunner(args, params, display)
+        tuning = Tuning(runner.pair, trials_of(prompts, args.turns))
+        runner.n_pairs = tuning.n_trials(len(chains), len(lengths))
         choice = tuning.settle(chains, lengths)
     words = option_words(choice, args)
     if args.json:
-        told = facts_told(run_facts(bench.config, items, params["max_tokens"])) | {"turns": args.turns}
-        told |= {"candidates": [tuning.told(each) for each in tuning.pairs], "arguments": words, "options": shlex.join(words)}
-        print_json(told)
+        found = facts_as_json(run_facts(runner.config, prompts, params["max_tokens"])) | {"turns": args.turns}
+        found |= {
+            "candidates": [tuning.as_json(each) for each in tuning.pairs],
+            "arguments": words,
+            "options": shlex.join(words),
+        }
+        print_json(found)
     else:
         for line in _lines(tuning):
             say(line)
-    code = exit_code(tuning.figures(each) for each in tuning.pairs)
+    code = exit_code(tuning.stats(each) for each in tuning.pairs)
     if code == 0 and not args.json:
         print_lines([shlex.join(words)])
     return code
@@ -151,7 +155,7 @@ def option_words(candidate: Candidate | None, args: argparse.Namespace) -> list[
     return words + (["--spec-verify", args.spec_verify] if args.spec_verify != "match" else [])
 
 
-class _Bench:
+class _PairRunner:
     """Runs pairs, each from cold, and shows how many there were."""
 
     def __init__(self, args: argparse.Namespace, params: Mapping[str, Any], display: Progress) -> None:
@@ -165,12 +169,12 @@ class _Bench:
     def pair(self, candidate: Candidate, trial: Trial) -> Pair:
         """A candidate and plain decoding, beside each other."""
         self._display("tuning", self._n_done, self.n_pairs)
-        contest = Contest(self._loader(candidate), self._params, trial.item)
+        runs = PairedRuns(self._loader(candidate), self._params, trial.prompt)
         try:
-            pair = contest.pair(trial.number)
+            pair = runs.pair(trial.number)
         finally:
-            contest.close()
-        self.config = contest.config
+            runs.close()
+        self.config = runs.config
         self._n_done += 1
         return pair
 
@@ -186,20 +190,20 @@ def _lines(tuning: Tuning) -> list[str]:
     """What was measured, a line for each candidate."""
     rows = [["drafter", "draft-max", "runs", "plain tok/s", "tok/s", "speed-up", "accepted", "slowest category"]]
     for candidate in tuning.pairs:
-        figures, by_category = tuning.figures(candidate), tuning.by_category(candidate)
+        stats, by_category = tuning.stats(candidate), tuning.by_category(candidate)
         slowest = min(by_category, key=lambda category: by_category[category], default="")
         rows.append(
             [
                 ";".join(candidate.spec_type),
                 str(candidate.draft_max),
                 str(len(tuning.pairs[candidate])),
-                f"{figures.plain_per_second:.1f}",
-                f"{figures.per_second:.1f}",
+                f"{stats.plain_per_second:.1f}",
+                f"{stats.per_second:.1f}",
                 f"{tuning.speedup(candidate):.2f}x",
-                f"{figures.acceptance_rate:.0%}",
+                f"{stats.acceptance_rate:.0%}",
                 f"{by_category[slowest]:.2f}x {slowest}" if slowest else "",
             ]
         )
     lines = table(rows, is_right=(False, True, True, True, True, True, True, False))
-    notes = stall_lines(tuning.figures(candidate) for candidate in tuning.pairs)
-    return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: behind it", *notes]
+    notes = stall_lines(tuning.stats(candidate) for candidate in tuning.pairs)
+    return [*lines, "speed-up: of the whole workload, with what drafters do at the prompt; tok/s: after it", *notes]

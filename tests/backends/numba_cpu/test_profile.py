@@ -6,7 +6,7 @@ from oracles.passes import run_of
 from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
-from augury.plugins.bench.passes import ModelRunner
+from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.roofline import Profiled, measure_roofline
 from augury.types import ModelOptions
 

@@ -1,16 +1,20 @@
 """Where prompts come from."""
 
+import sys
 from pathlib import Path
 
-from augury.cli.prompts import Prompt, _from_file
-from augury.plugins.bench.commands.items import _distinct
-from augury.plugins.bench.workload import Item
+import pytest
+from commands import here, run
+
+from augury.cli import prompts
+from augury.cli.prompts import Prompt, prompts_of_lines, read_text
+from augury.errors import AuguryError
 
 
 def read(tmp_path, name, text):
     file = Path(tmp_path) / name
     file.write_text(text)
-    return _from_file(file)
+    return prompts._from_file(file)
 
 
 def test_a_text_file_is_one_prompt_without_its_last_line_end(tmp_path):
@@ -33,6 +37,44 @@ def test_parameters_of_a_line_go_with_its_prompt():
     assert Prompt(tokens=(1, 2), params={"seed": 3}).arguments() == {"prompt": [1, 2], "seed": 3}
 
 
-def test_ids_that_occur_twice_are_numbered():
-    items = [Item("1"), Item("a"), Item("1"), Item("1")]
-    assert [item.id for item in _distinct(items)] == ["1", "a", "1 (2)", "1 (3)"]
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("nonsense", "not JSON"),
+        ('{"id": "a"}', "expected an object with one of"),
+        ('{"prompt": "a", "tokens": [1]}', "expected an object with one of"),
+        ("[1]", "expected an object"),
+        ('{"prompt": 5}', "prompt is 5, expected a text"),
+        ('{"tokens": "x"}', "tokens is 'x', expected a list of token ids"),
+        ('{"tokens": [1, true]}', "expected a list of token ids"),
+        ('{"messages": ["Hi"]}', "messages is ..Hi.., expected a list of"),
+    ],
+)
+def test_a_bad_line_says_what_is_wrong_where_it_is_used(line, expected):
+    good, bad = prompts_of_lines(f'{{"prompt": "a"}}\n{line}', "file")
+    assert good.arguments() == {"prompt": "a"}
+    with pytest.raises(AuguryError, match=f"^file:2: .*{expected}"):
+        bad.arguments()
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, expected in (("absent", "absent: No such file"), ("binary", "UTF-8"), (".", "Is a directory")):
+        with pytest.raises(AuguryError, match=expected):
+            read_text(tmp_path / name)
+
+
+@pytest.mark.parametrize("words", [["-f", "/dev/zero"], ["-f", "-"], []])
+def test_what_has_no_end_is_an_error(capsys, monkeypatch, words):
+    monkeypatch.setattr(prompts, "_MAX_SIZE", 2**20)
+    with Path("/dev/zero").open(encoding="utf-8") as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        code, out, err = run(capsys, "run", *here(), *words)
+    where = "/dev/zero" if "/dev/zero" in words else "standard input"
+    assert (code, out) == (1, "")
+    assert err == f"augury: {where}: larger than 1 MiB, more than any context holds; give a smaller prompt\n"
+
+
+def test_a_prompt_of_the_largest_size_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "_MAX_SIZE", 4)
+    assert read(tmp_path, "a.txt", "1234") == [Prompt(text="1234")]

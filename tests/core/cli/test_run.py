@@ -8,7 +8,7 @@ import sys
 import pytest
 from commands import here, run
 
-from augury.cli.prompts import Prompt, _from_text
+from augury.cli.prompts import Prompt, prompts_of_lines
 from augury.cli.run import _submitted, _with_kwargs
 
 GREEDY = [*here(), "-c", "64", "--temp", "0", "-n", "3"]
@@ -19,7 +19,7 @@ BAD = {
     '{"id": "none", "text": "a"}': 'one of "prompt"',
     '{"id": "ids", "tokens": ["a"]}': "expected a list of token ids",
     '{"id": "kind", "prompt": 5}': "expected a text",
-    '{"id": "null", "prompt": null}': "give either a prompt or messages",
+    '{"id": "null", "prompt": null}': "prompt is None, expected a text",
     '{"id": "key", "tokens": [1], "sed": 1}': "'sed'; did you mean 'seed'?",
     '{"id": "value", "tokens": [1], "temperature": -1}': "temperature",
     '{"id": "bias", "tokens": [1], "logit_bias": [1]}': "logit_bias",
@@ -66,13 +66,11 @@ def test_template_kwargs_are_for_conversations_and_a_line_s_own_come_first(capsy
     own = {"a": 3}
     lines = [
         {"prompt": "x"},
-        {"messages": ["x"]},
-        {"messages": ["x"], "chat_template_kwargs": own},
+        {"messages": [{}]},
+        {"messages": [{}], "chat_template_kwargs": own},
         {"messages": [], "chat_template_kwargs": 5},
     ]
-    prompts = [
-        _with_kwargs(prompt, {"a": 1, "b": 2}) for prompt in _from_text("\n".join(map(json.dumps, lines)), "", is_lines=True)
-    ]
+    prompts = [_with_kwargs(prompt, {"a": 1, "b": 2}) for prompt in prompts_of_lines("\n".join(map(json.dumps, lines)), "")]
     assert [prompt.params.get("chat_template_kwargs") for prompt in prompts] == [None, {"a": 1, "b": 2}, {"a": 3, "b": 2}, 5]
     code, _, err = run(capsys, "run", *GREEDY, "-p", "x", "--chat-template-kwargs", "[1]")
     assert code != 0

@@ -4,8 +4,8 @@ import pytest
 from commands import here, run
 
 from augury.cli.table import fold, table
-from augury.plugins.bench.comparison import stall_lines
-from augury.plugins.bench.figures import Figures
+from augury.plugins.bench.comparison_table import stall_lines
+from augury.plugins.bench.pair_stats import PairStats
 
 ROWS = [["name", "speed", "notes"], ["suffix", "12.5", "from the longest match in the prompt"], ["none", "8.0", ""]]
 
@@ -73,5 +73,5 @@ def test_tables_fit_into_40_columns(capsys, monkeypatch, columns, words):
 
 def test_a_note_of_stalled_runs_fits_into_40_columns(columns):
     columns(40)
-    (line,) = stall_lines([Figures(n_repeated=2, n_stalled=1)])
+    (line,) = stall_lines([PairStats(n_repeated=2, n_stalled=1)])
     assert max(map(len, line.splitlines())) <= 40

@@ -7,8 +7,8 @@ import pytest
 from attrs import evolve
 from pairs import pair
 
-from augury.plugins.bench.outcome import Outcome
 from augury.plugins.bench.page import page
+from augury.plugins.bench.pair_stats import DrafterResult
 from augury.types import Token
 
 VOID = {"meta"}
@@ -41,8 +41,8 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
-def shown(*outcomes):
-    return page({"model": "a <model>", "cpu": "some & other"}, outcomes)
+def shown(*results):
+    return page({"model": "a <model>", "cpu": "some & other"}, results)
 
 
 def pieces(*texts):
@@ -52,9 +52,10 @@ def pieces(*texts):
 @pytest.fixture
 def two():
     texts = pieces(("Once ", None), ("upon ", "ngram"), ("a ", "ngram"), ("time", None))
+    first = pair(name="p", category="writing", pieces=texts)
     return [
-        Outcome("ngram:n=3", "cold", (pair(name="p", category="writing", pieces=texts), pair(name="q", category="code-edit"))),
-        Outcome("draft", "warm", (pair(category="writing", rounds=((0, 0), (0, 0))),)),
+        DrafterResult("ngram:n=3", "cold", (first, pair(name="q", category="code-edit"))),
+        DrafterResult("draft", "warm", (pair(category="writing", rounds=((0, 0), (0, 0))),)),
     ]
 
 
@@ -86,7 +87,7 @@ def test_it_opens_with_one_chart_of_speed_ups(two):
 
 
 def test_bars_start_where_nothing_is_gained_and_end_at_the_speed_up():
-    text = shown(Outcome("x", "cold", (pair(2.0, 1.0, category="a"), pair(1.0, 2.0, category="b"))))
+    text = shown(DrafterResult("x", "cold", (pair(2.0, 1.0, category="a"), pair(1.0, 2.0, category="b"))))
     places = {
         mark: float(place) for place, mark in re.findall(r'<text class="faint middle" x="([\d.]+)%" y="\d+">([\d.]+)x<', text)
     }
@@ -100,7 +101,7 @@ def test_bars_start_where_nothing_is_gained_and_end_at_the_speed_up():
 @pytest.mark.parametrize("drafted_s", [0.002, 0.2, 2.9, 3.0, 40.0])
 def test_one_is_marked_at_any_scale(drafted_s):
     most = round(6.0 / drafted_s) + 1  # tokens a round, so that no plain run looks stalled
-    text = shown(Outcome("x", "cold", (pair(3.0, drafted_s, rounds=((0, 0), (most, most)), tokens=range(most + 2)),)))
+    text = shown(DrafterResult("x", "cold", (pair(3.0, drafted_s, rounds=((0, 0), (most, most)), tokens=range(most + 2)),)))
     marks = re.findall(r'y="\d+">([\d.]+)x</text>', text)
     assert "1" in marks
     assert 1 < len(marks) <= 8
@@ -122,7 +123,7 @@ def test_it_fits_a_narrow_screen(two):
 
 
 def test_pairs_that_stalled_are_marked():
-    text = shown(Outcome("x", "cold", (evolve(pair(9.0, 1.0), n_repeated=3),)))
+    text = shown(DrafterResult("x", "cold", (evolve(pair(9.0, 1.0), n_repeated=3),)))
     assert "3 plain runs, slower than rounds that draft and verify, were repeated; 1 pairs stalled each time" in text
     assert "no speed" in text
     assert "1 stalled" in text
@@ -138,14 +139,14 @@ def test_it_shows_acceptance_by_position_and_draft_lengths(two):
 
 def test_tokens_have_the_colour_of_their_drafter():
     texts = pieces(("Once ", None), ("upon ", "ngram"), ("a ", "ngram"), ("time", None))
-    text = shown(Outcome("x", "cold", (pair(),)), Outcome("ngram:n=3", "cold", (pair(pieces=texts),)))
+    text = shown(DrafterResult("x", "cold", (pair(),)), DrafterResult("ngram:n=3", "cold", (pair(pieces=texts),)))
     (colour,) = re.findall(r'Once <span class="(c\d)" title="ngram">upon a </span>time', text)
     assert f'<span class="letter {colour}">B</span><span>ngram:n=3</span>' in text
 
 
 def test_a_chain_s_drafters_have_the_colours_that_they_have_alone():
-    chain = Outcome("a;b;c", "cold", (pair(pieces=pieces(("x", "b"), ("y", "c"), ("z", None))),))
-    text = shown(chain, Outcome("b", "cold", (pair(pieces=pieces(("x", "b"), ("z", None))),)))
+    chain = DrafterResult("a;b;c", "cold", (pair(pieces=pieces(("x", "b"), ("y", "c"), ("z", None))),))
+    text = shown(chain, DrafterResult("b", "cold", (pair(pieces=pieces(("x", "b"), ("z", None))),)))
     assert '<span class="c1"><span class="box"></span> b</span>' in text
     assert '<span class="c2"><span class="box"></span> c</span>' in text
     assert text.count('<span class="c1" title="b">x</span>') == 2
@@ -164,24 +165,24 @@ def test_it_needs_nothing_from_outside(two):
 def test_whatever_was_written_is_escaped():
     evil = '<script>alert("1")</script>&amp;'
     texts = pieces((evil, None), (evil, evil))
-    outcome = Outcome(evil, "cold", (pair(name=evil, category=evil, pieces=texts),))
-    text = shown(outcome)
+    result = DrafterResult(evil, "cold", (pair(name=evil, category=evil, pieces=texts),))
+    text = shown(result)
     assert "script" not in Reader(text).tags
     assert "<script" not in text
     assert text.count("&lt;script&gt;") >= 5
 
 
 def test_without_a_tokenizer_it_shows_token_ids():
-    assert ">2 3 </span>4 " in shown(Outcome("x", "cold", (pair(),)))
+    assert ">2 3 </span>4 " in shown(DrafterResult("x", "cold", (pair(),)))
 
 
 def test_a_changed_output_is_not_hidden():
-    text = shown(Outcome("x", "cold", (pair(tokens=(1, 2, 3, 9)),)))
+    text = shown(DrafterResult("x", "cold", (pair(tokens=(1, 2, 3, 9)),)))
     assert "A drafter changed the output" in text
     assert "differs from plain decoding" in text
-    assert "changed the output" not in shown(Outcome("x", "cold", (pair(),)))
+    assert "changed the output" not in shown(DrafterResult("x", "cold", (pair(),)))
 
 
 def test_more_drafters_than_colours_are_no_error():
-    text = shown(*(Outcome(f"x:n={n}", "cold", (pair(),)) for n in range(20)))
+    text = shown(*(DrafterResult(f"x:n={n}", "cold", (pair(),)) for n in range(20)))
     assert "x:n=19" in text

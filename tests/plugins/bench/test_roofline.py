@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from augury.plugins.bench import roofline
-from augury.plugins.bench.passes import ModelRunner
+from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.roofline import KernelTime, Limits, Profiled, measure_roofline
 from augury.testing.toy_model import ToyModel
 

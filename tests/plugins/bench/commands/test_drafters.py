@@ -15,7 +15,7 @@ NGRAM = ["--spec-type", "ngram-simple"]
 
 @pytest.fixture
 def bench(capsys, monkeypatch):
-    monkeypatch.setattr("augury.plugins.bench.contest._STALL", math.inf)  # real times, perhaps of a busy machine
+    monkeypatch.setattr("augury.plugins.bench.paired_runs._STALL", math.inf)  # real times, perhaps of a busy machine
     words = ["bench", *here(), "-c", 128, "-n", 40, "--spec-fixed", "--turns", 2]
     return functools.partial(run, capsys, *words)
 

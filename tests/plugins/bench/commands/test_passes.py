@@ -8,13 +8,13 @@ from commands import here, run
 from oracles.models import tiny_model
 
 from augury.cli.command_line import make_parser
-from augury.plugins.bench.measure import Timing
+from augury.plugins.bench.timing import Timing
 from augury.registry import Registry
 
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch):
-    monkeypatch.setattr("augury.plugins.bench.sweep._MAX_ROUNDS", 2)
+    monkeypatch.setattr("augury.plugins.bench.timing._MAX_ROUNDS", 2)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from commands import here, run
 from oracles.models import tiny_model
 from pairs import pair
 
-from augury.plugins.bench.contest import Contest
+from augury.plugins.bench.paired_runs import PairedRuns
 
 MODEL = str(tiny_model("llama-dense"))
 
@@ -25,7 +25,7 @@ def engines(monkeypatch):
     """Engines are not run: each has the speed that its drafter and length are given here."""
     speedups, loaded = {}, []
 
-    def contest(load, params, item):
+    def runs(load, params, prompt):
         class Fake:
             def __init__(self):
                 self.config = {"model": "m", "backend": "b", "threads": 1, "isa": "i"}
@@ -33,7 +33,7 @@ def engines(monkeypatch):
             def pair(self, index):
                 args, spec_type, draft_model, _ = load()
                 loaded.append((";".join(spec_type), args.draft_max, draft_model))
-                return pair(3.0, 3.0 / speedups.get(loaded[-1][:2], 1.0), name=item.id, category=item.category)
+                return pair(3.0, 3.0 / speedups.get(loaded[-1][:2], 1.0), name=prompt.id, category=prompt.category)
 
             def close(self):
                 pass
@@ -41,7 +41,7 @@ def engines(monkeypatch):
         return Fake()
 
     monkeypatch.setattr("augury.plugins.bench.commands.tune.load_engine", lambda *arguments: arguments)
-    monkeypatch.setattr("augury.plugins.bench.commands.tune.Contest", contest)
+    monkeypatch.setattr("augury.plugins.bench.commands.tune.PairedRuns", runs)
     return speedups, loaded
 
 
@@ -111,20 +111,20 @@ def test_where_nothing_pays_it_says_none(tune, engines):
 
 
 def test_a_changed_output_is_an_error(tune, engines, monkeypatch):
-    monkeypatch.setattr("augury.plugins.bench.contest.Pair.is_identical", property(lambda _: False))
+    monkeypatch.setattr("augury.plugins.bench.paired_runs.Pair.is_identical", property(lambda _: False))
     code, out, err = tune()
     assert (code, out) == (1, "")
     assert "changed the output" in err
 
 
 def test_engines_are_closed_where_one_fails(tune, monkeypatch):
-    closed, close = [], Contest.close
+    closed, close = [], PairedRuns.close
 
-    def watched(contest):
-        closed.append(contest)
-        close(contest)
+    def watched(runs):
+        closed.append(runs)
+        close(runs)
 
-    monkeypatch.setattr(Contest, "close", watched)
+    monkeypatch.setattr(PairedRuns, "close", watched)
     code, out, err = tune("-m", "absent.gguf")
     assert (code, out) == (1, "")
     assert "absent.gguf" in err

@@ -1,4 +1,4 @@
-"""What a number of pairs came to: speeds, their ratio, and how drafts fared; read from and written as JSON."""
+"""What paired runs came to: speeds, their ratio, and acceptance; of any pairs, and of one drafter by category."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.errors import OptionError
-from augury.plugins.bench.versus import median_interval
+from augury.plugins.bench.abba import median_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from augury.plugins.bench.contest import Pair
+    from augury.plugins.bench.paired_runs import Pair
 
-__all__ = ["Figures"]
+__all__ = ["DrafterResult", "PairStats", "drafter_label"]
+
+_COUNTS = {  # fields that are summed, by their names in JSON
+    "tokens": "n_emitted",
+    "rounds": "n_rounds",
+    "drafted": "n_drafted",
+    "accepted": "n_accepted",
+    "repeated": "n_repeated",
+    "stalled": "n_stalled",
+}
+_BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 
 @frozen
-class Figures:
-    """Of one drafter on some prompts, against plain decoding.
+class PairStats:
+    """Statistics of pairs of one drafter and plain decoding, whatever their prompts.
 
     Attributes:
         speeds: Tokens per second of each pair, plain and drafted.
@@ -50,27 +60,22 @@ class Figures:
     n_stalled: int = 0
 
     @classmethod
-    def of(cls, pairs: Iterable[Pair]) -> Figures:
-        """Those of pairs, whatever their prompts. A pair that emitted one token only has no speed."""
+    def of(cls, pairs: Iterable[Pair]) -> PairStats:
+        """Those of pairs. A pair that emitted one token only has no speed."""
         return cls.pool(_of_pair(pair) for pair in pairs)
 
     @classmethod
-    def pool(cls, parts: Iterable[Figures]) -> Figures:
+    def pool(cls, parts: Iterable[PairStats]) -> PairStats:
         """All pairs of several figures."""
         several = list(parts)
+        sums: dict[str, Any] = {name: sum(getattr(part, name) for part in several) for name in _COUNTS.values()}
+        sums |= {name: _sums(getattr(part, name) for part in several) for name in _BY_POSITION}
         return cls(
             speeds=tuple(speed for part in several for speed in part.speeds),
-            n_emitted=sum(part.n_emitted for part in several),
-            n_rounds=sum(part.n_rounds for part in several),
-            n_drafted=sum(part.n_drafted for part in several),
-            n_accepted=sum(part.n_accepted for part in several),
-            offered_by_position=_sums(part.offered_by_position for part in several),
-            accepted_by_position=_sums(part.accepted_by_position for part in several),
             is_identical=all(part.is_identical for part in several),
             is_changed=any(part.is_changed for part in several),
             synthetic=next((part.synthetic for part in several if part.synthetic), ()),
-            n_repeated=sum(part.n_repeated for part in several),
-            n_stalled=sum(part.n_stalled for part in several),
+            **sums,
         )
 
     @property
@@ -120,8 +125,8 @@ class Figures:
         both = zip_longest(self.accepted_by_position, self.offered_by_position, fillvalue=0)
         return [accepted / offered if offered else 0.0 for accepted, offered in both]
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def as_json(self) -> dict[str, Any]:
+        """As `augury bench --json` prints it."""
         return {
             "plain_per_second": self.plain_per_second,
             "predicted_per_second": self.per_second,
@@ -144,36 +149,71 @@ class Figures:
         } | ({"synthetic": list(self.synthetic)} if self.synthetic else {})
 
     @classmethod
-    def from_told(cls, told: Mapping[str, Any]) -> Figures:
-        """What `told` gave.
+    def from_json(cls, found: Mapping[str, Any]) -> PairStats:
+        """What `as_json` gave.
 
         Raises:
             OptionError: It is something else.
         """
         try:
+            known: dict[str, Any] = {name: int(found[key]) for key, name in _COUNTS.items()}
+            known |= {name: tuple(int(n) for n in found[name]) for name in _BY_POSITION}
             return cls(
-                speeds=tuple((float(plain), float(drafted)) for plain, drafted in told["pairs"]),
-                n_emitted=int(told["tokens"]),
-                n_rounds=int(told["rounds"]),
-                n_drafted=int(told["drafted"]),
-                n_accepted=int(told["accepted"]),
-                offered_by_position=tuple(int(n) for n in told["offered_by_position"]),
-                accepted_by_position=tuple(int(n) for n in told["accepted_by_position"]),
-                is_identical=bool(told["identical"]),
-                is_changed=bool(told.get("changed", False)),  # of figures saved by older versions
-                synthetic=tuple(float(rate) for rate in told.get("synthetic", ())),
-                n_repeated=int(told.get("repeated", 0)),
-                n_stalled=int(told.get("stalled", 0)),
+                speeds=tuple((float(plain), float(drafted)) for plain, drafted in found["pairs"]),
+                is_identical=bool(found["identical"]),
+                is_changed=bool(found["changed"]),
+                synthetic=tuple(float(rate) for rate in found.get("synthetic", ())),
+                **known,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise OptionError(f"no figures of augury bench: {type(error).__name__}: {error}") from None
+            raise OptionError(f"not figures of augury bench: {type(error).__name__}: {error}") from None
 
 
-def _of_pair(pair: Pair) -> Figures:
+def drafter_label(spec_type: str, state: str, *, is_synthetic: bool) -> str:
+    """A drafter, as tables name it: with what its figures must not be mistaken without.
+
+    >>> drafter_label("suffix", "warm", is_synthetic=True)
+    'suffix (warm, synthetic)'
+    """
+    marks = [mark for mark, is_set in ((state, state != "cold"), ("synthetic", is_synthetic)) if is_set]
+    return f"{spec_type} ({', '.join(marks)})" if marks else spec_type
+
+
+@frozen(eq=False)
+class DrafterResult:
+    """All pairs of one drafter on a workload."""
+
+    spec_type: str  # with the options that differ from their defaults
+    state: str  # "cold": it had seen nothing before each run; "warm": it had seen the same prompt answered
+    pairs: tuple[Pair, ...]
+
+    @property
+    def label(self) -> str:
+        """The drafter, as tables name it."""
+        return drafter_label(self.spec_type, self.state, is_synthetic=bool(self.stats.synthetic))
+
+    @property
+    def stats(self) -> PairStats:
+        """Of all pairs."""
+        return PairStats.of(self.pairs)
+
+    @property
+    def by_category(self) -> dict[str, PairStats]:
+        """Of each category, in the order of the workload."""
+        categories = dict.fromkeys(pair.prompt.category for pair in self.pairs)
+        return {name: PairStats.of(pair for pair in self.pairs if pair.prompt.category == name) for name in categories}
+
+    def as_json(self) -> dict[str, Any]:
+        """As `augury bench --json` prints it."""
+        categories = {name: stats.as_json() for name, stats in self.by_category.items()}
+        return {"spec_type": self.spec_type, "state": self.state} | self.stats.as_json() | {"categories": categories}
+
+
+def _of_pair(pair: Pair) -> PairStats:
     stats = pair.drafted.stats
     speeds = (pair.plain.stats.timings.predicted_per_second, stats.timings.predicted_per_second)
     synthetic = tuple(stats.effective.get("synthetic", ()))
-    return Figures(
+    return PairStats(
         speeds=(speeds,) if min(speeds) > 0 and not pair.is_stalled else (),
         n_emitted=stats.n_emitted,
         n_rounds=stats.n_rounds,

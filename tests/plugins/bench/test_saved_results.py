@@ -6,22 +6,22 @@ import pytest
 from pairs import pair
 
 from augury.errors import AuguryError
-from augury.plugins.bench.changes import Saved, changes
-from augury.plugins.bench.outcome import Outcome
+from augury.plugins.bench.pair_stats import DrafterResult
+from augury.plugins.bench.saved_results import SavedResults, changes
 
 FACTS = {"cpu": "one", "threads": 2}
 
 
-def told(*outcomes, facts=FACTS):
-    return {"machine": facts, "runs": [outcome.told() for outcome in outcomes]}
+def saved(*results, facts=FACTS):
+    return {"machine": facts, "runs": [result.as_json() for result in results]}
 
 
-def outcome(drafted_s, category="all", state="cold"):
-    return Outcome("x", state, (pair(1.5, drafted_s, category=category),))
+def result(drafted_s, category="all", state="cold"):
+    return DrafterResult("x", state, (pair(1.5, drafted_s, category=category),))
 
 
 def test_each_figure_of_each_category_is_set_against_the_saved_one():
-    found, differences = changes(Saved.of(told(outcome(1.0))), Saved.of(told(outcome(0.5))))
+    found, differences = changes(SavedResults.of(saved(result(1.0))), SavedResults.of(saved(result(0.5))))
     assert {change.key for change in found} == {("x", "all")}
     values = {change.name: (change.then, change.now, change.ratio) for change in found}
     assert values["tok/s"] == (3, 6, 2)
@@ -32,8 +32,8 @@ def test_each_figure_of_each_category_is_set_against_the_saved_one():
 
 
 def test_what_only_one_run_has_is_told_too():
-    then = Saved.of(told(outcome(1.0, "old"), outcome(1.0, "both")))
-    now = Saved.of(told(outcome(1.0, "new"), outcome(1.0, "both", state="warm")))
+    then = SavedResults.of(saved(result(1.0, "old"), result(1.0, "both")))
+    now = SavedResults.of(saved(result(1.0, "new"), result(1.0, "both", state="warm")))
     found, _ = changes(then, now)
     speeds = {change.key: (change.then, change.now) for change in found if change.name == "tok/s"}
     assert speeds == {
@@ -45,26 +45,27 @@ def test_what_only_one_run_has_is_told_too():
 
 
 def test_it_says_when_the_machines_differ():
-    then = Saved.of(told(outcome(1.0), facts={"cpu": "other", "threads": 2, "numba": "1"}))
-    _, differences = changes(then, Saved.of(told(outcome(1.0))))
+    then = SavedResults.of(saved(result(1.0), facts={"cpu": "other", "threads": 2, "numba": "1"}))
+    _, differences = changes(then, SavedResults.of(saved(result(1.0))))
     assert differences == ["cpu was other, is one", "numba was 1, is not known"]
 
 
 def test_prompts_of_a_category_are_pooled_from_pytest_benchmarks_file():
-    items = [outcome(1.0).pairs[0], outcome(0.5).pairs[0], outcome(0.4).pairs[0]]
+    items = [result(1.0).pairs[0], result(0.5).pairs[0], result(0.4).pairs[0]]
     infos = [
-        {"spec_type": "x", "state": "cold", "category": "all", "machine": FACTS} | Outcome("x", "cold", (each,)).figures.told()
+        {"spec_type": "x", "state": "cold", "category": "all", "machine": FACTS}
+        | DrafterResult("x", "cold", (each,)).stats.as_json()
         for each in items
     ]
-    saved = Saved.of({"benchmarks": [{"extra_info": info} for info in (*infos, {})]})
-    assert saved.facts == FACTS
-    assert saved.rows == Saved.of(told(Outcome("x", "cold", tuple(items)))).rows
+    found = SavedResults.of({"benchmarks": [{"extra_info": info} for info in (*infos, {})]})
+    assert found.facts == FACTS
+    assert found.rows == SavedResults.of(saved(DrafterResult("x", "cold", tuple(items)))).rows
 
 
 def test_passes_are_compared_by_kind_tokens_and_depth():
     rows = [{"n": 1, "depth": 0, "tok_s": 40.0}, {"n": 8, "depth": 4096, "tok_s": 160.0}]
-    saved = Saved.of({"model": "m", "curve": rows, "prefill": [], "decode": rows[:1]})
-    assert saved.rows == {
+    found = SavedResults.of({"model": "m", "curve": rows, "prefill": [], "decode": rows[:1]})
+    assert found.rows == {
         ("curve", "1", "0"): {"tok/s": 40.0},
         ("curve", "8", "4096"): {"tok/s": 160.0},
         ("decode", "1", "0"): {"tok/s": 40.0},
@@ -72,21 +73,25 @@ def test_passes_are_compared_by_kind_tokens_and_depth():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"benchmarks": []}', '{"benchmarks": [{"extra_info": {}}]}', '{"runs": [{}]}', '{"curve": [1]}']
+    "text",
+    [
+        *("", "[]", "{}", '{"benchmarks": []}', '{"benchmarks": [{"extra_info": {}}]}', '{"runs": [{}]}', '{"curve": [1]}'),
+        '{"curve": [{"n": 1, "depth": 0, "tok_s": "x"}]}',
+    ],
 )
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "old.json"
     path.write_text(text)
     with pytest.raises(AuguryError, match=r"old\.json"):
-        Saved.read(path)
+        SavedResults.read(path)
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(AuguryError, match="absent"):
-        Saved.read(tmp_path / "absent")
+        SavedResults.read(tmp_path / "absent")
 
 
 def test_a_file_is_read(tmp_path):
     path = tmp_path / "old.json"
-    path.write_text(json.dumps(told(outcome(1.0))))
-    assert Saved.read(path) == Saved.of(told(outcome(1.0)))
+    path.write_text(json.dumps(saved(result(1.0))))
+    assert SavedResults.read(path) == SavedResults.of(saved(result(1.0)))

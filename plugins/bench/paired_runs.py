@@ -1,9 +1,9 @@
-"""Plain decoding and a drafter in turns on one prompt.
+"""Paired runs: plain decoding and a drafter in turns on one prompt.
 
-Every pair has a fresh engine, unless it is to be warm: a drafter that remembers what it saw would else draft the second run of
-a prompt from the first. On that engine the prompt is processed once, untimed, and then both generate; who begins changes from
-pair to pair (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster is unfair to neither. A plain
-run that stalled, and would make any drafter look fast, is repeated.
+Every pair has a fresh engine, unless it is to be warm: a drafter that remembers what it saw would otherwise draft the second
+run of a prompt from the first. On that engine the prompt is processed once, untimed, and then both generate. Which of them
+begins changes from pair to pair (plain, drafted, drafted, plain, ...), so that a machine that grows slower or faster is unfair
+to neither. A plain run that stalled, and would make any drafter look fast, is repeated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from augury.errors import AuguryError, PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from augury.cli.prompts import Prompt
     from augury.engine.engine import Engine
-    from augury.plugins.bench.workload import Item
     from augury.types import Result
 
-__all__ = ["Contest", "Pair", "check_drafters"]
+__all__ = ["Pair", "PairedRuns", "check_drafters"]
 
 _N_WARM = 8  # tokens: the first passes touch memory for the first time
 _STALL = 1.5  # a plain pass that takes longer than so many rounds of drafting and verifying was held up
@@ -30,9 +30,9 @@ _MAX_REPEATS = 3
 
 @frozen(eq=False)
 class Pair:
-    """Both, beside each other. Their prompts are not timed: speeds are those behind the first token."""
+    """A plain and a drafted run of one prompt. The prompt is not timed: speeds are those after the first token."""
 
-    item: Item
+    prompt: Prompt
     plain: Result
     drafted: Result
     is_promised: bool = True  # whether both should emit the same tokens; rejection promises the distribution alone
@@ -55,21 +55,21 @@ class Pair:
         return speeds[0] > _STALL * self.max_speedup * speeds[1] > 0
 
 
-class Contest:
-    """One prompt, plain and drafted. `open` it, let both run, and `close` it; then again for another pair."""
+class PairedRuns:
+    """Runs one prompt with and without a drafter. `open` it, let both run, and `close` it; then again for another pair."""
 
-    def __init__(self, load: Callable[[], Engine], params: Mapping[str, Any], item: Item) -> None:
+    def __init__(self, load: Callable[[], Engine], params: Mapping[str, Any], prompt: Prompt) -> None:
         """Nothing is loaded yet.
 
         Args:
             load: Loads an engine with the drafter.
-            params: Of the requests; those of the item count more.
-            item: The prompt.
+            params: Of the requests; those of the prompt come first.
+            prompt: What is continued.
         """
-        self.item = item
         self.config: Mapping[str, Any] = {}  # of the engine loaded last, with the model's own name
+        self._prompt = prompt
         self._load = load
-        self._params = params
+        self._params = {**params, **prompt.arguments()}
         self._engine: Engine | None = None
 
     def open(self) -> None:
@@ -107,8 +107,8 @@ class Contest:
 
     def beside(self, plain: Result, drafted: Result) -> Pair:
         """Both as a pair, with another plain run for one that stalled, or the last of several."""
-        is_greedy = {**self._params, **self.item.arguments}.get("temperature") == 0
-        pair = Pair(self.item, plain, drafted, is_promised=is_greedy or drafted.stats.effective.get("verify") != "rejection")
+        is_promised = self._params.get("temperature") == 0 or drafted.stats.effective.get("verify") != "rejection"
+        pair = Pair(self._prompt, plain, drafted, is_promised)
         while pair.is_stalled and pair.n_repeated < _MAX_REPEATS:
             pair = evolve(pair, plain=self.plain(), n_repeated=pair.n_repeated + 1)
         return pair
@@ -121,13 +121,12 @@ class Contest:
 
     def _generate(self, speculative: Mapping[str, Any], **changed: Any) -> Result:
         if self._engine is None:
-            raise AuguryError("the contest is not open; call open() first")
-        params = {**self._params, **self.item.arguments, **changed, "speculative": speculative}
-        return self._engine.submit(**params).result()
+            raise AuguryError("no engine is loaded; call open() first")
+        return self._engine.submit(**{**self._params, **changed, "speculative": speculative}).result()
 
 
 def check_drafters(result: Result) -> None:
-    """See that all drafters took part to the end, for the figures of one that was left out are those of plain decoding.
+    """Check that no drafter was left out of a run, whose figures would then be those of plain decoding.
 
     Raises:
         PluginError: One failed.

@@ -10,11 +10,11 @@ import numpy as np
 from augury.batch import Batch
 from augury.errors import CapacityError
 from augury.interfaces import Progress
-from augury.plugins.bench.measure import Runner
+from augury.plugins.bench.timing import Runner
 
 if TYPE_CHECKING:
     from augury.interfaces import Model
-    from augury.plugins.bench.measure import Measure
+    from augury.plugins.bench.timing import Measurement
 
 __all__ = ["ModelRunner"]
 
@@ -30,7 +30,7 @@ class ModelRunner(Runner):
     """
 
     def __init__(self, model: Model, progress: Progress | None = None) -> None:
-        """Take over a loaded model; `progress` is told how far its slot is filled."""
+        """Take over a loaded model; `progress` is called with how far its slot is filled."""
         self._model = model
         self._progress = progress or Progress()
         n_ctx = model.state_spec.n_ctx
@@ -38,7 +38,7 @@ class ModelRunner(Runner):
         self._n_filled = 0
 
     def prepare(self, depth: int) -> None:
-        """Fill the slot; what earlier measures left there is as good as anything."""
+        """Fill the slot; what earlier measurements left there is as good as anything."""
         for start in range(self._n_filled, depth, _CHUNK):
             self._progress("fill the slot", start, depth)
             self._model.forward(self._batch(start, min(_CHUNK, depth - start), n_rows=0))
@@ -46,18 +46,20 @@ class ModelRunner(Runner):
             self._progress("fill the slot", depth, depth)
             self._n_filled = depth
 
-    def seconds(self, measure: Measure) -> float:
-        """Run a measure once. Batches are made before the clock starts.
+    def seconds(self, measurement: Measurement) -> float:
+        """Run a measurement once. Batches are made before the clock starts.
 
         Raises:
             CapacityError: It does not fit into a slot.
         """
-        end, n_ctx = measure.depth + measure.n, self._model.state_spec.n_ctx
+        end, n_ctx = measurement.depth + measurement.n, self._model.state_spec.n_ctx
         if end > n_ctx:
-            raise CapacityError(f"{measure.n} tokens at depth {measure.depth} do not fit into a slot of {n_ctx} positions")
-        if measure.kind == "decode":
-            return self._decode([self._batch(position, 1, n_rows=1) for position in range(measure.depth, end)])
-        batch = self._batch(measure.depth, measure.n, n_rows=measure.n if measure.kind == "curve" else 1)
+            raise CapacityError(
+                f"{measurement.n} tokens at depth {measurement.depth} do not fit into a slot of {n_ctx} positions"
+            )
+        if measurement.kind == "decode":
+            return self._decode([self._batch(position, 1, n_rows=1) for position in range(measurement.depth, end)])
+        batch = self._batch(measurement.depth, measurement.n, n_rows=measurement.n if measurement.kind == "curve" else 1)
         start = perf_counter()
         self._model.forward(batch).argmax()
         return perf_counter() - start

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from augury.plugins.bench import round_trip
-from augury.plugins.bench.kernels.volley import volley
-from augury.plugins.bench.round_trip import round_trip_ns
+from augury.plugins.bench import ping_pong as timed
+from augury.plugins.bench.kernels.ping_pong import ping_pong
+from augury.plugins.bench.ping_pong import round_trip_ns
 
 
 def test_a_round_trip_takes_nanoseconds_to_microseconds_where_there_are_two_cores():
@@ -22,8 +22,10 @@ def test_one_core_has_no_round_trip(monkeypatch):
 
 
 def test_a_side_that_does_not_answer_is_given_up(monkeypatch):
-    monkeypatch.setattr(round_trip, "_PATIENCE", 1000)
-    monkeypatch.setattr("augury.plugins.bench.kernels.volley.volley", lambda _address, side, first, *_: first if side else 0)
+    monkeypatch.setattr(timed, "_PATIENCE", 1000)
+    monkeypatch.setattr(
+        "augury.plugins.bench.kernels.ping_pong.ping_pong", lambda _address, side, first, *_: first if side else 0
+    )
     assert round_trip_ns() is None
 
 
@@ -34,18 +36,18 @@ def test_the_callers_thread_keeps_its_cores():
 
 
 @pytest.mark.parametrize("patience", [0, 10])
-def test_a_volley_alone_ends(patience):
+def test_one_side_alone_ends(patience):
     ball = np.zeros(1, np.int64)
-    assert volley(ball.ctypes.data, 0, 0, 5, patience) == 1  # served once, and nothing came back
+    assert ping_pong(ball.ctypes.data, 0, 0, 5, patience) == 1  # served once, and nothing came back
     assert ball[0] == 1
 
 
 def test_both_sides_count_every_time():
     ball = np.zeros(1, np.int64)
     found = []
-    other = threading.Thread(target=lambda: found.append(volley(ball.ctypes.data, 1, 0, 50, 10**10)))
+    other = threading.Thread(target=lambda: found.append(ping_pong(ball.ctypes.data, 1, 0, 50, 10**10)))
     other.start()
-    assert volley(ball.ctypes.data, 0, 0, 50, 10**10) == 50
+    assert ping_pong(ball.ctypes.data, 0, 0, 50, 10**10) == 50
     other.join()
     assert found == [50]
     assert ball[0] == 100

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.errors import AuguryError
-from augury.plugins.bench.measure import Runner
-from augury.plugins.bench.texts import Answer
+from augury.plugins.bench.abba import Answer
+from augury.plugins.bench.timing import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.plugins.bench.measure import Measure
+    from augury.plugins.bench.timing import Measurement
 
 __all__ = ["ServerOptions", "ServerRunner"]
 
@@ -50,8 +50,8 @@ class ServerOptions:
 class ServerRunner(Runner):
     """Runs a server of its own, in a `with` statement, and reads the times that it measures itself.
 
-    A measure at a depth sends a prompt whose first `depth` tokens the server holds, and whose next token is new. The server
-    computes the logits of a prompt's last token only, also where the measure is of the kind `curve`.
+    A measurement at a depth sends a prompt whose first `depth` tokens the server holds, and whose next token is new. The server
+    computes the logits of a prompt's last token only, also where the measurement is of the kind `curve`.
     """
 
     def __init__(self, options: ServerOptions, tokens: np.ndarray, n_vocab: int) -> None:
@@ -82,17 +82,8 @@ class ServerRunner(Runner):
             port = probe.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         words = ["-m", options.model, "-t", options.threads, "-tb", options.threads, "-c", options.n_ctx, "-np", 1]
-        words += [
-            "-ctk",
-            options.cache_type_k,
-            "-ctv",
-            options.cache_type_v,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            port,
-            *options.more,
-        ]
+        words += ["-ctk", options.cache_type_k, "-ctv", options.cache_type_v]
+        words += ["--host", "127.0.0.1", "--port", port, *options.more]
         folder = str(options.path.resolve().parent)  # packaged builds keep their libraries beside the program
         paths = os.pathsep.join(filter(None, (folder, os.environ.get("LD_LIBRARY_PATH"))))
         try:
@@ -132,22 +123,22 @@ class ServerRunner(Runner):
         if depth:
             self._ask(self._tokens[:depth], n_predict=1, may_reuse=True)
 
-    def seconds(self, measure: Measure) -> float:
-        """Run a measure once.
+    def seconds(self, measurement: Measurement) -> float:
+        """Run a measurement once.
 
         Raises:
             AuguryError: The server died, or computed something else than it was asked for.
         """
-        depth = measure.depth
-        n_prompt, n_predict = (1, measure.n + 1) if measure.kind == "decode" else (measure.n, 1)
+        depth = measurement.depth
+        n_prompt, n_predict = (1, measurement.n + 1) if measurement.kind == "decode" else (measurement.n, 1)
         prompt = self._tokens[: depth + n_prompt]
         self._n_asked += 1
         prompt[depth] = (prompt[depth] + self._n_asked) % self._n_vocab  # never the token that the server has there
         timings = self._ask(prompt, n_predict=n_predict, may_reuse=depth > 0)
         self._check("prompt_n", timings, n_prompt)
         self._check("predicted_n", timings, n_predict)
-        # the first token comes out of the prompt's pass, and the server's clock for generation starts behind it
-        return self._seconds("predicted_ms" if measure.kind == "decode" else "prompt_ms", timings)
+        # the first token comes out of the prompt's pass, and the server's clock for generation starts after it
+        return self._seconds("predicted_ms" if measurement.kind == "decode" else "prompt_ms", timings)
 
     def answer(self, prompt: Sequence[int], n_predict: int) -> Answer:
         """Process a prompt in full and continue it by `n_predict` tokens, the most probable ones.

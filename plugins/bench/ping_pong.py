@@ -31,7 +31,7 @@ def round_trip_ns() -> float | None:
     """
     if not hasattr(os, "sched_getaffinity") or len(cores := sorted(os.sched_getaffinity(0))) < 2:
         return None
-    from augury.plugins.bench.kernels.volley import volley
+    from augury.plugins.bench.kernels.ping_pong import ping_pong
 
     ball = np.zeros(16, np.int64)  # a cache line and more of its own
     address, windows = ball.ctypes.data, [_N_WARM + _N * i for i in range(_N_WINDOWS + 1)]
@@ -41,17 +41,17 @@ def round_trip_ns() -> float | None:
 
     def serve() -> None:
         _take(cores[0], both_there)
-        if volley(address, 0, 0, _N_WARM, _PATIENCE) != _N_WARM:
+        if ping_pong(address, 0, 0, _N_WARM, _PATIENCE) != _N_WARM:
             return
         for first, last in pairwise(windows):
             start = perf_counter()
-            if volley(address, 0, first, last, _PATIENCE) != last:
+            if ping_pong(address, 0, first, last, _PATIENCE) != last:
                 return
             seconds.append(perf_counter() - start)
 
     def play() -> None:
         _take(cores[1], both_there)
-        volley(address, 1, 0, windows[-1], _PATIENCE)
+        ping_pong(address, 1, 0, windows[-1], _PATIENCE)
 
     threads = [threading.Thread(target=serve), threading.Thread(target=play)]
     for thread in threads:

@@ -6,14 +6,14 @@ import pytest
 from oracles.models import tiny_model
 from pairs import result
 
+from augury.cli.prompts import Prompt
 from augury.drafters.ngram_simple import NgramSimple
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, PluginError
-from augury.plugins.bench.contest import Contest
 from augury.plugins.bench.page import _rounds
-from augury.plugins.bench.workload import Item
+from augury.plugins.bench.paired_runs import PairedRuns
 
-ITEM = Item("repeating", "all", {"prompt": [1, 2, 3, 4] * 4})
+PROMPT = Prompt(tokens=(1, 2, 3, 4) * 4)
 PARAMS = {"temperature": 0, "max_tokens": 48}
 
 
@@ -49,66 +49,66 @@ def loads():
 
 
 @pytest.fixture
-def contest(loads, monkeypatch):
-    monkeypatch.setattr("augury.plugins.bench.contest._STALL", math.inf)  # real times, perhaps of a busy machine
-    contest = Contest(loads, PARAMS, ITEM)
-    yield contest
-    contest.close()
+def runs(loads, monkeypatch):
+    monkeypatch.setattr("augury.plugins.bench.paired_runs._STALL", math.inf)  # real times, perhaps of a busy machine
+    runs = PairedRuns(loads, PARAMS, PROMPT)
+    yield runs
+    runs.close()
 
 
-def test_both_emit_the_same_tokens_and_only_the_drafter_drafts(contest):
-    pair = contest.pair(0)
+def test_both_emit_the_same_tokens_and_only_the_drafter_drafts(runs):
+    pair = runs.pair(0)
     assert pair.is_identical
     assert pair.plain.stats.n_drafted == 0
     assert pair.drafted.stats.n_drafted > 0
     assert len(pair.plain.tokens) == 48
 
 
-def test_a_drafter_that_fails_has_no_figures(contest, monkeypatch):
+def test_a_drafter_that_fails_has_no_figures(runs, monkeypatch):
     monkeypatch.setattr(NgramSimple, "draft", lambda drafter, history, limit: None)
     with pytest.raises(PluginError, match="ngram-simple failed in draft: PluginError: returned a NoneType"):
-        contest.pair(0)
+        runs.pair(0)
 
 
-def test_a_page_reads_the_rounds_of_a_run_from_it(contest):
-    drafted = contest.pair(0).drafted
+def test_a_page_reads_the_rounds_of_a_run_from_it(runs):
+    drafted = runs.pair(0).drafted
     rounds = _rounds(drafted)
     assert len(rounds) == drafted.stats.n_rounds - 1  # the prompt's drafts nothing
     assert sum(n_drafted for n_drafted, _ in rounds) == drafted.stats.n_drafted
     assert sum(n_accepted for _, n_accepted in rounds) == drafted.stats.n_accepted > 0
 
 
-def test_every_pair_begins_with_a_fresh_engine_and_who_begins_changes(contest, loads):
+def test_every_pair_begins_with_a_fresh_engine_and_who_begins_changes(runs, loads):
     for index in range(3):
-        contest.pair(index)
+        runs.pair(index)
     assert loads.asked == [["none", "none", "drafter"], ["none", "drafter", "none"], ["none", "none", "drafter"]]
 
 
-def test_warm_pairs_keep_their_engine_whose_drafter_has_seen_the_prompt(contest, loads):
+def test_warm_pairs_keep_their_engine_whose_drafter_has_seen_the_prompt(runs, loads):
     for index in range(2):
-        contest.pair(index, is_warm=True)
+        runs.pair(index, is_warm=True)
     assert loads.asked == [["none", "drafter", "none", "drafter", "drafter", "none"]]
 
 
 @pytest.mark.parametrize(("slow", "n_repeated", "is_stalled"), [(0, 0, False), (2, 2, False), (9, 3, True)])
 def test_a_plain_run_that_stalled_is_repeated(monkeypatch, slow, n_repeated, is_stalled):
-    contest = Contest(None, PARAMS, ITEM)
+    runs = PairedRuns(None, PARAMS, PROMPT)
     drafted = result(1.0, rounds=((0, 0), (3, 0), (3, 0), (3, 0)))
-    runs = [49.0] * slow + [1.0] * 9
-    monkeypatch.setattr(contest, "open", lambda: None)
-    monkeypatch.setattr(contest, "plain", lambda: result(runs.pop(0)))
-    monkeypatch.setattr(contest, "drafted", lambda: drafted)
-    pair = contest.pair(0)
+    times = [49.0] * slow + [1.0] * 9
+    monkeypatch.setattr(runs, "open", lambda: None)
+    monkeypatch.setattr(runs, "plain", lambda: result(times.pop(0)))
+    monkeypatch.setattr(runs, "drafted", lambda: drafted)
+    pair = runs.pair(0)
     assert (pair.n_repeated, pair.is_stalled) == (n_repeated, is_stalled)
     assert pair.plain.stats.timings.predict_s == (49.0 if is_stalled else 1.0)
 
 
-def test_the_model_goes_by_its_own_name(contest):
-    contest.pair(0)
-    assert contest.config["model"] == "llama-dense"
-    assert contest.config["spec_type"] == "ngram-simple:n=2,m=4"
+def test_the_model_goes_by_its_own_name(runs):
+    runs.pair(0)
+    assert runs.config["model"] == "llama-dense"
+    assert runs.config["spec_type"] == "ngram-simple:n=2,m=4"
 
 
-def test_a_contest_that_is_not_open_says_so(contest):
+def test_without_an_engine_it_says_so(runs):
     with pytest.raises(AuguryError, match="open"):
-        contest.plain()
+        runs.plain()

@@ -14,14 +14,14 @@ from augury.errors import OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.interfaces import Progress
+from augury.plugins.bench.abba import Answer, compare_answers
 from augury.plugins.bench.commands.drafters import DEFAULTS
-from augury.plugins.bench.commands.items import read_items
 from augury.plugins.bench.commands.passes import WIDE, pairs_of, server_options, trip_text
-from augury.plugins.bench.contest import check_drafters
-from augury.plugins.bench.machine import facts_told, run_facts
-from augury.plugins.bench.round_trip import round_trip_ns
-from augury.plugins.bench.server import ServerRunner
-from augury.plugins.bench.texts import Answer, compare_texts
+from augury.plugins.bench.machine import facts_as_json, run_facts
+from augury.plugins.bench.paired_runs import check_drafters
+from augury.plugins.bench.ping_pong import round_trip_ns
+from augury.plugins.bench.server_runner import ServerRunner
+from augury.plugins.bench.workload import prompts_to_compare
 from augury.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from augury.cli.prompts import Prompt
     from augury.engine.engine import Engine
-    from augury.plugins.bench.texts import TextRatio
-    from augury.plugins.bench.workload import Item
+    from augury.plugins.bench.abba import AnswerPairs
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["run_texts"]
+__all__ = ["run_prompts"]
 
 
-def run_texts(args: argparse.Namespace) -> int:
+def run_prompts(args: argparse.Namespace) -> int:
     """Answer all prompts with both, greedily, and print ratios by category."""
     if args.compare is not None or args.against or args.warm:
         raise OptionError("--vs on prompts compares two programs; leave out --compare, --against and --warm")
     pairs = pairs_of(args)
-    items, n_predict = read_items(args), DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
+    prompts = prompts_to_compare(args)
+    n_predict = DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
     if n_predict < 2:
         raise OptionError(f"-n is {n_predict}, expected at least 2: the first token counts to the prompt")
     path = resolve(args.model, args.registry, Progress())
@@ -50,24 +51,24 @@ def run_texts(args: argparse.Namespace) -> int:
     spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more
 
     @contextmanager
-    def sides() -> Iterator[tuple[Callable[[Item], Answer], Callable[[Item], Answer]]]:
+    def sides() -> Iterator[tuple[Callable[[Prompt], Answer], Callable[[Prompt], Answer]]]:
         with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
-            facts.update(run_facts({**engine.config, "model": engine.info.name}, items, n_predict))
-            prompts = _prompts(path, engine.tokenizer, items)
+            facts.update(run_facts({**engine.config, "model": engine.info.name}, prompts, n_predict))
+            ids = _token_ids(path, engine.tokenizer, prompts)
             yield (
-                lambda item: _answer(engine, prompts[item.id], n_predict),
-                lambda item: server.answer(prompts[item.id], n_predict),
+                lambda prompt: _answer(engine, ids[prompt.id], n_predict),
+                lambda prompt: server.answer(ids[prompt.id], n_predict),
             )
 
     is_drafting = bool(args.spec_type or args.model_draft or args.vs_args)
-    ratios = compare_texts(items, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
-    told = [ratio.told() for ratio in ratios]
+    answers = compare_answers(prompts, sides, pairs, is_fresh=is_drafting, probe=round_trip_ns)
+    found = [each.as_json() for each in answers]
     if args.json:
-        peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": told}
-        print_json(facts_told(facts) | {"vs": peer})
+        peer = {"peer": str(args.vs), "args": args.vs_args, "pairs": pairs, "texts": found}
+        print_json(facts_as_json(facts) | {"vs": peer})
     else:
         marks = [f"acceptance is {facts['acceptance']} by position: texts are not the model's"] if "acceptance" in facts else []
-        print_lines([*_lines(told), *_notes(ratios, told), *marks])
+        print_lines([*_lines(found), *_notes(answers, found), *marks])
     return 0
 
 
@@ -77,11 +78,11 @@ def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
     return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
 
 
-def _prompts(path: Path, tokenizer: Tokenizer | None, items: Sequence[Item]) -> dict[str, list[int]]:
-    """Token ids by the items' ids: the very same for both, however each would read the texts."""
+def _token_ids(path: Path, tokenizer: Tokenizer | None, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Token ids by the prompts' ids: the very same for both, however each would read the texts."""
     with ModelFile.open(path) as file:
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    return {item.id: _ids(item.arguments, tokenizer, template) for item in items}
+    return {prompt.id: _ids(prompt.arguments(), tokenizer, template) for prompt in prompts}
 
 
 def _ids(arguments: Mapping[str, Any], tokenizer: Tokenizer | None, template: ChatTemplate | None) -> list[int]:
@@ -113,11 +114,11 @@ def _answer(engine: Engine, prompt: Sequence[int], n_predict: int) -> Answer:
     )
 
 
-def _lines(told: Sequence[Mapping[str, Any]]) -> list[str]:
+def _lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         ["category", "what", "tok/s", "peer's tok/s", "ratio", "95 % interval", "drafted", "peer's", "same text", "round trip"]
     ]
-    for each in told:
+    for each in found:
         for what in ("prompt", "generation"):
             figures = each[what]
             is_prompt = what == "prompt"
@@ -137,11 +138,11 @@ def _lines(told: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(rows, is_right=(False, False, *(True,) * 8))
 
 
-def _notes(ratios: Sequence[TextRatio], told: Sequence[Mapping[str, Any]]) -> list[str]:
-    counts = ", ".join(f"{ratio.category} {len(ratio.pairs)}" for ratio in ratios)
+def _notes(answers: Sequence[AnswerPairs], found: Sequence[Mapping[str, Any]]) -> list[str]:
+    counts = ", ".join(f"{each.category} {len(each.pairs)}" for each in answers)
     notes = [f"greedy; a ratio is the median of the pairs' ratios (pairs: {counts})"]
     notes.append("same text: share of the tokens before both first differ; engines round differently")
-    if any(each[what]["interval"][1] > WIDE * each[what]["interval"][0] for each in told for what in ("prompt", "generation")):
+    if any(each[what]["interval"][1] > WIDE * each[what]["interval"][0] for each in found for what in ("prompt", "generation")):
         notes.append(
             "wide intervals: the prompts differ, or this machine was busy or changed its speed; repeat when it is quiet"
         )

@@ -34,14 +34,14 @@ def _store(_: Any, address: Any, value: Any) -> Any:
 
 
 @njit("int64(int64, int64, int64, int64, int64)", nogil=True)
-def volley(address, side, first, last, patience):
+def ping_pong(address, side, first, last, patience):
     """Return the number `last - first` times: wait for 2 i + side, and store what is one more.
 
     Args:
         address: Of an int64, 0 at first.
         side: 0 serves, 1 returns.
         first: i of the first time.
-        last: One behind that of the last.
+        last: One after that of the last.
         patience: How often to look before the other side is given up.
 
     Returns:

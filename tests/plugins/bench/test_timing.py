@@ -7,9 +7,8 @@ import pytest
 from toys import ToyModel
 
 from augury.errors import CapacityError
-from augury.plugins.bench.measure import Measure, Runner, Timing
-from augury.plugins.bench.passes import ModelRunner
-from augury.plugins.bench.sweep import sweep
+from augury.plugins.bench.model_runner import ModelRunner
+from augury.plugins.bench.timing import Measurement, Runner, Timing, sweep
 
 
 class Watched(ToyModel):
@@ -26,7 +25,7 @@ class Watched(ToyModel):
 
 def test_a_pass_of_the_curve_has_the_logits_of_all_its_tokens():
     model = Watched()
-    assert ModelRunner(model).seconds(Measure("curve", 5, 0)) > 0
+    assert ModelRunner(model).seconds(Measurement("curve", 5, 0)) > 0
     ((tokens, positions, n_rows),) = model.passes
     assert len(tokens) == n_rows == 5
     assert np.array_equal(positions, np.arange(5))
@@ -34,7 +33,7 @@ def test_a_pass_of_the_curve_has_the_logits_of_all_its_tokens():
 
 def test_a_prompt_has_the_logits_of_its_last_token():
     model = Watched()
-    ModelRunner(model).seconds(Measure("prefill", 7, 0))
+    ModelRunner(model).seconds(Measurement("prefill", 7, 0))
     ((tokens, _, n_rows),) = model.passes
     assert (len(tokens), n_rows) == (7, 1)
 
@@ -43,7 +42,7 @@ def test_generation_feeds_each_best_token_to_the_next_pass():
     model = Watched()
     runner = ModelRunner(model)
     runner.prepare(3)
-    runner.seconds(Measure("decode", 4, 3))
+    runner.seconds(Measurement("decode", 4, 3))
     prefix, *singles = model.passes
     assert prefix[2] == 0
     assert [int(positions[0]) for _, positions, _ in singles] == [3, 4, 5, 6]
@@ -51,10 +50,10 @@ def test_generation_feeds_each_best_token_to_the_next_pass():
     for (tokens, _, n_rows), (following, _, _) in pairwise(singles):
         history += list(tokens)
         assert n_rows == 1
-        assert following[0] == best_behind(history)
+        assert following[0] == best_after(history)
 
 
-def best_behind(history):
+def best_after(history):
     model = Watched()
     n = len(history)
     runner = ModelRunner(model)
@@ -82,7 +81,7 @@ def test_how_far_a_slot_is_filled_is_told():
 
 def test_what_does_not_fit_into_a_slot_is_refused():
     with pytest.raises(CapacityError, match="depth 60"):
-        ModelRunner(Watched()).seconds(Measure("curve", 5, 60))
+        ModelRunner(Watched()).seconds(Measurement("curve", 5, 60))
 
 
 class Script(Runner):
@@ -94,28 +93,33 @@ class Script(Runner):
     def prepare(self, depth):
         self.calls.append(depth)
 
-    def seconds(self, measure):
-        self.calls.append(measure)
-        return float(measure.n)
+    def seconds(self, measurement):
+        self.calls.append(measurement)
+        return float(measurement.n)
 
 
 def test_measures_of_one_depth_take_turns():
     runner = Script()
-    one, two = Measure("curve", 1, 0), Measure("curve", 2, 0)
+    one, two = Measurement("curve", 1, 0), Measurement("curve", 2, 0)
     sweep(runner, [two, one, two], seconds=0)
     assert runner.calls == [0, *[two, one] * 6]
 
 
 def test_there_are_as_many_rounds_as_asked_for():
     runner = Script()
-    (timing,) = sweep(runner, [Measure("prefill", 1, 0)], n_repetitions=2)
+    (timing,) = sweep(runner, [Measurement("prefill", 1, 0)], n_repetitions=2)
     assert len(timing.seconds) == 2
     assert len(runner.calls) == 1 + 3
 
 
 def test_rounds_that_are_through_are_told_until_there_are_enough():
     told = []
-    sweep(Script(), [Measure("curve", 1, 0), Measure("curve", 1, 9)], seconds=1e-3, progress=lambda *words: told.append(words))
+    sweep(
+        Script(),
+        [Measurement("curve", 1, 0), Measurement("curve", 1, 9)],
+        seconds=1e-3,
+        progress=lambda *words: told.append(words),
+    )
     counts = [done for _, done, _ in told]
     assert counts == sorted(counts)
     assert set(counts) == set(range(12))
@@ -123,16 +127,16 @@ def test_rounds_that_are_through_are_told_until_there_are_enough():
 
 
 def test_timings_come_in_the_order_asked_for():
-    measures = [Measure("curve", 4, 9), Measure("curve", 4, 0), Measure("decode", 2, 9)]
+    measures = [Measurement("curve", 4, 9), Measurement("curve", 4, 0), Measurement("decode", 2, 9)]
     timings = sweep(Script(), measures, seconds=0)
-    assert [timing.measure for timing in timings] == measures
+    assert [timing.measurement for timing in timings] == measures
     assert [timing.ms for timing in timings] == [4000, 4000, 2000]
     assert [timing.tok_s for timing in timings] == [1, 1, 1]
 
 
 def test_a_timing_tells_median_and_quartiles():
-    timing = Timing(Measure("prefill", 6, 0), (5.0, 1.0, 3.0, 2.0, 4.0))
+    timing = Timing(Measurement("prefill", 6, 0), (5.0, 1.0, 3.0, 2.0, 4.0))
     assert timing.ms == 3000
     assert timing.tok_s == 2
     assert timing.spread_ms == (2000, 4000)
-    assert Timing(Measure("prefill", 6, 0), (2.0,)).spread_ms == (2000, 2000)
+    assert Timing(Measurement("prefill", 6, 0), (2.0,)).spread_ms == (2000, 2000)

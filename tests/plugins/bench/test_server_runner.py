@@ -9,8 +9,8 @@ import pytest
 
 from augury.cli.command_line import main
 from augury.errors import AuguryError
-from augury.plugins.bench.measure import Measure
-from augury.plugins.bench.server import ServerOptions, ServerRunner
+from augury.plugins.bench.server_runner import ServerOptions, ServerRunner
+from augury.plugins.bench.timing import Measurement
 
 FAKE = Path(__file__).with_name("fake_server.py")
 MODEL = Path(__file__).parents[2] / "data" / "models" / "llama-dense-q4_k.gguf"
@@ -38,20 +38,20 @@ def runner(path):
 def test_each_kind_is_timed_by_the_servers_own_clock(program):
     with runner(program) as server:
         server.prepare(0)
-        assert server.seconds(Measure("curve", 4, 0)) == 8
-        assert server.seconds(Measure("prefill", 6, 0)) == 12
-        assert server.seconds(Measure("decode", 3, 0)) == 15
+        assert server.seconds(Measurement("curve", 4, 0)) == 8
+        assert server.seconds(Measurement("prefill", 6, 0)) == 12
+        assert server.seconds(Measurement("decode", 3, 0)) == 15
         server.prepare(20)
-        assert server.seconds(Measure("curve", 4, 20)) == 8
-        assert server.seconds(Measure("curve", 4, 20)) == 8
-        assert server.seconds(Measure("decode", 3, 20)) == 15
+        assert server.seconds(Measurement("curve", 4, 20)) == 8
+        assert server.seconds(Measurement("curve", 4, 20)) == 8
+        assert server.seconds(Measurement("decode", 3, 20)) == 15
 
 
 def test_the_server_holds_the_depth_and_nothing_behind_it(program, asked):
     with runner(program) as server:
         server.prepare(5)
         for _ in range(2):
-            server.seconds(Measure("curve", 2, 5))
+            server.seconds(Measurement("curve", 2, 5))
     fill, first, second = asked()
     assert fill["prompt"] == list(range(10, 15))
     assert first["prompt"][:5] == second["prompt"][:5] == fill["prompt"]
@@ -90,7 +90,7 @@ def test_more_words_reach_the_server(program, tmp_path):
 def test_a_faulty_server_is_an_error_that_says_why(program, monkeypatch, fault, expected):
     monkeypatch.setenv("FAKE", fault)
     with pytest.raises(AuguryError, match=expected), runner(program) as server:
-        server.seconds(Measure("curve", 2, 0))
+        server.seconds(Measurement("curve", 2, 0))
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path):
@@ -111,7 +111,7 @@ def words(program, *more):
 
 
 def test_the_command_tells_ratios(program, monkeypatch, capsys):
-    monkeypatch.setattr("augury.plugins.bench.versus._TURN_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.abba._TURN_S", 0)
     assert main(words(program, "--curve", "1,2", "-n", "2", "-d", "0,3", "--json")) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(row["n"], row["depth"]) for row in told["curve"]] == [(1, 0), (2, 0), (1, 3), (2, 3)]
@@ -129,7 +129,7 @@ def test_the_command_tells_ratios(program, monkeypatch, capsys):
 
 
 def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, capsys):
-    monkeypatch.setattr("augury.plugins.bench.versus._TURN_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.abba._TURN_S", 0)
     assert main(words(program, "--curve", "2")) == 0
     head, row, *notes = capsys.readouterr().out.splitlines()
     assert "peer's tok/s" in head
@@ -143,7 +143,7 @@ def test_too_few_pairs_are_refused(program, capsys):
 
 
 def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, asked):
-    monkeypatch.setattr("augury.plugins.bench.texts.REST_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
     prompts = ["--prompt-tokens", "1,2,3", "--prompt-tokens", "4,5", "-n", "4", "-c", "64"]
     assert main(words(program, *prompts, "--json")) == 0
     told = json.loads(capsys.readouterr().out)
@@ -166,7 +166,7 @@ def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, ask
 
 
 def test_where_either_drafts_both_start_anew_for_every_pair(program, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("augury.plugins.bench.texts.REST_S", 0)
+    monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
     program.write_text(program.read_text().replace("exec", f'echo "$@" >> {tmp_path / "told"}\nexec'))
     drafters = ["--spec-type", "ngram-simple:n=2,m=4", "--spec-fixed", "--vs-args", "--spec-type ngram-simple"]
     assert main(words(program, "--prompt-tokens", ",".join(["1,2,3"] * 5), "-n", "24", "-c", "64", *drafters, "--json")) == 0

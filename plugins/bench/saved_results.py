@@ -1,0 +1,188 @@
+"""`augury bench --compare OLD.json`: what changed since results were saved.
+
+Saved results are the JSON of `augury bench --json`, of drafters or of passes, or that of pytest-benchmark with the comparisons
+of `augury.plugins.bench`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from attrs import Factory, frozen
+
+from augury.cli.prompts import read_text
+from augury.cli.table import table
+from augury.errors import AuguryError, OptionError
+from augury.plugins.bench.pair_stats import PairStats, drafter_label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = ["Change", "SavedResults", "change_lines", "changes", "changes_as_json", "check_saved"]
+
+_KINDS = ("curve", "prefill", "decode")
+_PASSES = ["measure", "n", "depth"]  # what the key of a row of passes names
+_DRAFTERS = ["drafter", "category"]
+_ABSENT = "-"
+_FORMS = {"acceptance": "{:.0%}", "speed-up": "{:.2f}x"}  # others are speeds
+
+Key = tuple[str, ...]
+"""What a row is about: drafter and category, or kind of pass, tokens and depth."""
+
+
+@frozen
+class SavedResults:
+    """Rows of values by what they are about, and the machine that they were measured on.
+
+    Attributes:
+        facts: The machine and what was loaded.
+        rows: Values by name: "tok/s", and where drafters are compared "plain tok/s", "speed-up" and "acceptance".
+    """
+
+    facts: Mapping[str, Any]
+    rows: Mapping[Key, Mapping[str, float]] = Factory(dict)
+
+    @property
+    def are_of_passes(self) -> bool:
+        """Whether rows are about passes, not about drafters."""
+        return any(key[0] in _KINDS and len(key) == len(_PASSES) for key in self.rows)
+
+    @classmethod
+    def read(cls, path: str | Path) -> SavedResults:
+        """Those of a file.
+
+        Raises:
+            AuguryError: It cannot be read, or holds something else.
+        """
+        try:
+            found = json.loads(read_text(path))
+        except (ValueError, RecursionError) as error:
+            raise AuguryError(f"{path}: not JSON: {error}") from None
+        try:
+            return cls.of(found)
+        except (KeyError, TypeError, ValueError, AttributeError, OptionError) as error:
+            raise AuguryError(f"{path}: neither of augury bench --json nor of pytest-benchmark: {error}") from None
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> SavedResults:
+        """Those of an object that `augury bench --json` prints or pytest-benchmark saves."""
+        if "benchmarks" in found:
+            return cls._of_benchmarks([each["extra_info"] for each in found["benchmarks"]])
+        if "runs" in found:
+            rows: dict[Key, Mapping[str, float]] = {
+                (_label(run), category): _values(PairStats.from_json(stats))
+                for run in found["runs"]
+                for category, stats in run["categories"].items()
+            }
+            return cls(found["machine"], rows)
+        if not any(kind in found for kind in _KINDS):
+            raise OptionError("there are no figures in it")
+        return cls(
+            found.get("machine", {}),
+            {
+                (kind, str(row["n"]), str(row["depth"])): {"tok/s": float(row["tok_s"])}
+                for kind in _KINDS
+                for row in found.get(kind, ())
+            },
+        )
+
+    @classmethod
+    def _of_benchmarks(cls, infos: list[dict[str, Any]]) -> SavedResults:
+        ours = [info for info in infos if "spec_type" in info]
+        if not ours:
+            raise OptionError("no benchmark in it compares drafters")
+        parts: dict[Key, list[PairStats]] = {}
+        for info in ours:
+            parts.setdefault((_label(info), info["category"]), []).append(PairStats.from_json(info))
+        return cls(ours[0]["machine"], {key: _values(PairStats.pool(found)) for key, found in parts.items()})
+
+
+@frozen
+class Change:
+    """One value, then and now; None where there is none."""
+
+    key: Key
+    name: str
+    then: float | None
+    now: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Now over then."""
+        return self.now / self.then if self.now is not None and self.then else None
+
+    def __str__(self) -> str:
+        """Both values, and for speeds the change."""
+        form = _FORMS.get(self.name, "{:.1f}")
+        both = " -> ".join(_ABSENT if value is None else form.format(value) for value in (self.then, self.now))
+        return f"{both} ({100 * (self.ratio - 1):+.1f} %)" if self.ratio is not None and self.name == "tok/s" else both
+
+
+def changes(then: SavedResults, now: SavedResults) -> tuple[list[Change], list[str]]:
+    """Row by row, in this run's order; after them the rows that only `then` has.
+
+    Returns:
+        The changes, and the facts about the machine that differ, as lines.
+    """
+    found = []
+    for key in dict.fromkeys((*now.rows, *then.rows)):
+        old, new = then.rows.get(key, {}), now.rows.get(key, {})
+        found += [Change(key, name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
+    return found, list(_differences(then.facts, now.facts))
+
+
+def check_saved(path: Path | None, *, of_passes: bool) -> None:
+    """Say what is wrong with a file to compare with before minutes of work.
+
+    Raises:
+        OptionError: It holds no figures, or those of drafters where passes are timed, or the other way round.
+    """
+    if path is not None and SavedResults.read(path).are_of_passes != of_passes:
+        kinds = ("drafters", "passes")
+        raise OptionError(
+            f"{path} holds figures of {kinds[not of_passes]}, but {kinds[of_passes]} are timed here; choose another"
+        )
+
+
+def change_lines(path: Path, result: dict[str, Any]) -> list[str]:
+    """A table of what is in `path` against what this run's JSON has, and what to mind when reading it."""
+    now = SavedResults.of(result)
+    found, differences = changes(SavedResults.read(path), now)
+    rows: dict[Key, dict[str, str]] = {}
+    for change in found:
+        rows.setdefault(change.key, {})[change.name] = str(change)
+    names = list(dict.fromkeys(change.name for change in found))
+    cells = [[*key, *(row.get(name, _ABSENT) for name in names)] for key, row in rows.items()]
+    lines = [f"against {path}:", *table([[*(_PASSES if now.are_of_passes else _DRAFTERS), *names], *cells])]
+    if differences:
+        lines.append("these runs differ in more than the code, so the change may be theirs: " + "; ".join(differences))
+    return lines
+
+
+def changes_as_json(path: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """The same as JSON."""
+    found, differences = changes(SavedResults.read(path), SavedResults.of(result))
+    rows = [{"of": list(each.key), "figure": each.name, "then": each.then, "now": each.now} for each in found]
+    return {"against": str(path), "rows": rows, "differences": differences}
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys((*now, *then)):
+        old, new = then.get(name, "not known"), now.get(name, "not known")
+        if old != new:
+            yield f"{name} was {old}, is {new}"
+
+
+def _label(found: Mapping[str, Any]) -> str:
+    return drafter_label(found["spec_type"], found["state"], is_synthetic=bool(found.get("synthetic")))
+
+
+def _values(stats: PairStats) -> dict[str, float]:
+    return {
+        "plain tok/s": stats.plain_per_second,
+        "tok/s": stats.per_second,
+        "speed-up": stats.speedup,
+        "acceptance": stats.acceptance_rate,
+    }
