@@ -264,7 +264,7 @@ class Drafter(Plugin, ABC):
 
 @frozen(eq=False)
 class Ask:
-    """One slot's wish for a draft, where several slots are drafted for together."""
+    """What one slot is asked for, where several are drafted for together."""
 
     drafter: Drafter
     history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from augury.engine.sequence import Sequence
     from augury.interfaces import MemoryManager, Model
     from augury.passes import Pass
-    from augury.speculation.drafted import Drafted
     from augury.speculation.drafting import Drafting
+    from augury.speculation.drafts import SlotDraft
     from augury.types import Opened, Summary
 
 __all__ = ["Loop"]
@@ -131,9 +131,9 @@ class Loop:
                 if part.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
                     self._attempt([part.sequence], self._drafting.settle, part.drafted, verdict)
                 settled.append((part, verdict))
-        drafted = [(part.drafted, verdict) for part, verdict in settled if part.drafted is not None]
-        n_beside = n_tokens - sum(1 + len(each.draft) for each, _ in drafted)
-        guarded(self._drafting.observe_round, [each for each, _ in drafted], [v for _, v in drafted], n_beside, forward_s)
+        drafted = [part.drafted for part, _ in settled if part.drafted is not None]
+        n_beside = n_tokens - sum(1 + len(each.draft) for each in drafted)
+        guarded(self._drafting.observe_round, drafted, n_beside, forward_s)
         verdicts = [verdict for _, verdict in settled]
         seen = Round(
             n_sequences=len(parts),
@@ -275,7 +275,7 @@ class Loop:
                     parts.append(part)
         return parts
 
-    def _part(self, sequence: Sequence, tokens: np.ndarray, n_rows: int, drafted: Drafted | None = None) -> Part:
+    def _part(self, sequence: Sequence, tokens: np.ndarray, n_rows: int, drafted: SlotDraft | None = None) -> Part:
         return Part(sequence, self._memory.prepare(sequence.slot, len(tokens)), tokens, n_rows, drafted)
 
     def _limit(self, sequence: Sequence) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Items
 
     from augury.engine.sequence import Sequence
-    from augury.speculation.drafted import Drafted
+    from augury.speculation.drafts import SlotDraft
     from augury.types import Step
 
 __all__ = ["Part", "batch_of"]
@@ -27,7 +27,7 @@ class Part:
     step: Step
     tokens: np.ndarray  # (m,) int32, without what is replayed
     n_rows: int
-    drafted: Drafted | None = None  # None while the prompt is processed
+    drafted: SlotDraft | None = None  # None while the prompt is processed
 
     @property
     def tree(self) -> np.ndarray | None:

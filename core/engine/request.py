@@ -12,7 +12,7 @@ from attrs import frozen
 from augury.engine.sampling import SamplingParams, sampling_options
 from augury.errors import CapacityError, OptionError
 from augury.options import nearest
-from augury.speculation.config import Speculation, wishes_of
+from augury.speculation.config import Speculation, speculative_params
 from augury.types import tokens_array
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
     """
     rest = dict(params)
     sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias", "samplers") if key in rest})
-    speculation = speculation.override(wishes_of(rest))
+    speculation = speculation.override(speculative_params(rest))
     max_tokens = rest.pop("max_tokens", None)
     max_tokens = None if max_tokens == -1 else _count(max_tokens, "max_tokens", at_least=1)
     min_tokens = _count(rest.pop("min_tokens", None), "min_tokens", at_least=0) or 0

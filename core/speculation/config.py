@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from augury.interfaces import Drafter
     from augury.registry import Registry
 
-__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "synthetic_rates", "wishes_of"]
+__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "speculative_params", "synthetic_rates"]
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
@@ -135,7 +135,7 @@ def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tupl
     return tuple(float(rate) for rate in found)
 
 
-def wishes_of(params: dict[str, Any]) -> Any:
+def speculative_params(params: dict[str, Any]) -> Any:
     """What a request's parameters say of speculation, taken out of them: for `Speculation.override`.
 
     Beside `speculative` that is, as llama.cpp's server spells it, `speculative.n_max` and so on.
@@ -143,7 +143,7 @@ def wishes_of(params: dict[str, Any]) -> Any:
     Raises:
         OptionError: The same is said twice.
 
-    >>> wishes_of({"speculative.n_max": 8, "speculative": {"p_min": 0.5}, "seed": 1})
+    >>> speculative_params({"speculative.n_max": 8, "speculative": {"p_min": 0.5}, "seed": 1})
     {'p_min': 0.5, 'n_max': 8}
     """
     dotted = {key: params.pop(key) for key in [*params] if key.startswith("speculative.")}

@@ -8,9 +8,8 @@ import attrs
 
 from augury.engine.verification import match_tree
 from augury.interfaces import Ask
-from augury.speculation.choice import Choice, Offer, Outcome, Wish
-from augury.speculation.drafted import Course, Drafted
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
+from augury.speculation.drafts import RequestDrafters, SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED
 from augury.types import Draft, Verdict
 
@@ -49,7 +48,7 @@ class Drafting:
         self._is_costly = [drafter.is_costly for drafter in chains[0]]
         self._planner = planner
         self._n_vocab = n_vocab
-        self._courses: dict[int, Course] = {}  # by slot
+        self._drafters: dict[int, RequestDrafters] = {}  # by slot, of requests that draft
 
     # A request begins and ends
 
@@ -57,14 +56,14 @@ class Drafting:
         """A request's prompt is processed: its drafters may begin."""
         speculation = sequence.request.speculation
         if speculation.members and speculation.n_max > 0:
-            guards: dict[int, DrafterGuard] = {}
-            track = None if self._planner is None else self._planner.track()
-            self._courses[sequence.slot] = Course(guards, track, self._prefill(sequence, guards))
+            drafters = RequestDrafters() if self._planner is None else self._planner.new_request()
+            drafters.prefill = self._prefill(sequence, drafters.guards)
+            self._drafters[sequence.slot] = drafters
 
     def prefill(self, sequence: Sequence) -> bool:
         """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
-        course = self._courses.get(sequence.slot)
-        return course is None or next(course.prefill, True) is True
+        drafters = self._drafters.get(sequence.slot)
+        return drafters is None or next(drafters.prefill, True) is True
 
     def _prefill(self, sequence: Sequence, guards: dict[int, DrafterGuard]) -> Iterator[None]:
         """Begin with one drafter after another, and put it among `guards`; yields where others shall go on in between."""
@@ -78,80 +77,80 @@ class Drafting:
 
     def end(self, sequence: Sequence) -> None:
         """A request is over: tell those of its drafters that have begun."""
-        course = self._courses.pop(sequence.slot, None)
-        for guard in course.guards.values() if course is not None else ():
+        for guard in self._drafters.pop(sequence.slot, _NONE).guards.values():
             guard.end()
 
-    def name(self, drafted: Drafted) -> str | None:
+    def name(self, slot: SlotDraft) -> str | None:
         """The drafter whose draft is verified."""
-        return None if drafted.choice.drafter is None else self._names[drafted.choice.drafter]
+        return None if slot.drafter is None else self._names[slot.drafter]
 
     # Before a pass
 
-    def propose(self, limits: Items[tuple[Sequence, int]], n_beside: int) -> list[Drafted]:
+    def propose(self, limits: Items[tuple[Sequence, int]], n_beside: int) -> list[SlotDraft]:
         """What each sequence takes into the round.
 
         Args:
             limits: The sequences that decode, and how many tokens of a draft each can take.
             n_beside: Tokens of prompts in the same pass.
         """
-        rounds = [Drafted(sequence, limit) for sequence, limit in limits]
-        asking = [each for each in rounds if each.limit > 0 and each.sequence.slot in self._courses]
+        slots = [
+            SlotDraft(sequence, self._drafters.get(sequence.slot, _NONE), limit, len(sequence.history))
+            for sequence, limit in limits
+        ]
+        asking = [slot for slot in slots if slot.limit > 0 and slot.drafters is not _NONE]
         if asking and self._planner is not None:
-            self._plan(self._planner, asking, n_beside + len(rounds) - len(asking))
+            self._plan(self._planner, asking, n_beside + len(slots) - len(asking))
         elif asking:
             self._take_first(asking)
-        return rounds
+        return slots
 
-    def _take_first(self, rounds: Items[Drafted]) -> None:
+    def _take_first(self, slots: Items[SlotDraft]) -> None:
         """Of every chain the first draft that is not empty, whole."""
-        members = [self._courses[each.sequence.slot].members for each in rounds]
+        members = [slot.drafters.members for slot in slots]
         for place in range(max(map(len, members))):
-            asks: dict[int, list[tuple[Drafted, int]]] = {}
-            for each, mine in zip(rounds, members, strict=True):
-                if not len(each.draft) and place < len(mine):
-                    asks.setdefault(mine[place], []).append((each, each.limit))
-            for index, some in asks.items():
-                self._ask(index, some)
-                for each, _ in some:
-                    speculation = each.sequence.request.speculation
+            asks: dict[int, list[tuple[SlotDraft, int]]] = {}
+            for slot, mine in zip(slots, members, strict=True):
+                if not len(slot.draft) and place < len(mine):
+                    asks.setdefault(mine[place], []).append((slot, slot.limit))
+            for index, asked in asks.items():
+                self._ask(index, asked)
+                for slot, _ in asked:
+                    speculation = slot.sequence.request.speculation
                     # what a drafter drew may end it early: to throw that away would favour other draws
                     n_min = 0 if speculation.verify == "rejection" else speculation.n_min
-                    if index in each.proposals and (k := len(each.proposals[index])) >= n_min:
-                        each.use(index, k)
+                    if index in slot.proposals and (k := len(slot.proposals[index])) >= n_min:
+                        slot.choose(index, k)
+                        slot.verify(k)
 
-    def _plan(self, planner: DraftPlanner, rounds: Items[Drafted], n_beside: int) -> None:
+    def _plan(self, planner: DraftPlanner, slots: Items[SlotDraft], n_beside: int) -> None:
         """Ask who costs nothing; then let the planner choose, and ask those costly drafters that it chose."""
-        asks: dict[int, list[tuple[Drafted, int]]] = {}
-        for each in rounds:
-            course = self._courses[each.sequence.slot]
-            assert course.track is not None
-            for index in course.members:
-                if planner.is_asked(index, course.track):
-                    asks.setdefault(index, []).append((each, each.limit))
-        for index, some in asks.items():
-            self._ask(index, some)
-        choices = planner.choose([self._wish(planner, each) for each in rounds], n_beside)
+        asks: dict[int, list[tuple[SlotDraft, int]]] = {}
+        for slot in slots:
+            for index in slot.drafters.members:
+                if planner.is_asked(index, slot.drafters):
+                    asks.setdefault(index, []).append((slot, slot.limit))
+        for index, asked in asks.items():
+            self._ask(index, asked)
+        for slot in slots:
+            slot.offer(planner.is_costly)
+        planner.choose(slots, n_beside)
         asks.clear()
-        for each, choice in zip(rounds, choices, strict=True):
-            if choice.teacher_forced is not None:
-                self._teacher_force(planner, each, choice.teacher_forced)
-            if choice.drafter is not None and choice.drafter in each.proposals:
-                each.use(choice.drafter, choice.k)
-            elif choice.drafter is not None:
-                each.choice = choice
-                asks.setdefault(choice.drafter, []).append((each, choice.k))
-        for index, some in asks.items():
-            self._ask(index, some, is_waited_for=True)
-            for each, _ in some:
-                if (k := len(each.proposals.get(index, ()))) >= max(each.sequence.request.speculation.n_min, 1):
-                    each.use(index, k, is_probe=each.choice.is_probe)
+        for slot in slots:
+            if slot.teacher_forced is not None:
+                self._teacher_force(planner, slot, slot.teacher_forced)
+            if slot.drafter in slot.proposals:
+                slot.verify(slot.k)
+            elif slot.drafter is not None:
+                asks.setdefault(slot.drafter, []).append((slot, slot.k))
+        for index, asked in asks.items():
+            self._ask(index, asked, is_waited_for=True)
+            for slot, _ in asked:
+                if (k := len(slot.proposals.get(index, ()))) >= slot.n_min:
+                    slot.verify(k)
 
-    def _teacher_force(self, planner: DraftPlanner, drafted: Drafted, index: int) -> None:
+    def _teacher_force(self, planner: DraftPlanner, slot: SlotDraft, index: int) -> None:
         """Have a drafter say what it would have drafted for the last tokens, and judge it by those that nobody drafted."""
-        sequence, course = drafted.sequence, self._courses[drafted.sequence.slot]
-        assert course.track is not None
-        guard = course.guards[index]
+        sequence, guard = slot.sequence, slot.drafters.guards[index]
         is_right, seconds = None, 0.0
         if not sequence.request.speculation.synthetic:
             tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
@@ -161,75 +160,57 @@ class Drafting:
             if tokens is not None:
                 pairs = zip(tokens.tolist(), sequence.pieces[-N_TEACHER_FORCED:], strict=True)
                 is_right = [token == piece.token for token, piece in pairs if piece.drafter is None]
-        planner.observe_teacher_forced(index, course.track, is_right, seconds)
+        planner.observe_teacher_forced(index, slot.drafters, is_right, seconds)
 
-    def _wish(self, planner: DraftPlanner, drafted: Drafted) -> Wish:
-        course = self._courses[drafted.sequence.slot]
-        assert course.track is not None
-        offers = [Offer(index, len(proposal)) for index, proposal in drafted.proposals.items() if len(proposal)]
-        offers += [Offer(index, drafted.limit) for index in course.members if planner.is_costly[index]]
-        n_min = max(drafted.sequence.request.speculation.n_min, 1)
-        return Wish(course.track, len(drafted.sequence.history), offers, n_min)
-
-    def _ask(self, index: int, asked: Items[tuple[Drafted, int]], *, is_waited_for: bool = False) -> None:
+    def _ask(self, index: int, asked: Items[tuple[SlotDraft, int]], *, is_waited_for: bool = False) -> None:
         """Ask one drafter of several slots together."""
-        guards = [self._courses[each.sequence.slot].guards[index] for each, _ in asked]
+        guards = [slot.drafters.guards[index] for slot, _ in asked]
         asks = [Ask(guard.drafter, guard.history, limit) for guard, (_, limit) in zip(guards, asked, strict=True)]
-        for (each, _), guard, draft in zip(asked, guards, draft_for_all(guards, asks), strict=True):
-            each.sequence.recorder.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
+        for (slot, _), guard, draft in zip(asked, guards, draft_for_all(guards, asks), strict=True):
+            slot.sequence.recorder.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
             if is_waited_for:
-                each.draft_s += guard.seconds
+                slot.draft_s += guard.seconds
             if draft is None:
                 continue
-            each.proposals[index] = draft
+            slot.proposals[index] = draft
             if self._planner is not None:
-                track = self._courses[each.sequence.slot].track
-                assert track is not None
-                self._planner.observe_draft(index, track, len(draft), guard.seconds)
+                self._planner.observe_draft(index, slot.drafters, len(draft), guard.seconds)
 
     # After it
 
-    def settle(self, drafted: Drafted, verdict: Verdict) -> None:
+    def settle(self, slot: SlotDraft, verdict: Verdict) -> None:
         """Tell a sequence's drafters what became of the round; the verdict is on the draft that was verified."""
-        sequence, used = drafted.sequence, drafted.choice.drafter if len(drafted.draft) else None
-        n_emitted = verdict.n_emitted
+        sequence, drafters, n_emitted = slot.sequence, slot.drafters, verdict.n_emitted
+        slot.k, slot.n_accepted = verdict.n_offered, verdict.n_accepted
         sequence.recorder.round(verdict.n_offered, n_emitted)
-        course = self._courses.get(sequence.slot)
-        for index, guard in course.guards.items() if course is not None else ():
-            assert course is not None
-            proposal = drafted.proposals.get(index)
+        for index, guard in drafters.guards.items():
+            proposal = slot.proposals.get(index)
             n_proposed = 0 if proposal is None else len(proposal)
-            if index == used:
+            if index == slot.drafter and slot.k:
                 own = attrs.evolve(verdict, n_proposed=n_proposed)
-                sequence.recorder.verified(guard.name, own, drafted.draft.depth)
+                sequence.recorder.verified(guard.name, own, slot.draft.depth)
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if guard.is_left_out:
                 continue
-            if course.track is not None:
+            if self._planner is not None:
                 truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
                 proposed = None if proposal is None else _as_chain(proposal, truth.tolist())
                 if proposed == [] and self._is_costly[index]:
                     proposed = _MISS  # it was paid for
-                course.track.score(index, proposed, truth.tolist())
+                drafters.score(index, proposed, truth.tolist())
             guard.accept(own)
             sequence.recorder.told(guard.name, guard.seconds)
 
-    def observe_round(self, rounds: Items[Drafted], verdicts: Items[Verdict], n_beside: int, pass_s: float) -> None:
-        """A pass over `rounds` and `n_beside` other tokens took so long."""
-        if self._planner is None or not rounds:
-            return
-        outcomes, depth = [], 0
-        for each, verdict in zip(rounds, verdicts, strict=True):
-            depth += len(each.sequence.history) - verdict.n_emitted
-            course = self._courses.get(each.sequence.slot)
-            if course is not None and course.track is not None:
-                choice = each.choice if verdict.is_used else Choice(each.choice.drafter, 0, each.choice.is_probe)
-                outcomes.append(Outcome(course.track, choice, verdict.n_accepted, each.draft_s))
-        if outcomes:
-            self._planner.observe_round(outcomes, depth / len(rounds), n_beside + len(rounds) - len(outcomes), pass_s)
+    def observe_round(self, slots: Items[SlotDraft], n_beside: int, pass_s: float) -> None:
+        """A pass over `slots` and `n_beside` other tokens took so long."""
+        planned = [] if self._planner is None else [slot for slot in slots if slot.drafters is not _NONE]
+        if self._planner is not None and planned:
+            depth = sum(slot.n_context for slot in slots) / len(slots)
+            self._planner.observe_round(planned, depth, n_beside + len(slots) - len(planned), pass_s)
 
 
+_NONE = RequestDrafters()  # of a request without drafts
 _MISS = [-1]  # no token of any text
 
 

@@ -4,8 +4,8 @@ Pure arithmetic: it never looks at a clock and never calls a drafter. `Drafting`
 so that tests drive it with invented times.
 
 Three kinds of knowledge: `PassCosts` says what a pass takes, `DraftCost` what a drafter takes, `Acceptance` how likely its next
-tokens are right. Plain decoding is always among the choices. Where an estimate is wrong, an `Allowance` bounds the
-harm: a drafter that lost more than a small share of the time is left out, and only scored on what is emitted.
+tokens are right. Plain decoding is always among the choices. Where an estimate is wrong, a `LossBudget` bounds the harm: a
+drafter that lost more than a small share of the time is left out, and only scored on what is emitted.
 
 Source: the objective, accepted tokens per second under measured load, is that of SmartSpec (Liu et al. 2024, arXiv 2406.14066);
 scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2510.20064).
@@ -16,18 +16,17 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-import attrs
+from attrs import frozen
 
-from augury.speculation.choice import Choice, Others
 from augury.speculation.costs import DraftCost
+from augury.speculation.drafts import LossBudget, RequestDrafters
 from augury.speculation.estimates import LOOKUP, MODEL, Acceptance
-from augury.speculation.track import Allowance, Track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.speculation.choice import Outcome, Wish
     from augury.speculation.costs import PassCosts
+    from augury.speculation.drafts import SlotDraft
 
 __all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
@@ -59,7 +58,24 @@ _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly d
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
 
-_PLAIN = Choice()
+
+@frozen(eq=False)
+class _RestOfPass:
+    """What a slot finds in the pass: it takes [n] seconds with n tokens of the slot, `known`, or as little as `hoped`."""
+
+    known: Sequence[float]
+    hoped: Sequence[float]
+    expected: float  # tokens of the other slots
+    draft_s: float  # of their drafters
+    is_teacher_forced: bool  # whether a drafter of theirs is asked by teacher forcing: one in a round is enough to wait for
+
+    def rate(self, expected: float, n: int, draft_s: float) -> float:
+        """Tokens per second of all slots, where this one expects so many, brings n into the pass and drafts for `draft_s`."""
+        return (self.expected + expected) / (self.hoped[n] + self.draft_s + draft_s)
+
+    def extra_s(self, k: int) -> float:
+        """Seconds that k drafted tokens add to the pass."""
+        return self.known[1 + k] - self.known[1]
 
 
 class DraftPlanner:
@@ -75,111 +91,112 @@ class DraftPlanner:
         self.costs = costs
         self.is_costly = list(is_costly)
         self._draft_costs = [DraftCost() for _ in is_costly]
-        self._acceptances = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
+        self._estimates = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
         self._can_be_teacher_forced = list(is_costly)  # as far as is known
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
         self._plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
-        self._own_allowances = [Allowance(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s) for _ in is_costly]
+        self._costly_budgets = [LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s) for _ in is_costly]
 
-    def track(self) -> Track:
-        """For a new request."""
+    def new_request(self) -> RequestDrafters:
+        """What is known of the drafters when a request begins."""
         n, plain_s = len(self.is_costly), self._plain_s
         n_lookups = n - sum(self.is_costly)
-        allowances = [
-            own
+        budgets = [
+            shared
             if is_costly
-            else Allowance(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
-            for own, is_costly in zip(self._own_allowances, self.is_costly, strict=True)
+            else LossBudget(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
+            for shared, is_costly in zip(self._costly_budgets, self.is_costly, strict=True)
         ]
-        return Track([each.child() for each in self._acceptances], allowances, [0] * n, [0] * n, [0] * n)
+        estimates = [each.child() for each in self._estimates]
+        return RequestDrafters(estimates=estimates, budgets=budgets, n_missed=[0] * n, n_idle=[0] * n, n_right=[0] * n)
 
     # Before a round
 
-    def is_asked(self, drafter: int, track: Track) -> bool:
+    def is_asked(self, drafter: int, drafters: RequestDrafters) -> bool:
         """Whether to ask a drafter before the choice: lookups always, unless they take time and were long not right."""
         if self.is_costly[drafter]:
             return False
         share = self._draft_costs[drafter].per_ask / (_FREE * self._plain_s)
-        return share <= 1 or track.n_idle[drafter] < _PATIENCE or track.n_idle[drafter] % min(ceil(share), _RARELY) == 0
+        n_idle = drafters.n_idle[drafter]
+        return share <= 1 or n_idle < _PATIENCE or n_idle % min(ceil(share), _RARELY) == 0
 
-    def choose(self, wishes: Sequence[Wish], n_beside: int = 0) -> list[Choice]:
-        """Who drafts how far in a round.
+    def choose(self, slots: Sequence[SlotDraft], n_beside: int = 0) -> None:
+        """Choose who drafts how far in a round: the slots' `drafter`, `k`, `is_probe` and `teacher_forced`.
 
         Args:
-            wishes: Of the slots that decode.
+            slots: That decode, with what their drafters offer.
             n_beside: Other tokens in the same pass.
-
-        Returns:
-            A choice for each wish.
         """
-        choices = [_PLAIN for _ in wishes]
-        if not any(wish.offers for wish in wishes):
-            return choices
-        expected = [1.0 for _ in wishes]
-        seconds = [0.0 for _ in wishes]
-        n_most = n_beside + sum(1 + max((offer.limit for offer in wish.offers), default=0) for wish in wishes)
-        depth = sum(wish.depth for wish in wishes) / len(wishes)
+        if not any(slot.offers for slot in slots):
+            return
+        expected = [1.0 for _ in slots]
+        seconds = [0.0 for _ in slots]
+        n_most = n_beside + sum(1 + max(slot.offers.values(), default=0) for slot in slots)
+        depth = sum(slot.n_context for slot in slots) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
         self._plain_s = known[1]
-        for _ in range(1 if len(wishes) == 1 else 2):  # what is best for a slot depends on the others
-            for i, wish in enumerate(wishes):
-                n_others = n_beside + sum(1 + choice.k for j, choice in enumerate(choices) if j != i)
-                others = Others(
+        for _ in range(1 if len(slots) == 1 else 2):  # what is best for a slot depends on the others
+            for i, slot in enumerate(slots):
+                slot.choose_none()
+                n_others = n_beside + sum(1 + other.k for other in slots if other is not slot)
+                rest = _RestOfPass(
                     known[n_others:],
                     hoped[n_others:],
                     expected=sum(expected) - expected[i],
                     draft_s=sum(seconds) - seconds[i],
-                    is_teacher_forced=any(choice.teacher_forced is not None for j, choice in enumerate(choices) if j != i),
+                    is_teacher_forced=any(other.teacher_forced is not None for other in slots),
                 )
-                choices[i], expected[i], seconds[i] = self._best(wish, others)
-        return choices
+                expected[i], seconds[i] = self._choose_for(slot, rest)
 
-    def _best(self, wish: Wish, others: Others) -> tuple[Choice, float, float]:
-        """A slot's best choice, given those of the others: it, the tokens expected of it, and its seconds of drafting."""
-        best, best_rate = (_PLAIN, 1.0, 0.0), others.rate(_GAIN, 1, 0.0)
-        for offer in wish.offers:
-            is_costly, allowance = self.is_costly[offer.drafter], wish.track.allowances[offer.drafter]
-            if allowance.seconds < 0 or self._is_far_behind(offer.drafter, wish.track):
+    def _choose_for(self, slot: SlotDraft, rest: _RestOfPass) -> tuple[float, float]:
+        """Make a slot's best choice, given those of the others; the tokens expected of it, and its seconds of drafting."""
+        best, best_rate = (1.0, 0.0), rest.rate(_GAIN, 1, 0.0)
+        drafters = slot.drafters
+        for m, limit in slot.offers.items():
+            is_costly, budget = self.is_costly[m], drafters.budgets[m]
+            if budget.seconds < 0 or self._is_far_behind(m, drafters):
                 continue
-            cost = self._draft_costs[offer.drafter] if is_costly else _NOTHING
-            n_missed = wish.track.n_missed[offer.drafter]
-            expected, limit = 1.0, offer.limit
-            if is_costly and not cost.n_asks:  # what it takes is not known yet
-                limit = min(limit, max(_PROBE_LENGTH, wish.n_min))
-            for k, alive in enumerate(wish.track.acceptances[offer.drafter].survival(limit), start=1):
-                if not is_costly and not allowance.covers(others.extra_s(k), is_least=k <= wish.n_min):
+            cost = self._draft_costs[m] if is_costly else _NOTHING
+            n_missed = drafters.n_missed[m]
+            expected = 1.0
+            is_unknown = is_costly and not cost.n_asks  # what it takes
+            n_most = min(limit, max(_PROBE_LENGTH, slot.n_min)) if is_unknown else limit
+            for k, alive in enumerate(drafters.estimates[m].survival(n_most), start=1):
+                if not is_costly and not budget.covers(rest.extra_s(k), is_least=k <= slot.n_min):
                     break
                 expected += alive
                 draft_s = cost.seconds(k, n_missed)
-                rate = others.rate(expected, 1 + k, draft_s)
+                rate = rest.rate(expected, 1 + k, draft_s)
                 worth = rate / _MARGIN if is_costly else rate
-                if worth > best_rate and k >= wish.n_min:
-                    best, best_rate = (Choice(offer.drafter, k), expected, draft_s), worth
-        return self._probe(wish, best[0], others, best_rate), *best[1:]
+                if worth > best_rate and k >= slot.n_min:
+                    slot.choose(m, k)
+                    best, best_rate = (expected, draft_s), worth
+        self._probe(slot, rest, best_rate)
+        return best
 
-    def _probe(self, wish: Wish, choice: Choice, others: Others, rate: float) -> Choice:
+    def _probe(self, slot: SlotDraft, rest: _RestOfPass, rate: float) -> None:
         """Try a costly drafter that was not asked for long, where it could be better and the time for it was saved up."""
-        for offer in wish.offers:
-            m = offer.drafter
-            if not self.is_costly[m] or m == choice.drafter or self._n_waited[m] < self._intervals[m]:
+        for m, limit in slot.offers.items():
+            if not self.is_costly[m] or m == slot.drafter or self._n_waited[m] < self._intervals[m]:
                 continue
-            cost, n_missed, allowance = self._draft_costs[m], wish.track.n_missed[m], wish.track.allowances[m]
-            perfect = (others.rate(1.0 + j, 1 + j, cost.seconds(j, 1)) for j in range(1, offer.limit + 1))
+            cost, n_missed, budget = self._draft_costs[m], slot.drafters.n_missed[m], slot.drafters.budgets[m]
+            perfect = (rest.rate(1.0 + j, 1 + j, cost.seconds(j, 1)) for j in range(1, limit + 1))
             if max(perfect, default=0.0) <= _HOPE * rate:
                 continue
-            if self._is_far_behind(m, wish.track):
-                if not others.is_teacher_forced and allowance.covers(cost.seconds(1, N_TEACHER_FORCED)):
-                    return attrs.evolve(choice, teacher_forced=m)
+            if self._is_far_behind(m, slot.drafters):
+                if not rest.is_teacher_forced and budget.covers(cost.seconds(1, N_TEACHER_FORCED)):
+                    slot.teacher_forced = m
+                    return
                 continue
-            k = max(min(_PROBE_LENGTH, offer.limit), wish.n_min)
-            if k <= offer.limit and allowance.covers(cost.seconds(k, n_missed) + others.extra_s(k)):
-                return Choice(m, k, is_probe=True)
-        return choice
+            k = max(min(_PROBE_LENGTH, limit), slot.n_min)
+            if k <= limit and budget.covers(cost.seconds(k, n_missed) + rest.extra_s(k)):
+                slot.choose(m, k, is_probe=True)
+                return
 
-    def _is_far_behind(self, drafter: int, track: Track) -> bool:
+    def _is_far_behind(self, drafter: int, drafters: RequestDrafters) -> bool:
         """Whether it has to be asked by teacher forcing before it drafts again."""
-        return self._can_be_teacher_forced[drafter] and track.n_missed[drafter] > _FAR_BEHIND
+        return self._can_be_teacher_forced[drafter] and drafters.n_missed[drafter] > _FAR_BEHIND
 
     # After it
 
@@ -187,12 +204,14 @@ class DraftPlanner:
         """A drafter took so long for a prompt."""
         self._draft_costs[drafter].observe_prompt(n_tokens, seconds)
 
-    def observe_teacher_forced(self, drafter: int, track: Track, is_right: Sequence[bool] | None, seconds: float) -> None:
+    def observe_teacher_forced(
+        self, drafter: int, drafters: RequestDrafters, is_right: Sequence[bool] | None, seconds: float
+    ) -> None:
         """A drafter said what it would have drafted for the last tokens.
 
         Args:
             drafter: Which.
-            track: Of the request.
+            drafters: Of the request.
             is_right: Of the last tokens that nobody drafted, whether it would have been right; None where it never can say.
             seconds: What it took.
         """
@@ -200,31 +219,31 @@ class DraftPlanner:
         if is_right is None:
             self._can_be_teacher_forced[drafter] = False
             return
-        track.acceptances[drafter].see_each(is_right)
-        track.allowances[drafter].book(-seconds)
-        track.n_missed[drafter] = 0
+        drafters.estimates[drafter].see_each(is_right)
+        drafters.budgets[drafter].book(-seconds)
+        drafters.n_missed[drafter] = 0
         self._schedule(drafter, is_right=sum(is_right) >= max(_MOSTLY * len(is_right), 1))
 
-    def observe_draft(self, drafter: int, track: Track, k: int, seconds: float) -> None:
+    def observe_draft(self, drafter: int, drafters: RequestDrafters, k: int, seconds: float) -> None:
         """A drafter was asked, proposed k tokens, and took so long."""
         cost = self._draft_costs[drafter]
-        cost.observe(k, track.n_missed[drafter], seconds)
-        track.n_missed[drafter] = 0
+        cost.observe(k, drafters.n_missed[drafter], seconds)
+        drafters.n_missed[drafter] = 0
         self._n_waited[drafter] = 0
         if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self._plain_s:
             self.is_costly[drafter] = True
 
-    def observe_round(self, outcomes: Sequence[Outcome], depth: float, n_beside: int, pass_s: float) -> None:
+    def observe_round(self, slots: Sequence[SlotDraft], depth: float, n_beside: int, pass_s: float) -> None:
         """A round is over.
 
         Args:
-            outcomes: Of the slots that decoded.
-            depth: Mean length of their contexts.
+            slots: That decoded, with what came of their drafts.
+            depth: Mean length of the contexts in the pass.
             n_beside: Other tokens in the pass.
             pass_s: Seconds of the pass.
         """
-        n_plain = len(outcomes) + n_beside
-        n_drafted = sum(outcome.choice.k for outcome in outcomes)
+        n_plain = len(slots) + n_beside
+        n_drafted = sum(slot.k for slot in slots)
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
             curve = self.costs.curve(n_plain + n_drafted, depth)
@@ -232,23 +251,17 @@ class DraftPlanner:
         if not n_beside:  # a prompt's tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         self._n_waited = [n + 1 for n in self._n_waited]
-        for outcome in outcomes:
-            choice = outcome.choice
-            own_s = outcome.draft_s + (extra_s * choice.k / n_drafted if choice.k else 0.0)
-            for m, allowance in enumerate(outcome.track.allowances):
-                allowance.pass_time(plain_s / len(outcomes) + own_s)
-                if m != choice.drafter and not self.is_costly[m]:
-                    allowance.forgive(outcome.track.n_right[m] * plain_s / len(outcomes))
-            if choice.drafter is not None:
-                self._judge(outcome, choice.drafter, outcome.n_accepted * plain_s / len(outcomes) - own_s)
-
-    def _judge(self, outcome: Outcome, drafter: int, gain: float) -> None:
-        """A draft was worth `gain` seconds: keep account of it, and try its drafter sooner or later again."""
-        choice = outcome.choice
-        is_right = choice.k > 0 and 2 * outcome.n_accepted >= choice.k
-        outcome.track.allowances[drafter].book(gain)
-        if is_right or choice.is_probe:
-            self._schedule(drafter, is_right=is_right)
+        for slot in slots:
+            own_s = slot.draft_s + (extra_s * slot.k / n_drafted if slot.k else 0.0)
+            for m, budget in enumerate(slot.drafters.budgets):
+                budget.pass_time(plain_s / len(slots) + own_s)
+                if m != slot.drafter and not self.is_costly[m]:
+                    budget.credit(slot.drafters.n_right[m] * plain_s / len(slots))
+            if slot.drafter is not None:
+                slot.drafters.budgets[slot.drafter].book(slot.n_accepted * plain_s / len(slots) - own_s)
+                is_right = slot.k > 0 and 2 * slot.n_accepted >= slot.k
+                if is_right or slot.is_probe:
+                    self._schedule(slot.drafter, is_right=is_right)
 
     def _schedule(self, drafter: int, *, is_right: bool) -> None:
         """When to try a drafter again: at once if it was right, for catching up takes longest; else later than last time."""

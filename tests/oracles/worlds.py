@@ -5,11 +5,22 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from augury.speculation.choice import Offer, Outcome, Wish
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 
 DEPTH = 100
+
+
+def slot_of(drafters, offers=(), n_min=1, **outcome):
+    """A slot's draft in a round, with so many tokens offered by each drafter, or with what came of it."""
+    return SlotDraft(None, drafters, 16, DEPTH, n_min, offers=dict(offers), **outcome)
+
+
+def chosen(planner, *slots, n_beside=0):
+    """What a planner chooses for slots: of each the drafter, how many tokens, and whether to see if it is right."""
+    planner.choose(slots, n_beside)
+    return [(slot.drafter, slot.k, slot.is_probe) for slot in slots]
 
 
 @frozen
@@ -44,7 +55,7 @@ class World:
         self.sources = sources
         self.n_max = n_max
         self.n_text = len(sources[0].right)
-        self.choices = []  # (position, choice) of every round of the last play
+        self.choices = []  # (position, slot's draft) of every round of the last play
 
     def planner(self):
         sizes = [n for n in (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17) if n < len(self.costs)]
@@ -76,7 +87,7 @@ class World:
     def play(self, planner=None):
         """Seconds with the planner."""
         planner = planner or self.planner()
-        track = planner.track()
+        drafters = planner.new_request()
         for index, source in enumerate(self.sources):
             planner.observe_prompt(index, DEPTH, DEPTH * source.per_missed_s)
         self.choices = []
@@ -84,40 +95,42 @@ class World:
         while position < self.n_text:
             limit = min(self.n_max, self.n_text - position - 1)
             proposals = {}
-            offers = []
+            offers = {}
             for index, source in enumerate(self.sources):
-                if planner.is_asked(index, track) and limit:
+                if planner.is_asked(index, drafters) and limit:
                     proposals[index] = source.proposal(position, limit)
-                    planner.observe_draft(index, track, len(proposals[index]), source.per_ask_s)
+                    planner.observe_draft(index, drafters, len(proposals[index]), source.per_ask_s)
                     seconds += source.per_ask_s
                 if limit and (index in proposals or planner.is_costly[index]):
-                    offers.append(Offer(index, limit))
-            (choice,) = planner.choose([Wish(track, DEPTH, offers)])
-            draft_s = 0.0
+                    offers[index] = limit
+            choice = slot_of(drafters, offers)
+            planner.choose([choice])
             if choice.teacher_forced is not None:
-                seconds += self._teacher_force(planner, track, choice.teacher_forced, position)
+                seconds += self._teacher_force(planner, drafters, choice.teacher_forced, position)
             if choice.drafter is not None and choice.drafter not in proposals:
                 source = self.sources[choice.drafter]
                 proposals[choice.drafter] = source.proposal(position, choice.k)
-                draft_s = source.per_token_s * choice.k + source.per_missed_s * track.n_missed[choice.drafter]
-                planner.observe_draft(choice.drafter, track, choice.k, draft_s)
-            n_right = _n_right(proposals[choice.drafter][: choice.k]) if choice.drafter is not None else 0
-            emitted = list(range(position, position + n_right + 1))
+                n_missed = drafters.n_missed[choice.drafter]
+                choice.draft_s = source.per_token_s * choice.k + source.per_missed_s * n_missed
+                planner.observe_draft(choice.drafter, drafters, choice.k, choice.draft_s)
+            if choice.drafter is not None:
+                choice.n_accepted = _n_right(proposals[choice.drafter][: choice.k])
+            emitted = list(range(position, position + choice.n_accepted + 1))
             for index in range(len(self.sources)):
-                track.score(index, proposals.get(index), emitted)
+                drafters.score(index, proposals.get(index), emitted)
             pass_s = self.costs[1 + choice.k]
-            planner.observe_round([Outcome(track, choice, n_right, draft_s)], DEPTH, 0, pass_s)
+            planner.observe_round([choice], DEPTH, 0, pass_s)
             self.choices.append((position, choice))
-            seconds += pass_s + draft_s
-            position += n_right + 1
+            seconds += pass_s + choice.draft_s
+            position += choice.n_accepted + 1
         return seconds
 
-    def _teacher_force(self, planner, track, index, position):
+    def _teacher_force(self, planner, drafters, index, position):
         source, is_right, took_s = self.sources[index], None, 0.0
         if source.can_be_teacher_forced:
             is_right = source.right[position - N_TEACHER_FORCED : position].tolist()
             took_s = source.per_token_s + N_TEACHER_FORCED * source.per_missed_s
-        planner.observe_teacher_forced(index, track, is_right, took_s)
+        planner.observe_teacher_forced(index, drafters, is_right, took_s)
         return took_s
 
 

@@ -9,7 +9,7 @@ from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.options import NoOptions, option
 from augury.registry import Registry
-from augury.speculation.config import Member, Speculation, choose_drafters, synthetic_rates, wishes_of
+from augury.speculation.config import Member, Speculation, choose_drafters, speculative_params, synthetic_rates
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.estimates import Acceptance
 from augury.speculation.planner import DraftPlanner
@@ -85,7 +85,7 @@ def test_what_a_request_cannot_have_is_refused(wishes, expected):
 @pytest.mark.parametrize("said", [{"speculative": False}, {"speculative": {"n_max": 1}}])
 def test_a_dotted_key_beside_the_same_key_is_refused(said):
     with pytest.raises(OptionError, match=r"speculative\.n_max is given beside speculative"):
-        wishes_of(said | {"speculative.n_max": 2})
+        speculative_params(said | {"speculative.n_max": 2})
 
 
 def test_dotted_keys_are_taken_by_submit():

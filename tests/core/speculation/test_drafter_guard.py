@@ -13,7 +13,6 @@ from toys import ScriptedDrafter, toy_engine
 
 from augury.engine.engine import Engine
 from augury.engine.session import EngineTarget
-from augury.speculation.choice import Choice
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
@@ -317,12 +316,11 @@ class Asking(DraftPlanner):
         super().__init__(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 1.2)], 64), [True, False])
         self.n_rounds = 0
 
-    def choose(self, wishes, n_beside=0):
+    def choose(self, slots, n_beside=0):
         self.n_rounds += 1
-        return [
-            Choice(1, 1, teacher_forced=0 if self.n_rounds == 18 else None) if wish.offers[-1].limit else Choice()
-            for wish in wishes
-        ]
+        for slot in slots:
+            slot.choose(1, 1)
+            slot.teacher_forced = 0 if self.n_rounds == 18 else None
 
 
 @pytest.mark.parametrize(

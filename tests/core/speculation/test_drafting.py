@@ -9,7 +9,6 @@ from toys import Gate, ScriptedDrafter, toy_engine
 
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
-from augury.speculation.choice import Choice
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.testing.toy_model import ToyModel
@@ -153,8 +152,10 @@ def test_any_plan_over_any_chain_gives_the_tokens_of_plain_decoding(script, is_c
 
 def test_what_was_only_scored_or_cut_is_told_as_such():
     class Script(DraftPlanner):
-        def choose(self, wishes, n_beside=0):
-            return [Choice(0, 2) if wish.offers and wish.offers[0].limit >= 2 else Choice() for wish in wishes]
+        def choose(self, slots, n_beside=0):
+            for slot in slots:
+                if slot.offers.get(0, 0) >= 2:
+                    slot.choose(0, 2)
 
     planner = Script(constant(2).costs, [False, False])
     with toy_engine(drafter=[named("used", [(1, 3)]), named("scored", [(4, 0)])], planner=planner) as engine:
@@ -185,13 +186,14 @@ class TeacherForcing(DraftPlanner):
         self.n_rounds = 0
         self.seen = []
 
-    def choose(self, wishes, n_beside=0):
+    def choose(self, slots, n_beside=0):
         self.n_rounds += 1
-        return [Choice(0, 2 if self.n_rounds % 3 == 0 else 0, teacher_forced=1 if self.n_rounds == 21 else None)]
+        slots[0].choose(0, 2 if self.n_rounds % 3 == 0 else 0)
+        slots[0].teacher_forced = 1 if self.n_rounds == 21 else None
 
-    def observe_teacher_forced(self, drafter, track, is_right, seconds):
+    def observe_teacher_forced(self, drafter, drafters, is_right, seconds):
         self.seen.append((drafter, is_right, seconds))
-        super().observe_teacher_forced(drafter, track, is_right, seconds)
+        super().observe_teacher_forced(drafter, drafters, is_right, seconds)
 
 
 @pytest.mark.parametrize("is_blind", [False, True])
@@ -222,9 +224,7 @@ def test_where_chance_accepts_drafts_teacher_forcing_says_nothing():
 
 def test_the_planner_learns_how_many_tokens_were_in_the_pass_beside_drafts(monkeypatch):
     told, planner = [], constant(1)
-    monkeypatch.setattr(
-        planner, "observe_round", lambda outcomes, _, n, __: told.append(n + sum(1 + outcome.choice.k for outcome in outcomes))
-    )
+    monkeypatch.setattr(planner, "observe_round", lambda slots, _, n, __: told.append(n + sum(1 + slot.k for slot in slots)))
     with toy_engine(slots=2, n_ctx=300, drafter=named("used", [(2, 1)]), planner=planner) as engine:
         model, gate = engine._worker._loop._model, Gate(engine)
         asked = [([1, 2, 3], 30), ([5, 6], 5), ([4] * 250, 9)]  # the last takes the slot of the second, beside the first
@@ -249,9 +249,8 @@ def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
             return Draft(tokens, [-1, -1, 1, 1, 3, 3])
 
     class Plain(DraftPlanner):
-        def choose(self, wishes, n_beside=0):
-            self.runs = [wish.track.acceptances[0].run for wish in wishes]
-            return [Choice() for _ in wishes]
+        def choose(self, slots, n_beside=0):
+            self.runs = [slot.drafters.estimates[0].run for slot in slots]
 
     planner = Plain(constant(1).costs, [False])
     with toy_engine(drafter=lambda _: Bushy(None, None), planner=planner) as engine:

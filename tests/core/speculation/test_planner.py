@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.worlds import DEPTH, Source, World, stretches
+from oracles.worlds import DEPTH, Source, World, chosen, slot_of, stretches
 
-from augury.speculation.choice import Choice, Offer, Outcome, Wish
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 
@@ -124,7 +123,7 @@ def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_cop
     world = World(costs, [Source(np.arange(n_copied + 1500) < n_copied), Source(bernoulli(chance, n_copied + 1500), **MODEL)])
     planner, seconds = world.planner(), []
     observe = planner.observe_draft
-    planner.observe_draft = lambda drafter, track, k, draft_s: seconds.append(draft_s) or observe(drafter, track, k, draft_s)
+    planner.observe_draft = lambda *seen: seconds.append(seen[-1]) or observe(*seen)
     world.play(planner)
     assert max(seconds) <= 8 * costs[1]
     assert max(seconds) > 0 or chance < 0.9
@@ -132,36 +131,38 @@ def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_cop
 
 def test_a_model_that_missed_much_is_teacher_forced_beside_the_draft_of_another():
     planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [False, True])
-    (track,) = sure(planner, chance=0.3)
+    (drafters,) = sure(planner, chance=0.3)
     for n_missed, expected in ((24, None), (25, 1)):
-        planner.observe_teacher_forced(1, track, [True] * 16, 0.001)  # it was right, and may be tried at once
-        track.score(1, None, [0] * n_missed)
+        planner.observe_teacher_forced(1, drafters, [True] * 16, 0.001)  # it was right, and may be tried at once
+        drafters.score(1, None, [0] * n_missed)
         for _ in range(200):
-            planner.observe_round([Outcome(track, Choice(), 0, 0.0)], DEPTH, 0, FAST[1])
-        planner._own_allowances[1].book(1.0)
-        (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 3), Offer(1, 16)])])
-        assert choice.teacher_forced == expected
-    assert (choice.drafter, choice.k) == (0, 3)
+            planner.observe_round([slot_of(drafters)], DEPTH, 0, FAST[1])
+        planner._costly_budgets[1].book(1.0)
+        slot = slot_of(drafters, {0: 3, 1: 16})
+        planner.choose([slot])
+        assert slot.teacher_forced == expected
+    assert (slot.drafter, slot.k) == (0, 3)
 
 
 def test_in_a_round_one_slot_is_teacher_forced():
     planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
-    tracks = [planner.track() for _ in range(4)]
-    planner._own_allowances[0].book(8.0)
-    for track in tracks:
-        track.score(0, None, [0] * 30)
+    requests = [planner.new_request() for _ in range(4)]
+    planner._costly_budgets[0].book(8.0)
+    for drafters in requests:
+        drafters.score(0, None, [0] * 30)
     for _ in range(8):
-        planner.observe_round([Outcome(track, Choice(), 0, 0.0) for track in tracks], DEPTH, 0, FAST[4])
-    choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in tracks])
-    assert sum(choice.teacher_forced is not None for choice in choices) == 1
+        planner.observe_round([slot_of(drafters) for drafters in requests], DEPTH, 0, FAST[4])
+    slots = [slot_of(drafters, {0: 16}) for drafters in requests]
+    planner.choose(slots)
+    assert sum(slot.teacher_forced is not None for slot in slots) == 1
 
 
 def test_teacher_forcing_on_what_others_drafted_says_nothing():
     planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
-    track = planner.track()
-    before = track.acceptances[0].survival(4)
-    planner.observe_teacher_forced(0, track, [], 0.001)
-    assert track.acceptances[0].survival(4) == before
+    drafters = planner.new_request()
+    before = drafters.estimates[0].survival(4)
+    planner.observe_teacher_forced(0, drafters, [], 0.001)
+    assert drafters.estimates[0].survival(4) == before
     assert planner._intervals[0] > 8, "it was not right, so it waits longer"
 
 
@@ -191,45 +192,45 @@ def costs_of(table, n_largest=64):
 def sure(planner, n_slots=1, chance=0.95):
     """Tracks of slots whose drafter 0 was right in that share of many rounds."""
     rng = np.random.default_rng(6)
-    tracks = [planner.track() for _ in range(n_slots)]
-    for track in tracks:
+    requests = [planner.new_request() for _ in range(n_slots)]
+    for drafters in requests:
         for _ in range(300):
-            track.acceptances[0].see([1] * 8, [1] * min(int(rng.geometric(1 - chance)), 8) + [0])
-        track.acceptances[0].see([1] * 16, [1] * 16)
-        track.allowances[0].book(1.0)  # seconds, gained by it
-    return tracks
+            drafters.estimates[0].see([1] * 8, [1] * min(int(rng.geometric(1 - chance)), 8) + [0])
+        drafters.estimates[0].see([1] * 16, [1] * 16)
+        drafters.budgets[0].book(1.0)  # seconds, gained by it
+    return requests
 
 
 def test_a_cliff_is_not_stepped_over():
     # 34B at Q8_0: passes of 8 at 160 tok/s, of 9 at 80, as a user of llama.cpp measured
     planner = DraftPlanner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200}), [False])
-    (track,) = sure(planner)
-    (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])])
-    assert choice == Choice(0, 7)
+    (drafters,) = sure(planner)
+    assert chosen(planner, slot_of(drafters, {0: 16})) == [(0, 7, False)]
 
 
 def test_slots_share_what_a_pass_can_take():
     planner = DraftPlanner(costs_of({1: 0.040, 2: 0.041, 4: 0.043, 8: 0.050, 9: 0.1125, 16: 0.200, 64: 0.8}), [False])
-    choices = planner.choose([Wish(track, DEPTH, [Offer(0, 16)]) for track in sure(planner, 4)])
-    assert 4 + sum(choice.k for choice in choices) == 8
+    slots = [slot_of(drafters, {0: 16}) for drafters in sure(planner, 4)]
+    planner.choose(slots)
+    assert 4 + sum(slot.k for slot in slots) == 8
 
 
 @pytest.mark.parametrize("is_costly", [False, True])
 @pytest.mark.parametrize(("seconds", "is_used"), [(0.0, True), (-1e-12, False)])
 def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly, seconds, is_used):
     planner = DraftPlanner(costs_of({1: 0.040, 2: 0.040, 4: 0.040, 8: 0.040}, 8), [is_costly])  # what is drafted costs nothing
-    (track,) = sure(planner)
-    planner.observe_draft(0, track, 4, 0.0)
-    track.allowances[0].seconds = seconds
-    (choice,) = planner.choose([Wish(track, DEPTH, [Offer(0, 7)])])
-    assert choice == (Choice(0, 7) if is_used else Choice())
+    (drafters,) = sure(planner)
+    planner.observe_draft(0, drafters, 4, 0.0)
+    drafters.budgets[0].seconds = seconds
+    assert chosen(planner, slot_of(drafters, {0: 7})) == [(0, 7, False) if is_used else (None, 0, False)]
 
 
 def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
     planner = DraftPlanner(costs_of({1: 0.018, 4: 0.018, 8: 0.028, 16: 0.050, 64: 0.200}), [False])
-    (track,) = sure(planner, chance=0.5)
-    (alone,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])])
-    (beside,) = planner.choose([Wish(track, DEPTH, [Offer(0, 16)])], n_beside=128)
+    (drafters,) = sure(planner, chance=0.5)
+    alone, beside = slot_of(drafters, {0: 16}), slot_of(drafters, {0: 16})
+    planner.choose([alone])
+    planner.choose([beside], n_beside=128)
     assert beside.k > alone.k  # the pass takes long anyway
 
 
@@ -237,35 +238,36 @@ def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
 def test_drafts_shorter_than_wanted_are_not_made(n_min):
     world = World(FAST, [Source(bernoulli(0.3, 300))])
     planner = world.planner()
-    (choice,) = planner.choose([Wish(planner.track(), DEPTH, [Offer(0, 16)], n_min)])
-    assert choice.k == 0 or choice.k >= n_min
+    slot = slot_of(planner.new_request(), {0: 16}, n_min)
+    planner.choose([slot])
+    assert slot.k == 0 or slot.k >= n_min
 
 
 def test_a_drafter_that_turns_out_slow_is_not_asked_in_vain():
     planner = DraftPlanner(costs_of({1: 0.018, 8: 0.028}), [False])
-    track = planner.track()
+    drafters = planner.new_request()
     for _ in range(20):
-        planner.observe_draft(0, track, 4, 0.004)
+        planner.observe_draft(0, drafters, 4, 0.004)
     assert planner.is_costly == [True]
 
 
 @pytest.mark.parametrize("n_min", [1, 3])
 def test_a_model_whose_time_is_not_known_drafts_little_at_first(n_min):
     planner = DraftPlanner(costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}), [True])
-    (track,) = sure(planner)
-    wish = Wish(track, DEPTH, [Offer(0, 16)], n_min)
-    (first,) = planner.choose([wish])
-    assert first.k == n_min
-    planner.observe_draft(0, track, first.k, 0.002)
-    (then,) = planner.choose([wish])
-    assert then.k > 3
+    (drafters,) = sure(planner)
+    slot = slot_of(drafters, {0: 16}, n_min)
+    planner.choose([slot])
+    assert slot.k == n_min
+    planner.observe_draft(0, drafters, slot.k, 0.002)
+    planner.choose([slot])
+    assert slot.k > 3
 
 
 def test_a_first_slow_call_makes_no_drafter_costly():
     planner = DraftPlanner(costs_of({1: 0.018, 8: 0.028}), [False])
-    track = planner.track()
+    drafters = planner.new_request()
     for seconds in (0.030, *[0.0001] * 20):
-        planner.observe_draft(0, track, 4, seconds)
+        planner.observe_draft(0, drafters, 4, seconds)
     assert planner.is_costly == [False]
 
 
@@ -291,17 +293,17 @@ times = st.floats(1e-5, 10.0)
 )
 def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
     planner = DraftPlanner(costs_of(dict(zip((1, 2, 4, 8, 16), table, strict=True))), is_costly)
-    track = planner.track()
+    drafters = planner.new_request()
     for limit, n_right, draft_s, pass_s in seen:
-        wish = Wish(track, DEPTH, [Offer(index, limit) for index in range(len(is_costly))])
-        (choice,) = planner.choose([wish])
-        assert 0 <= choice.k <= limit
-        assert (choice.drafter is None) == (choice.k == 0)
-        n_accepted = min(n_right, choice.k)
-        if choice.drafter is not None:
-            planner.observe_draft(choice.drafter, track, choice.k, draft_s)
-            track.acceptances[choice.drafter].see([1] * choice.k, [1] * n_accepted + [0])
-        planner.observe_round([Outcome(track, choice, n_accepted, draft_s)], DEPTH, 0, pass_s)
+        slot = slot_of(drafters, dict.fromkeys(range(len(is_costly)), limit), draft_s=draft_s)
+        planner.choose([slot])
+        assert 0 <= slot.k <= limit
+        assert (slot.drafter is None) == (slot.k == 0)
+        slot.n_accepted = min(n_right, slot.k)
+        if slot.drafter is not None:
+            planner.observe_draft(slot.drafter, drafters, slot.k, draft_s)
+            drafters.estimates[slot.drafter].see([1] * slot.k, [1] * slot.n_accepted + [0])
+        planner.observe_round([slot], DEPTH, 0, pass_s)
 
 
 def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
