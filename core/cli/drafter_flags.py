@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.draft_params import DraftParams
-from augury.cli.foreign_flags import FOREIGN_DRAFTERS
+from augury.cli.foreign_flags import FOREIGN_DRAFTERS, FOREIGN_FLAGS
 from augury.cli.parser import converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_drafter_flags",
     "add_speculation_flags",
+    "drafter_of_model",
     "drafter_options",
     "flag_of",
     "limits_apart",
@@ -41,23 +42,16 @@ def flag_of(alias: str) -> str:
     return f"-{alias}" if len(alias) <= 4 and "-" not in alias else f"--{alias}"
 
 
-def add_speculation_flags(parser: Any) -> None:
+def add_speculation_flags(parser: Any, registry: Registry) -> None:
     """Add what chooses and bounds drafters of any kind."""
+    names = ", ".join(name for name in registry.drafters if name != "none")
     parser.add_argument(
         *_SPEC_TYPE,
         action="append",
         default=[],
         metavar="NAME[:K=V,...]",
-        help="who drafts: auto, none, or drafters (see augury plugins) such as ngram-simple:n=8 or 'suffix;draft-model'; "
-        "repeated flags append (default: auto)",
-    )
-    parser.add_argument(
-        "--spec-self",
-        action=_SpecSelf,
-        dest="spec_type",
-        default=argparse.SUPPRESS,
-        choices=("0", "1"),
-        help="1: the same as --spec-type self-spec, which looks --draft-min tokens up",
+        help=f"who drafts: auto, none, or some of {names} (see augury plugins), with options as in NAME:K=V and several as in "
+        "'NAME;NAME'; repeated flags append (default: auto)",
     )
     parser.add_argument(*_DRAFT_MODEL[:3], metavar="MODEL", help="a small model that drafts, named as with -m")
     parser.add_argument(
@@ -89,7 +83,7 @@ def add_speculation_flags(parser: Any) -> None:
         "--spec-synth-rates",
         type=_rates,
         metavar="P,P,...",
-        help="for benchmarks: accept a draft's token 1, 2, ... by these chances, the last for all behind, whatever the model "
+        help="for benchmarks: accept a draft's token 1, 2, ... by these chances, the last for all after it, whatever the model "
         "says; the text is then not the model's. Trees are verified as always",
     )
     parser.add_argument(
@@ -120,18 +114,18 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
                     owners.setdefault(flag, []).append((name, option))
     parser.set_defaults(drafter_general=[(dest, parser.get_default(dest), *owner) for dest, *owner in dict.fromkeys(general)])
     try:
-        in_use = names_in_use(_spec_types(argv), registry)
+        in_use = names_in_use(_spec_types(argv, registry), registry)
     except AuguryError:
         in_use = []  # said when the command runs, where it is not the help that was asked for
     group = parser.add_argument_group(
         "options of the drafters in use" if in_use else "options of drafters (--spec-type NAME --help shows those of NAME)"
     )
-    if (draft_model := registry.drafters.get("draft-model")) is not None:
+    if (owner := drafter_of_model(registry)) is not None:
         group.add_argument(
             *("--draft-params", "-draft"),
             action=DraftParams,
-            drafter=draft_model.name,
-            options=options_of(draft_model.options_class),
+            drafter=owner,
+            options=options_of(registry.drafters[owner].options_class),
             keep_as=_DEST,
             dest=argparse.SUPPRESS,  # it is kept as others are
             metavar="FLAGS",
@@ -182,6 +176,12 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
     return names
 
 
+def drafter_of_model(registry: Registry) -> str | None:
+    """The drafter that `--model-draft` is for: the one that has it as an alias of an option."""
+    options = ((name, options_of(drafter.options_class).values()) for name, drafter in registry.drafters.items())
+    return next((name for name, each in options if any("model-draft" in option.aliases for option in each)), None)
+
+
 def limits_apart(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
     """`n_max` and `n_min` of one drafter alone, which are the limits of all drafts where it has no such options itself.
 
@@ -226,14 +226,6 @@ def _rates(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError("chances with commas, such as 0.9,0.8") from None
 
 
-class _SpecSelf(argparse.Action):
-    """How llama.cpp's self-speculation was first asked for."""
-
-    def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
-        if values == "1":
-            namespace.spec_type = [*namespace.spec_type, "self-spec"]
-
-
 class _Keep(argparse.Action):
     """Collects values in the order of the command line, under the drafters that they are for."""
 
@@ -262,20 +254,19 @@ def _grouped(
     return groups
 
 
-def _spec_types(argv: Sequence[str]) -> list[str]:
-    """What `--spec-type` says in `argv`, before it is parsed in full; a draft model alone means `draft-model`."""
+def _spec_types(argv: Sequence[str], registry: Registry) -> list[str]:
+    """What `--spec-type` says in `argv`, before it is parsed in full; a draft model alone means the drafter that takes it."""
     texts, is_model_given = [], False
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         flag, equals, glued = word.partition("=")
         value = glued if equals else following
         if flag in _SPEC_TYPE and not value.startswith("-"):
             texts.append(value)
-        elif flag == "--spec-self" and value == "1":
-            texts.append("self-spec")
-        elif flag == "--spec-default":
-            texts.append("ngram-mod")
+        elif (foreign := FOREIGN_FLAGS.get(flag)) is not None and foreign.text.startswith("--spec-type="):
+            texts += [foreign.text.partition("=")[2]] if foreign.given([value]).kind == "same as" else []
         is_model_given = is_model_given or flag in _DRAFT_MODEL
-    return texts or (["draft-model"] if is_model_given else [])
+    drafter = drafter_of_model(registry)
+    return texts or ([drafter] if is_model_given and drafter is not None else [])
 
 
 def _help(option: Option) -> str:

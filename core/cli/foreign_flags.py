@@ -207,6 +207,7 @@ _SAME_AS = {
     "--model=hf:{}": "-hf N -hfr N --hf-repo N",
     "--model-draft=hf:{}": "--spec-draft-hf N -hfd N -hfrd N --hf-repo-draft N",
     "--spec-type=ngram-mod": "--spec-default",
+    "--spec-type=self-spec": "--spec-self N=0",
 }
 
 

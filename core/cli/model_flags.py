@@ -6,7 +6,14 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from augury.cache_type import CACHE_TYPES
-from augury.cli.drafter_flags import add_drafter_flags, add_speculation_flags, drafter_options, limits_apart, names_in_use
+from augury.cli.drafter_flags import (
+    add_drafter_flags,
+    add_speculation_flags,
+    drafter_of_model,
+    drafter_options,
+    limits_apart,
+    names_in_use,
+)
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
 from augury.cli.parser import count
@@ -69,7 +76,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         default=0,
         help="show every draft, too, token by token, beside what the model chose, with probabilities",
     )
-    add_speculation_flags(parser.add_argument_group("speculation"))
+    add_speculation_flags(parser.add_argument_group("speculation"), registry)
     add_drafter_flags(parser, registry, argv)
 
 
@@ -84,7 +91,9 @@ def load_engine(
     from augury.engine.engine import Engine
 
     configure_logging(verbosity=args.verbose, is_quiet=args.quiet)
-    in_use = names_in_use(spec_type, args.registry) + (["draft-model"] if draft_model else [])
+    in_use = names_in_use(spec_type, args.registry)
+    if draft_model and (drafter := drafter_of_model(args.registry)) is not None:
+        in_use.append(drafter)
     rest, limits = limits_apart(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
     if n_min > n_max > 0:

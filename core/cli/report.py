@@ -40,9 +40,11 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def print_json(told: Mapping[str, Any]) -> None:
+def print_json(found: Mapping[str, Any]) -> None:
     """One object, alone in its line of standard output."""
-    sys.stdout.write(json.dumps(told) + "\n")
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")  # elsewhere letters would be replaced
+    sys.stdout.write(json.dumps(found, ensure_ascii=not is_unicode) + "\n")
+    sys.stdout.flush()
 
 
 def print_lines(lines: Iterable[str]) -> None:

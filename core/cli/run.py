@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ import attrs
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, add_template_flag, read_prompts
-from augury.cli.report import as_json, drafting_lines, engine_line, run_line, say, show_in_brief
+from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.writer import Writer
 from augury.errors import AuguryError, OptionError
@@ -106,7 +104,7 @@ def _submitted(
 
 def _print_json(engine: Engine, prompt: Prompt, running: Running) -> Result:
     result = running.result()
-    _print_object({"id": result.id if prompt.id is None else prompt.id, **as_json(engine, result)})
+    print_json({"id": result.id if prompt.id is None else prompt.id, **as_json(engine, result)})
     return result
 
 
@@ -127,13 +125,7 @@ def _print_failure(prompt: Prompt, error: AuguryError, args: argparse.Namespace)
     message = f"{prompt.where}: {str(error).removeprefix(f'{prompt.where}: ')}"
     say(f"augury: {message}")
     if args.json:
-        _print_object({"id": prompt.id, "error": message})
-
-
-def _print_object(told: Mapping[str, Any]) -> None:
-    is_unicode = sys.stdout.encoding.lower().startswith("utf")  # elsewhere letters would be replaced
-    sys.stdout.write(json.dumps(told, ensure_ascii=not is_unicode) + "\n")
-    sys.stdout.flush()
+        print_json({"id": prompt.id, "error": message})
 
 
 def _print_logprobs(result: Result) -> None:

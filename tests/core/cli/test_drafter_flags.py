@@ -1,7 +1,12 @@
 """Flags that come from other engines: `--draft-params`, `--spec-config`, `--spec-self`."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+from augury import cli
 from augury.cli.command_line import make_parser
 from augury.cli.drafter_flags import drafter_options, limits_apart, names_in_use
 from augury.drafters.draft_model import DraftModelOptions
@@ -136,12 +141,6 @@ def test_limits_that_cannot_be_had_are_refused(texts, told):
 # --spec-self
 
 
-def test_spec_self_asks_for_the_models_own_drafts():
-    assert parsed("--spec-self", "1").spec_type == ["self-spec"]
-    assert parsed("--spec-self", "0").spec_type == []
-    assert parsed("--spec-type", "suffix", "--spec-self", "1").spec_type == ["suffix", "self-spec"]
-
-
 def test_draft_min_and_draft_max_are_what_it_looks_up_and_copies():
     args = parsed("--spec-self", "1", "--draft-min", "8", "--draft-max", "32")
     assert options(args, "self-spec") == {"self-spec": {"draft_min": 8, "draft_max": 32}}
@@ -161,3 +160,15 @@ def test_the_help_shows_the_options_of_the_drafter_that_is_meant(words, capsys):
         parsed(*words, "--help")
     shown = capsys.readouterr().out
     assert ("--spec-self-spec-draft-min" if "--spec-self" in words else "--spec-draft-model-ctx") in shown
+
+
+@pytest.mark.parametrize("path", sorted(Path(cli.__path__[0]).glob("*.py")), ids=lambda path: path.stem)
+def test_no_drafter_backend_or_memory_manager_is_named_but_in_the_table_of_other_programs_flags(path):
+    kinds = {"drafter", "backend", "memory"}
+    names = {record.name for record in REGISTRY.records if record.kind in kinds} - {"none"}  # which is a word of --spec-type
+    texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    named = re.findall(
+        rf"(?<![\w-])(?:{'|'.join(names)})(?![\w-])", "\n".join(filter(lambda text: isinstance(text, str), texts))
+    )
+    assert len(names) > 8
+    assert path.stem == "foreign_flags" or not named

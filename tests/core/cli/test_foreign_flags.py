@@ -118,6 +118,8 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
         (["-hf", "org/repo:Q4_0"], {"model": "hf:org/repo:Q4_0"}),
         (["-hfd", "org/repo"], {"model_draft": "hf:org/repo"}),
         (["--spec-default"], {"spec_type": ["ngram-mod"]}),
+        (["--spec-type", "suffix", "--spec-self", "1"], {"spec_type": ["suffix", "self-spec"]}),
+        (["--spec-self", "0"], {"spec_type": []}),
         (["--spec-draftless", "ngram-simple"], {"spec_type": ["ngram-simple"]}),
         (["--spec-draft-model", "x"], {"model_draft": "x"}),
         (["--top_k", "3", "--log-verbose", "-st"], {"top_k": 3, "verbose": 1, "chat": True}),
