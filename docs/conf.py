@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 CONTENTS = {
-    "Use": ["docs/options", "docs/library", "docs/caches", "docs/benchmarks"],
-    "Extend": ["docs/plugins", "docs/write-a-drafter", "docs/add-an-architecture", "docs/hooks", "docs/reference/index"],
-    "Understand": ["docs/architecture", "docs/notation", "docs/testing", "CHANGELOG"],
+    "Use": ["docs/README", "docs/guide", "docs/library", "docs/options", "docs/benchmarks"],
+    "Extend": ["docs/plugins", "docs/write-a-drafter", "docs/write-a-plugin", "docs/hooks", "docs/reference/index"],
+    "Understand": ["docs/architecture", "docs/testing", "docs/notation", "CHANGELOG"],
 }
 
 project = "augury"
@@ -52,7 +52,7 @@ default_role = "py:obj"  # `name` in a docstring is a link where it names someth
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|np|numpy|pathlib)\..*|Path"),
-    ("py:class", r"augury\.gguf\.(Default|Value)"),  # type variables
+    ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
 ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from inspect import CO_GENERATOR
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings
 
 from attrs import field, frozen
 
@@ -114,11 +116,12 @@ def interrupted(subject: SourceSubject) -> None:
         for i in range(0, counting.n_calls, step):
             folder = Path(name) / f"interrupted-{i}"
             interrupt = _Interrupt(subject.source, i)
-            try:
-                with interrupt:
-                    subject.source.fetch(subject.reference, folder, interrupt)
-            except (KeyboardInterrupt, ModelFileError):
-                pass
+            with (
+                catch_warnings(action="ignore", category=ResourceWarning),
+                suppress(KeyboardInterrupt, ModelFileError),
+                interrupt,
+            ):
+                subject.source.fetch(subject.reference, folder, interrupt)  # may leave a file open, as Ctrl-C does
             left = _files(folder)
             has_first = first.is_relative_to(clean) and first.relative_to(clean).as_posix() in left
             if left.items() - whole.items() or (has_first and left != whole):
@@ -164,7 +167,8 @@ class _Interrupt(Progress):
         return len(self._seen)
 
     def __enter__(self) -> None:
-        file = sys.modules[self.source.__module__].__file__
+        fetch: Any = self.source.fetch
+        file = fetch.__func__.__code__.co_filename
 
         def profile(frame: FrameType, event: str, _: Any) -> None:
             code = frame.f_code

@@ -1,3 +1,5 @@
+"""The page on other plugins than drafters: its examples are whole plugins, and work."""
+
 import re
 import types
 from pathlib import Path
@@ -10,15 +12,16 @@ from augury.backends.reference import Reference
 from augury.interfaces import Progress
 from augury.options import NoOptions
 from augury.registry import Registry
+from augury.testing import check_source
 from augury.types import ModelOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-an-architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "write-a-plugin.md"
+ARCHITECTURE, SOURCE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def documented_plugin():
-    (source,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    module = types.ModuleType("augury_oracular")
-    exec(compile(source, str(PAGE), "exec"), module.__dict__)
+def plugin_of(source):
+    module = types.ModuleType("augury_documented")
+    exec(compile(source, str(PAGE), "exec"), vars(module))
     return module
 
 
@@ -31,7 +34,7 @@ def oracular_file():
 
 def test_the_documented_architecture_registers_and_computes():
     registry = Registry()
-    registry.register(documented_plugin(), name="architecture-oracular")
+    registry.register(plugin_of(ARCHITECTURE), name="architecture-oracular")
     file = oracular_file()
 
     plan = registry.architectures["oracular"].plan(file)
@@ -42,3 +45,11 @@ def test_the_documented_architecture_registers_and_computes():
     assert logits.shape == (32, 128)
     assert np.isfinite(logits).all()
     assert nmse(logits[1:], logits[:-1]) > 0.1
+
+
+def test_the_documented_source_keeps_the_contracts_of_sources(tmp_path):
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    module = plugin_of(SOURCE)
+    module.SHELF = tmp_path
+    (source,) = module.augury_sources()
+    check_source(source, "lan:tiny", "lan:no-such-model")
