@@ -3,8 +3,8 @@
 An architecture turns a file's metadata into a `ModelPlan`; a backend computes plans and never hears a model's name. Weights are
 referred to by tensor name. Shape letters are those of docs/notation.md: E embedding, H query heads, G KV heads, D head size.
 
-A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, every `Attention` and `FeedForward`
-adds to it, `Output` turns it into logits.
+A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, the blocks of every `Layer` add to it,
+`Output` turns it into logits.
 """
 
 from __future__ import annotations
@@ -12,12 +12,29 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
+
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Mapping
+
     import numpy as np
 
-__all__ = ["Activation", "Attention", "Block", "Embedding", "FeedForward", "Linear", "ModelPlan", "Norm", "Output", "Rope"]
+__all__ = [
+    "Activation",
+    "Attention",
+    "Block",
+    "Embedding",
+    "FeedForward",
+    "Layer",
+    "Linear",
+    "Mixer",
+    "ModelPlan",
+    "Norm",
+    "Output",
+    "Rope",
+]
 
 
 class Activation(Enum):
@@ -41,6 +58,11 @@ class Linear:
     scale: float = 1.0
     bias_scale: float = 1.0
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensors by name, and their shapes."""
+        return {self.weight: (self.n_out, self.n_in)} | ({} if self.bias is None else {self.bias: (self.n_out,)})
+
 
 @frozen
 class Norm:
@@ -49,6 +71,11 @@ class Norm:
     weight: str
     size: int
     eps: float
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensor by name, and its shape."""
+        return {self.weight: (self.size,)}
 
 
 @frozen(eq=False)
@@ -65,7 +92,21 @@ class Rope:
 
 
 @frozen
-class Embedding:
+class Block:
+    """A step of the computation: matrices, norms, and how they act together."""
+
+    def tensors(self) -> tuple[Linear | Norm, ...]:
+        """What it has of the model file: its matrices and norms, in the order of its fields."""
+        parts = (getattr(self, each.name) for each in fields(type(self)))
+        return tuple(part for part in parts if isinstance(part, Linear | Norm))
+
+    def cached(self) -> Mapping[str, int]:
+        """What it keeps per head and position: how many values, by the option of `ModelOptions` that gives their type."""
+        return {}
+
+
+@frozen
+class Embedding(Block):
     """x = scale * W[token], W of shape (V, E)."""
 
     weight: str
@@ -73,9 +114,13 @@ class Embedding:
     n_embd: int
     scale: float = 1.0
 
+    def tensors(self) -> tuple[Linear | Norm, ...]:
+        """Its matrix, as a product with it would be."""
+        return (Linear(self.weight, self.n_embd, self.n_vocab),)
+
 
 @frozen
-class Attention:
+class Attention(Block):
     """x += post_norm(o(softmax(scale * q k^T) v)), causal, over grouped heads, with q, k, v computed from norm(x).
 
     Query head h reads KV head h // (H / G). With `window` w a token at position p sees positions p-w+1 … p.
@@ -97,9 +142,13 @@ class Attention:
     post_norm: Norm | None = None
     window: int | None = None
 
+    def cached(self) -> Mapping[str, int]:
+        """Keys and values."""
+        return {"cache_type_k": self.head_dim, "cache_type_v": self.value_dim}
+
 
 @frozen
-class FeedForward:
+class FeedForward(Block):
     """x += post_norm(down(activation(gate(n)) * up(n))) with n = norm(x)."""
 
     norm: Norm
@@ -111,51 +160,66 @@ class FeedForward:
 
 
 @frozen
-class Output:
+class Output(Block):
     """logits = W norm(x)."""
 
     norm: Norm
     weight: Linear  # E → V; the embedding's own tensor where the model ties them
 
 
-Block = Embedding | Attention | FeedForward | Output
-"""What a plan consists of."""
+Mixer = Attention
+"""What mixes a sequence's tokens in a layer."""
+
+
+@frozen
+class Layer:
+    """x += mixer(x), then x += feed_forward(x); in parallel, x += mixer(x) + feed_forward(x)."""
+
+    mixer: Mixer
+    feed_forward: FeedForward | None = None
+    is_parallel: bool = False
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks, in order."""
+        return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)
 
 
 @frozen
 class ModelPlan:
-    """A whole model, in the order in which it is computed: one `Embedding`, pairs of layers, one `Output`."""
+    """A whole model, in the order in which it is computed."""
 
     architecture: str
-    blocks: tuple[Block, ...]
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    output: Output
     n_ctx_train: int  # positions the model was trained for
-
-    @property
-    def embedding(self) -> Embedding:
-        """The first block."""
-        block = self.blocks[0]
-        assert isinstance(block, Embedding)
-        return block
-
-    @property
-    def output(self) -> Output:
-        """The last block."""
-        block = self.blocks[-1]
-        assert isinstance(block, Output)
-        return block
-
-    @property
-    def attentions(self) -> tuple[Attention, ...]:
-        """The attention layers in order; each has KV cache layers of its own."""
-        return tuple(block for block in self.blocks if isinstance(block, Attention))
-
-    def layers(self, n_layers: int | None = None) -> tuple[Block, ...]:
-        """The blocks of the first `n_layers` layers, or of all; a layer is an `Attention` and what follows it."""
-        starts = [i for i, block in enumerate(self.blocks) if isinstance(block, Attention)]
-        end = -1 if n_layers is None or n_layers == len(starts) else starts[n_layers]
-        return self.blocks[1:end]
+    name: str = "main"  # an architecture may offer several plans of one file
 
     @property
     def n_vocab(self) -> int:
         """V, how many logits a row has."""
         return self.output.weight.n_out
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in order."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.blocks
+        yield self.output
+
+    def check_blocks(self, known: Container[type[Block]]) -> None:
+        """Refuse a plan with blocks that a backend does not compute.
+
+        Raises:
+            UnsupportedError: There is one.
+        """
+        if odd := [type(block).__name__ for block in self.blocks() if type(block) not in known]:
+            raise UnsupportedError(
+                f"{self.architecture} models have a block {odd[0]}, which this backend does not compute; choose another one"
+            )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """All tensors of the file that it uses by name, and their shapes."""
+        parts = (part for block in self.blocks() for part in block.tensors())
+        return {name: shape for part in parts for name, shape in part.shapes.items()}

@@ -129,12 +129,15 @@ class Progress:
 
 
 class Architecture(Plugin, ABC):
-    """Writes the plan of one model family. `name` is what the file's `general.architecture` says."""
+    """Writes the plans of one model family. `name` is what the file's `general.architecture` says."""
 
     @classmethod
     @abstractmethod
-    def plan(cls, file: ModelFile) -> ModelPlan:
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table.
+
+        Returns:
+            The models in the file by name: `main`, and what else it holds, such as layers that predict further tokens.
 
         Raises:
             ModelFileError: A key or tensor is missing or inconsistent.

@@ -45,7 +45,7 @@ def make_backend(registry: Registry, text: str) -> Backend:
 
 
 def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
-    """The plan of a model file.
+    """The plan of the model in a file.
 
     Raises:
         ModelFileError: No plugin knows its architecture, or the file does not fit it.
@@ -56,7 +56,7 @@ def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
         raise ModelFileError(
             f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
         )
-    return architecture.plan(file)
+    return architecture.plans(file)["main"]
 
 
 class Loader:

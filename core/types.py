@@ -8,6 +8,8 @@ import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
+from augury.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
 
 __all__ = [
+    "CACHE_BLOCK",
+    "CACHE_TYPES",
     "Allocation",
     "Draft",
     "DrafterStats",
@@ -72,10 +76,16 @@ class ModelInfo:
             architecture=plan.architecture,
             n_vocab=plan.n_vocab,
             n_embd=plan.embedding.n_embd,
-            n_layers=len(plan.attentions),
+            n_layers=len(plan.layers),
             n_ctx_train=plan.n_ctx_train,
             n_bytes=file.n_bytes,
         )
+
+
+CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")
+"""The types that keys and values can be kept as."""
+CACHE_BLOCK = 32
+"""Neighbouring components of a head that share a scale in the types q8_0 and q4_0."""
 
 
 @frozen
@@ -87,6 +97,22 @@ class ModelOptions:
     threads: int | None = None  # None: as many as there are physical cores
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+
+    def check_cache_types(self, plan: ModelPlan) -> None:
+        """Refuse cache types that do not exist, or that cannot hold heads of a plan's size.
+
+        Raises:
+            UnsupportedError: Either of the two.
+        """
+        for flag in ("cache_type_k", "cache_type_v"):
+            if (found := getattr(self, flag)) not in CACHE_TYPES:
+                raise UnsupportedError(f"{flag} is {found!r}, expected one of {', '.join(CACHE_TYPES)}")
+            sizes = [block.cached()[flag] for block in plan.blocks() if flag in block.cached()]
+            if found.startswith("q") and (odd := [size for size in sizes if size % CACHE_BLOCK]):
+                raise UnsupportedError(
+                    f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}; "
+                    "choose f16, bf16 or f32"
+                )
 
 
 @frozen

@@ -51,7 +51,7 @@ def of_model(name: str) -> dict[str, np.ndarray]:
     from augury.types import ModelOptions
 
     file = tiny_file(name)
-    plan = {"llama": Llama, "gemma3": Gemma3, "qwen2": Qwen2}[file.architecture].plan(file)
+    plan = {"llama": Llama, "gemma3": Gemma3, "qwen2": Qwen2}[file.architecture].plans(file)["main"]
     options = ModelOptions(n_ctx=64, threads=1, cache_type_k=MODELS[name][0], cache_type_v=MODELS[name][1])
     model = NumbaCpu(NumbaCpuOptions()).load(file, plan, options, Progress())
     logits, start = [], 0

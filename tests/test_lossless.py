@@ -13,7 +13,7 @@ import pytest
 from oracles.models import tiny_model
 
 from augury import Engine, Registry
-from augury.cache_type import CACHE_TYPES
+from augury.types import CACHE_TYPES
 
 REGISTRY = Registry.discover()
 BACKENDS = sorted(REGISTRY.backends)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.cache_type import check_cache_types
+from augury.blocks import Attention, Embedding, FeedForward, Output
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Backend
 from augury.memory_limit import n_bytes_of_machine, require_address_space
@@ -44,7 +44,8 @@ class NumbaCpu(Backend):
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
-        check_cache_types(plan, options)
+        plan.check_blocks({Embedding, Attention, FeedForward, Output})
+        options.check_cache_types(plan)
         cores = physical_cores()
         threads = options.threads or len(cores)
         if threads > MAX_THREADS:

@@ -12,11 +12,11 @@ from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.weights import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
-from augury.blocks import Attention, FeedForward, Linear, Norm
+from augury.blocks import Linear, Norm
 from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.blocks import ModelPlan
@@ -34,10 +34,8 @@ class Weights:
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, float], int] = {}
-        embedding = plan.embedding
-        self._tensors = {embedding.weight: file.tensor(embedding.weight, (embedding.n_vocab, embedding.n_embd))}
-        for linear in _linears(plan):
-            self._tensors[linear.weight] = file.tensor(linear.weight, (linear.n_out, linear.n_in))
+        linears = (part for block in plan.blocks() for part in block.tensors() if isinstance(part, Linear))
+        self._tensors = {linear.weight: file.tensor(linear.weight, (linear.n_out, linear.n_in)) for linear in linears}
         self.kernels = matmul_kernels({tensor.type.name.lower() for tensor in self._tensors.values()})
 
     def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
@@ -110,15 +108,6 @@ class Weights:
         """Let go of the file, once everything is loaded."""
         del self._file
         self._tensors.clear()
-
-
-def _linears(plan: ModelPlan) -> Iterator[Linear]:
-    for block in plan.blocks:
-        if isinstance(block, Attention):
-            yield from (block.q, block.k, block.v, block.o)
-        elif isinstance(block, FeedForward):
-            yield from (block.gate, block.up, block.down)
-    yield plan.output.weight
 
 
 def _floats(tensor: Tensor) -> np.ndarray:

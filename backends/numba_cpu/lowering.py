@@ -75,7 +75,7 @@ class Lowered:
 
 def kernels(plan: ModelPlan, options: ModelOptions) -> list[Any]:
     """The kernels of passes, beside those of the weights; first what takes longest to compile."""
-    gated = {GATED[block.activation] for block in plan.blocks if isinstance(block, FeedForward)}
+    gated = {GATED[block.activation] for block in plan.blocks() if isinstance(block, FeedForward)}
     types = (options.cache_type_k, options.cache_type_v)
     heads = [attend_kernel(*types), prepare_kernel(*types)]
     steps = [step.embed, step.add_norm, step.quantize, step.multiply, *gated]
@@ -84,18 +84,18 @@ def kernels(plan: ModelPlan, options: ModelOptions) -> list[Any]:
 
 def scratch_bytes(plan: ModelPlan) -> int:
     """Scratch memory that a thread needs, in whole cache lines."""
-    needed = max(SCRATCH_BYTES, *(attention_layer.scratch_bytes(block.head_dim, block.value_dim) for block in plan.attentions))
+    needed = max(SCRATCH_BYTES, *(attention_layer.scratch_bytes(block.head_dim, block.value_dim) for block in _mixers(plan)))
     return _up(needed, 64) + 64
 
 
 def bytes_per_position(plan: ModelPlan, options: ModelOptions) -> int:
     """What one position of one slot takes in the KV cache."""
-    return sum(sum(_cache_bytes(block, options)) for block in plan.attentions)
+    return sum(sum(_cache_bytes(block, options)) for block in _mixers(plan))
 
 
 def state_bytes(plan: ModelPlan, options: ModelOptions) -> int:
     """What all slots' KV caches and the tables of positions take."""
-    ropes = {(block.rope.frequencies.tobytes(), block.rope.magnitude): len(block.rope.frequencies) for block in plan.attentions}
+    ropes = {(block.rope.frequencies.tobytes(), block.rope.magnitude): len(block.rope.frequencies) for block in _mixers(plan)}
     # of a table float64 angles, sines and cosines exist for a moment, beside the float32 that stay
     tables = options.n_ctx * sum(ropes.values()) * 8 * 5
     return options.n_slots * _up(options.n_ctx, _BLOCK) * bytes_per_position(plan, options) + tables
@@ -106,12 +106,12 @@ def lower(plan: ModelPlan, weights: Weights, options: ModelOptions, n_threads: i
     types = (options.cache_type_k, options.cache_type_v)
     tables: dict[tuple[bytes, float], int] = {}
     buffers = Buffers.make(plan, arena)
-    value_dim = max(block.value_dim for block in plan.attentions)
+    value_dim = max(block.value_dim for block in _mixers(plan))
     parts = (
         arena.zeros(attention_layer.parts_bytes(value_dim, options.n_ctx, n_threads), "scratch"),
         arena.zeros(attention_layer.counts_bytes(n_threads), "scratch"),
     )
-    layers = [_layer(block, weights, options, buffers, tables, arena, parts) for block in plan.attentions]
+    layers = [_layer(block, weights, options, buffers, tables, arena, parts) for block in _mixers(plan)]
     writers = tuple(Writer(plan, weights, types, layers, buffers, arena, n) for n in (n_threads, 0))
     outputs = tuple(writer.write() for writer in writers)
     return Lowered(np.array(layers, np.int64), types, outputs, _up(plan.n_vocab, 32), writers)
@@ -159,6 +159,10 @@ def _table(rope: Rope, n_ctx: int, tables: dict[tuple[bytes, float], int], arena
         turns = np.append(turns, np.zeros(_OVERREAD))
         tables[key] = arena.keep(turns.astype(np.float32), "rope tables")
     return tables[key]
+
+
+def _mixers(plan: ModelPlan) -> list[Attention]:
+    return [layer.mixer for layer in plan.layers]
 
 
 def _up(size: int, multiple: int) -> int:

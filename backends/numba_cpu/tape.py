@@ -14,14 +14,14 @@ from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.profile import Work
-from augury.blocks import Activation, Attention, FeedForward
+from augury.blocks import Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.loading import Weights
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import Embedding, Linear, ModelPlan, Norm, Output
+    from augury.blocks import Attention, Embedding, FeedForward, Linear, ModelPlan, Norm, Output
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 GATED = {Activation.SILU: step.gated_silu, Activation.GELU: step.gated_gelu}
@@ -46,7 +46,8 @@ class Buffers:
     @classmethod
     def make(cls, plan: ModelPlan, arena: Arena) -> Buffers:
         """Allocate them as large as the largest block needs."""
-        attentions, forwards = plan.attentions, [block for block in plan.blocks if isinstance(block, FeedForward)]
+        attentions = [layer.mixer for layer in plan.layers]
+        forwards = [layer.feed_forward for layer in plan.layers if layer.feed_forward is not None]
         n_embd = plan.embedding.n_embd
         widths = (
             n_embd,
@@ -118,13 +119,11 @@ class Writer:
         """Write the whole plan; returns the entry of the output matrix."""
         layers = iter(self._layers)
         self._embedding(self._plan.embedding)
-        for block in self._plan.layers():
-            if isinstance(block, Attention):
-                self._layer_starts.append((len(self._records), self._pending))
-                self._attention(block, next(layers))
-            else:
-                assert isinstance(block, FeedForward)
-                self._feed_forward(block)
+        for layer in self._plan.layers:
+            self._layer_starts.append((len(self._records), self._pending))
+            self._attention(layer.mixer, next(layers))
+            if layer.feed_forward is not None:
+                self._feed_forward(layer.feed_forward)
         n_before = len(self._records)
         entry = self._output(self._plan.output)
         self._n_output = len(self._records) - n_before

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from augury.backends.reference.blocks import FEED_FORWARDS, MIXERS
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.weights import Weights
-from augury.cache_type import check_cache_types
+from augury.blocks import Embedding, Output
 from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.types import ModelInfo
@@ -29,7 +30,8 @@ class Reference(Backend):
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
-        check_cache_types(plan, options)
+        plan.check_blocks({Embedding, *MIXERS, *FEED_FORWARDS, Output})
+        options.check_cache_types(plan)
         info = ModelInfo.of(file, plan)
         try:
             return ReferenceModel(info, plan, Weights.load(file, plan, progress), options)

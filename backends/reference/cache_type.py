@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.cache_type import CACHE_BLOCK
+from augury.types import CACHE_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

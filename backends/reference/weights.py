@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 
-from augury.blocks import Attention, FeedForward, Linear, Norm, Output
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from augury.blocks import Block, ModelPlan
+    from augury.blocks import Linear, ModelPlan
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -32,8 +27,7 @@ class Weights:
         Raises:
             ModelFileError: A tensor is missing or has another shape.
         """
-        shapes = dict(_shapes(plan))
-        tensors = [file.tensor(name, shape) for name, shape in shapes.items()]
+        tensors = [file.tensor(name, shape) for name, shape in plan.shapes().items()]
         arrays, done, total = {}, 0, sum(tensor.n_bytes for tensor in tensors)
         for tensor in tensors:
             progress("load weights", done, total)
@@ -93,25 +87,3 @@ def _dequantised(tensor: Tensor) -> np.ndarray:
     if tensor.type.name == "F32":
         return np.array(rows.view(np.float32))
     return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)
-
-
-def _shapes(plan: ModelPlan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of all tensors that a plan uses."""
-    yield plan.embedding.weight, (plan.embedding.n_vocab, plan.embedding.n_embd)
-    for block in plan.blocks[1:]:
-        for part in _parts(block):
-            if isinstance(part, Norm):
-                yield part.weight, (part.size,)
-            else:
-                yield part.weight, (part.n_out, part.n_in)
-                if part.bias is not None:
-                    yield part.bias, (part.n_out,)
-
-
-def _parts(block: Block) -> Iterator[Norm | Linear]:
-    """The norms and products of a block."""
-    assert isinstance(block, Attention | FeedForward | Output)
-    for attribute in attrs.fields(type(block)):
-        part = getattr(block, attribute.name)
-        if isinstance(part, Norm | Linear):
-            yield part

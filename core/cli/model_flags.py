@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from augury.cache_type import CACHE_TYPES
 from augury.cli.drafter_flags import (
     add_drafter_flags,
     add_speculation_flags,
@@ -20,6 +19,7 @@ from augury.cli.parser import count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.errors import OptionError
+from augury.types import CACHE_TYPES
 
 if TYPE_CHECKING:
     import argparse

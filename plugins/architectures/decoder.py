@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation, Attention, Embedding, FeedForward, Linear, Norm, Output, Rope
+from augury.blocks import Activation, Attention, Embedding, FeedForward, Linear, ModelPlan, Norm, Output, Rope
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import TensorType
 from augury.plugins.architectures import rope
 from augury.plugins.architectures.keys import Keys
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from augury.blocks import Layer
     from augury.files.gguf import ModelFile
 
 _MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
@@ -28,7 +31,7 @@ class Decoder:
     """The sizes of a transformer, read and checked, and its blocks by layer.
 
     Attributes:
-        n_layers: Pairs of attention and feed-forward.
+        n_layers: Layers of attention and feed-forward.
         n_embd: E, values of a token's residual stream.
         n_heads: H, query heads by layer.
         n_kv_heads: G, key and value heads by layer; each serves H / G query heads.
@@ -110,9 +113,10 @@ class Decoder:
         )
         return Rope(yarn.frequencies(frequencies, base), magnitude * yarn.magnitude, is_interleaved)
 
-    def embedding(self, scale: float = 1.0) -> Embedding:
-        """The first block."""
-        return Embedding("token_embd.weight", self.n_vocab, self.n_embd, scale)
+    def plan(self, layers: Iterable[Layer], *, embedding_scale: float = 1.0) -> ModelPlan:
+        """The model of these layers, from the embedding to the output."""
+        embedding = Embedding("token_embd.weight", self.n_vocab, self.n_embd, embedding_scale)
+        return ModelPlan(self.file.architecture, embedding, tuple(layers), self.output(), self.n_ctx_train)
 
     def attention(
         self,

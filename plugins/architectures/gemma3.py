@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation, ModelPlan
+from augury.blocks import Activation, Layer
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
-    from augury.blocks import Block
+    from collections.abc import Mapping
+
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 _PERIOD = 6  # one layer in six sees everything, where the file does not say otherwise
@@ -30,7 +32,7 @@ class Gemma3(Architecture):
     name = "gemma3"
 
     @classmethod
-    def plan(cls, file: ModelFile) -> ModelPlan:
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys = decoder.keys
@@ -39,21 +41,20 @@ class Gemma3(Architecture):
         scale = keys.number("attention.scale", 0.0) or _scale(decoder)
         window = keys.count("attention.sliding_window", 0, least=0) or None
         wide_rope, local_rope = decoder.rope(), decoder.rope(base_key="rope.freq_base_swa", is_scaled=False)
-        blocks: list[Block] = [decoder.embedding(scale=math.sqrt(decoder.n_embd))]
+        layers = []
         for layer, is_local in enumerate(_is_local(decoder)):
             is_narrow = is_local and window is not None
-            blocks += [
-                decoder.attention(
-                    layer,
-                    local_rope if is_narrow else wide_rope,
-                    scale=scale,
-                    has_head_norms=True,
-                    has_post_norm=True,
-                    window=window if is_narrow else None,
-                ),
-                decoder.feed_forward(layer, Activation.GELU, has_post_norm=True, has_scales=False),
-            ]
-        return ModelPlan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+            attention = decoder.attention(
+                layer,
+                local_rope if is_narrow else wide_rope,
+                scale=scale,
+                has_head_norms=True,
+                has_post_norm=True,
+                window=window if is_narrow else None,
+            )
+            feed_forward = decoder.feed_forward(layer, Activation.GELU, has_post_norm=True, has_scales=False)
+            layers.append(Layer(attention, feed_forward))
+        return {"main": decoder.plan(layers, embedding_scale=math.sqrt(decoder.n_embd))}
 
 
 def _scale(decoder: Decoder) -> float:

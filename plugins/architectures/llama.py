@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.blocks import ModelPlan
+from augury.blocks import Layer
 from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
-    from augury.blocks import Block
+    from collections.abc import Mapping
+
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 _FACTORS = "rope_freqs.weight"  # llama 3.1 and later: divisors of the rope's frequencies
@@ -23,7 +25,7 @@ class Llama(Architecture):
     name = "llama"
 
     @classmethod
-    def plan(cls, file: ModelFile) -> ModelPlan:
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         factors = None
@@ -33,10 +35,11 @@ class Llama(Architecture):
                 raise ModelFileError(f"{file.path}: tensor {_FACTORS!r} holds a 0, expected divisors")
         rope = decoder.rope(is_interleaved=True, factors=factors)  # converters permute q and k into this order
         window = decoder.keys.count("attention.sliding_window", 0, least=0) or None  # the first Mistral
-        blocks: list[Block] = [decoder.embedding()]
-        for layer in range(decoder.n_layers):
-            blocks += [decoder.attention(layer, rope, window=window), decoder.feed_forward(layer)]
-        return ModelPlan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+        layers = (
+            Layer(decoder.attention(layer, rope, window=window), decoder.feed_forward(layer))
+            for layer in range(decoder.n_layers)
+        )
+        return {"main": decoder.plan(layers)}
 
 
 @hookimpl

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.blocks import ModelPlan
+from augury.blocks import Layer
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
-    from augury.blocks import Block
+    from collections.abc import Mapping
+
+    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 
@@ -20,14 +22,15 @@ class Qwen3(Architecture):
     name = "qwen3"
 
     @classmethod
-    def plan(cls, file: ModelFile) -> ModelPlan:
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         rope = decoder.rope()
-        blocks: list[Block] = [decoder.embedding()]
-        for layer in range(decoder.n_layers):
-            blocks += [decoder.attention(layer, rope, has_head_norms=True), decoder.feed_forward(layer)]
-        return ModelPlan(cls.name, (*blocks, decoder.output()), decoder.n_ctx_train)
+        layers = (
+            Layer(decoder.attention(layer, rope, has_head_norms=True), decoder.feed_forward(layer))
+            for layer in range(decoder.n_layers)
+        )
+        return {"main": decoder.plan(layers)}
 
 
 @hookimpl

@@ -11,11 +11,10 @@ from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
-from augury.cache_type import CACHE_TYPES
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
-from augury.types import ModelOptions
+from augury.types import CACHE_TYPES, ModelOptions
 
 REGISTRY = Registry.discover()
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5}
@@ -127,7 +126,7 @@ def test_the_account_is_right(models, pair):
 def test_what_cannot_be_stored_is_refused(backend, flag):
     file = tiny_file("llama-dense")
     plan = plan_of(file, REGISTRY)
-    odd = attrs.evolve(plan, blocks=tuple(narrowed(block) for block in plan.blocks))
+    odd = attrs.evolve(plan, layers=tuple(attrs.evolve(layer, mixer=narrowed(layer.mixer)) for layer in plan.layers))
 
     with pytest.raises(UnsupportedError, match=f"{flag} is 'q5_9', expected one of f16, f32, bf16, q8_0, q4_0"):
         make_backend(REGISTRY, backend).load(file, plan, ModelOptions(**{flag: "q5_9"}), Progress())
@@ -135,5 +134,5 @@ def test_what_cannot_be_stored_is_refused(backend, flag):
         make_backend(REGISTRY, backend).load(file, odd, ModelOptions(**{flag: "q4_0"}), Progress())
 
 
-def narrowed(block):
-    return attrs.evolve(block, head_dim=40, value_dim=40) if hasattr(block, "head_dim") else block
+def narrowed(mixer):
+    return attrs.evolve(mixer, head_dim=40, value_dim=40)

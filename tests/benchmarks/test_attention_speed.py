@@ -10,7 +10,7 @@ from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.tape import RECORD, bits
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import aligned
-from augury.cache_type import CACHE_TYPES
+from augury.types import CACHE_TYPES
 
 pytestmark = pytest.mark.bench
 

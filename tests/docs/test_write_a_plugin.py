@@ -37,11 +37,11 @@ def test_the_documented_architecture_registers_and_computes():
     registry.register(plugin_of(ARCHITECTURE), name="architecture-oracular")
     file = oracular_file()
 
-    plan = registry.architectures["oracular"].plan(file)
+    plan = registry.architectures["oracular"].plans(file)["main"]
     model = Reference(NoOptions()).load(file, plan, ModelOptions(n_ctx=32), Progress())
     logits = model.forward(run_of(range(32))).rows()
 
-    assert [attention.window for attention in plan.attentions] == [16, None]
+    assert [layer.mixer.window for layer in plan.layers] == [16, None]
     assert logits.shape == (32, 128)
     assert np.isfinite(logits).all()
     assert nmse(logits[1:], logits[:-1]) > 0.1

@@ -30,7 +30,7 @@ def augury_memory_managers():
 """
 ARCHITECTURE = """
 from augury import Architecture, hookimpl
-from augury.blocks import ModelPlan
+from augury.blocks import Layer
 from augury.plugins.architectures.decoder import Decoder
 
 
@@ -38,11 +38,10 @@ class Oracular(Architecture):
     name = "oracular"
 
     @classmethod
-    def plan(cls, file):
+    def plans(cls, file):
         decoder = Decoder(file)
         layers = range(decoder.n_layers)
-        pairs = [(decoder.attention(layer, decoder.rope()), decoder.feed_forward(layer)) for layer in layers]
-        return ModelPlan(cls.name, (decoder.embedding(), *(block for pair in pairs for block in pair), decoder.output()), 256)
+        return {"main": decoder.plan(Layer(decoder.attention(i, decoder.rope()), decoder.feed_forward(i)) for i in layers)}
 
 
 @hookimpl

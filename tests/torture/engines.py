@@ -14,9 +14,9 @@ from oracles.models import NAMES, tiny_model
 from torture.hostile import Hostile, Plugins
 
 from augury import AuguryError, Engine
-from augury.cache_type import CACHE_TYPES
 from augury.testing.counts import miscounts
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+from augury.types import CACHE_TYPES
 
 REGISTRY = registry_with_toys()
 REGISTRY.register(Plugins(), name="hostile", distribution="torture")

@@ -29,7 +29,7 @@ def resident():
 def load(path):
     file = ModelFile.open(path)
     backend = NumbaCpu(NumbaCpuOptions(keep_weights=False))
-    model = backend.load(file, Llama.plan(file), ModelOptions(n_ctx=256, threads=2), Progress())
+    model = backend.load(file, Llama.plans(file)["main"], ModelOptions(n_ctx=256, threads=2), Progress())
     file.close()
     return model
 small = load(sys.argv[1])

@@ -31,7 +31,7 @@ COARSE_LIMIT = 1e-2  # for types of 2 and 3 bits
 
 
 def load(file, backend=NumbaCpu, progress=None, **options):
-    plan = ARCHITECTURES[file.architecture].plan(file)
+    plan = ARCHITECTURES[file.architecture].plans(file)["main"]
     given = {"n_ctx": 1024, "n_slots": 2, "threads": 2, **options}
     return backend(backend.options_class()).load(file, plan, ModelOptions(**given), progress or Progress())
 
@@ -330,7 +330,8 @@ def test_a_process_that_forgets_its_model_ends(tmp_path):
         "from augury.plugins.architectures.llama import Llama\n"
         "from augury.types import ModelOptions\n"
         "file = tiny_file('llama-dense')\n"
-        "model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=3, n_ctx=64), Progress())\n"
+        "plan, options = Llama.plans(file)['main'], ModelOptions(threads=3, n_ctx=64)\n"
+        "model = NumbaCpu(NumbaCpuOptions()).load(file, plan, options, Progress())\n"
         "print(*model.forward(run_of([1, 2, 3])).rows().shape)\n"
     )
 

@@ -67,7 +67,9 @@ def path(tmp_path):
 
 def logits_of(path, **options):
     with ModelFile.open(path) as file:
-        model = NumbaCpu(NumbaCpuOptions(**options)).load(file, Llama.plan(file), ModelOptions(n_ctx=64, threads=2), Progress())
+        model = NumbaCpu(NumbaCpuOptions(**options)).load(
+            file, Llama.plans(file)["main"], ModelOptions(n_ctx=64, threads=2), Progress()
+        )
     try:
         return model.forward(run_of(TOKENS)).rows().copy()
     finally:
@@ -93,7 +95,7 @@ def test_progress_is_told_of_what_is_found_as_of_what_is_packed(folder, path):
     for _ in range(2):
         told = Told()
         with ModelFile.open(path) as file:
-            NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=64), told).close()
+            NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], ModelOptions(n_ctx=64), told).close()
         loaded = [(done, total) for task, done, total in told.tasks if task == "load"]
         assert loaded == sorted(loaded)
         assert loaded[-1][0] == loaded[-1][1] > 0
@@ -263,7 +265,7 @@ def test_a_folder_that_may_only_be_read_serves(folder, packings, path, monkeypat
 def test_a_model_whose_file_is_replaced_while_it_is_used_goes_on(folder, path):
     right = logits_of(path)
     with ModelFile.open(path) as file:
-        model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=64, threads=2), Progress())
+        model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], ModelOptions(n_ctx=64, threads=2), Progress())
     for kept in files_in(folder):
         kept.unlink()
     assert np.array_equal(model.forward(run_of(TOKENS)).rows(), right)
@@ -309,7 +311,7 @@ def test_a_mapped_file_that_was_changed_is_refused_and_one_that_was_replaced_is_
     if is_packed:
         logits_of(path)
     with ModelFile.open(path) as file:
-        model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=64, threads=2), Progress())
+        model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], ModelOptions(n_ctx=64, threads=2), Progress())
     model.check()
     (packed,) = files_in(folder)
     change(packed)

@@ -14,7 +14,7 @@ from augury.types import ModelOptions
 @pytest.fixture(scope="module")
 def model():
     file = tiny_file("llama-dense-q4_k")
-    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=128), Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], ModelOptions(threads=2, n_ctx=128), Progress())
     yield model
     model.close()
 

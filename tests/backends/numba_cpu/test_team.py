@@ -164,7 +164,7 @@ def passes_per_second(model, seconds):
 
 def test_busy_processes_cost_their_share_and_not_the_whole_machine():
     file = tiny_file("llama-dense-q4_k")
-    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=2, n_ctx=512), Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], ModelOptions(threads=2, n_ctx=512), Progress())
     passes_per_second(model, 0.1)
     alone = passes_per_second(model, 0.3)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(len(os.sched_getaffinity(0)))]
@@ -183,8 +183,8 @@ def test_with_affinity_each_thread_stays_on_a_core_of_its_own():
     file = tiny_file("llama-dense")
     cores = physical_cores()
     options = ModelOptions(threads=len(cores), n_ctx=64)
-    plain = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), options, Progress())
-    kept = NumbaCpu(NumbaCpuOptions(affinity="cores")).load(file, Llama.plan(file), options, Progress())
+    plain = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], options, Progress())
+    kept = NumbaCpu(NumbaCpuOptions(affinity="cores")).load(file, Llama.plans(file)["main"], options, Progress())
     seen = []
 
     def run():  # a thread of its own: the caller of a pass is kept on a core, too
@@ -209,4 +209,6 @@ def test_more_threads_than_cores_cannot_each_have_one():
     file = tiny_file("llama-dense")
     n = len(physical_cores())
     with pytest.raises(OptionError, match=f"there are {n} cores"):
-        NumbaCpu(NumbaCpuOptions(affinity="cores")).load(file, Llama.plan(file), ModelOptions(threads=n + 1), Progress())
+        NumbaCpu(NumbaCpuOptions(affinity="cores")).load(
+            file, Llama.plans(file)["main"], ModelOptions(threads=n + 1), Progress()
+        )

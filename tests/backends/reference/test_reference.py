@@ -24,7 +24,7 @@ COARSE_LIMIT = 1e-2  # for types of 2 and 3 bits
 
 
 def load(file, **options):
-    plan = ARCHITECTURES[file.architecture].plan(file)
+    plan = ARCHITECTURES[file.architecture].plans(file)["main"]
     return Reference(NoOptions()).load(file, plan, ModelOptions(**{"n_ctx": 64, **options}), Progress())
 
 
@@ -180,7 +180,7 @@ def test_a_context_beyond_all_memory_is_a_capacity_error():
 
 def test_a_tensor_of_another_shape_than_the_plan_says_is_refused():
     file = tiny_file("llama-dense")
-    plan = Llama.plan(file)
+    plan = Llama.plans(file)["main"]
     wrong = altered(file, arrays={"blk.1.ffn_up.weight": np.zeros((384, 128))})
 
     with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_up\.weight.*\(384, 128\).*\(384, 256\)"):
@@ -234,7 +234,7 @@ def test_loading_reports_progress_up_to_the_whole():
             reports.append((task, done, total))
 
     file = tiny_file("llama-dense")
-    Reference(NoOptions()).load(file, Llama.plan(file), ModelOptions(n_ctx=8), Recorder())
+    Reference(NoOptions()).load(file, Llama.plans(file)["main"], ModelOptions(n_ctx=8), Recorder())
 
     assert {task for task, _, _ in reports} == {"load weights"}
     assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.models import FAMILIES, NAMES, altered, tiny_file
 
-from augury.blocks import Activation, Attention, FeedForward
+from augury.blocks import Activation, Attention, Embedding, FeedForward, Output
 from augury.errors import AuguryError, ModelFileError, UnsupportedError
 from augury.plugins.architectures import gemma3, llama, qwen2, qwen3, rope
 
@@ -15,7 +15,7 @@ MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3}
 
 def plan_of(file):
     (architecture,) = MODULES[file.architecture].augury_architectures()
-    return architecture.plan(file)
+    return architecture.plans(file)["main"]
 
 
 def plan_with(family="llama", *, without=(), arrays=None, **values):
@@ -32,10 +32,13 @@ def test_a_family_is_named_as_its_files_name_it(family):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plan_is_embedding_pairs_of_layers_and_output(name):
-    plan = plan_of(tiny_file(name))
+def test_a_plan_is_embedding_layers_and_output(name):
+    file = tiny_file(name)
+    plan = plan_of(file)
 
-    assert [type(block) for block in plan.blocks[1:-1]] == [Attention, FeedForward] * 2
+    assert [[type(block) for block in layer.blocks] for layer in plan.layers] == [[Attention, FeedForward]] * 2
+    assert [type(block) for block in plan.blocks()] == [Embedding, *[Attention, FeedForward] * 2, Output]
+    assert {name: file.tensors[name].shape for name in plan.shapes()} == plan.shapes()
     assert (plan.embedding.n_vocab, plan.embedding.n_embd, plan.n_vocab) == (128, 256, 128)
     assert plan.n_ctx_train == 256
 
@@ -43,7 +46,7 @@ def test_a_plan_is_embedding_pairs_of_layers_and_output(name):
 def test_llama_rope_is_interleaved_and_its_factors_divide():
     plan = plan_with("llama", arrays={"rope_freqs.weight": np.linspace(1, 8, 64)})
 
-    (attention, _) = plan.attentions
+    attention = plan.layers[0].mixer
     assert attention.rope.is_interleaved
     expected = rope.plain(128, 10000.0) / np.linspace(1, 8, 64).astype(np.float32)
     np.testing.assert_array_equal(attention.rope.frequencies, expected)
@@ -51,7 +54,7 @@ def test_llama_rope_is_interleaved_and_its_factors_divide():
 
 def test_qwen_ropes_are_not_interleaved_and_take_no_factors():
     for family in ("qwen2", "qwen3"):
-        attention = plan_with(family).attentions[0]
+        attention = plan_with(family).layers[0].mixer
         assert not attention.rope.is_interleaved
         np.testing.assert_array_equal(attention.rope.frequencies, rope.plain(attention.head_dim, 10000.0))
 
@@ -60,17 +63,17 @@ def test_biases_and_output_weights_are_optional():
     names = [f"blk.{layer}.attn_{part}.bias" for layer in (0, 1) for part in "qkv"]
     plan = plan_with("qwen2", without=[*names, "output.weight", "output.bias"])
 
-    assert [plan.attentions[0].q.bias, plan.attentions[1].v.bias] == [None, None]
+    assert [plan.layers[0].mixer.q.bias, plan.layers[1].mixer.v.bias] == [None, None]
     assert plan.output.weight.weight == "token_embd.weight"
-    assert plan_with("qwen2").attentions[0].q.bias == "blk.0.attn_q.bias"
-    assert plan_with("llama").attentions[0].o.bias == "blk.0.attn_output.bias"
+    assert plan_with("qwen2").layers[0].mixer.q.bias == "blk.0.attn_q.bias"
+    assert plan_with("llama").layers[0].mixer.o.bias == "blk.0.attn_output.bias"
 
 
 def test_head_sizes_follow_from_the_embedding_where_no_key_states_them():
     keys = ["attention.key_length", "attention.value_length", "rope.dimension_count"]
     plan = plan_with("llama", without=[f"llama.{key}" for key in keys])
 
-    attention = plan.attentions[0]
+    attention = plan.layers[0].mixer
     assert (attention.head_dim, attention.value_dim, 2 * len(attention.rope.frequencies)) == (128, 128, 128)
     assert attention.scale == 1 / math.sqrt(128)
 
@@ -83,21 +86,21 @@ def test_head_counts_may_differ_by_layer():
     }
     plan = plan_with("llama", arrays=arrays, attention__head_count_kv=np.array([2, 1]))
 
-    assert [attention.n_kv_heads for attention in plan.attentions] == [2, 1]
+    assert [layer.mixer.n_kv_heads for layer in plan.layers] == [2, 1]
 
 
 def test_a_rope_may_turn_a_part_of_a_head():
     plan = plan_with("qwen3", rope__dimension_count=32)
 
-    assert len(plan.attentions[0].rope.frequencies) == 16
+    assert len(plan.layers[0].mixer.rope.frequencies) == 16
 
 
 def test_linear_scaling_divides_the_frequencies_under_either_key():
-    plain = plan_with("qwen2").attentions[0].rope
+    plain = plan_with("qwen2").layers[0].mixer.rope
 
-    new = plan_with("qwen2", rope__scaling__factor=4.0).attentions[0].rope
-    old = plan_with("qwen2", without=["qwen2.rope.scaling.factor"], rope__scale_linear=4.0).attentions[0].rope
-    none = plan_with("qwen2", rope__scaling__type="none", rope__scaling__factor=4.0).attentions[0].rope
+    new = plan_with("qwen2", rope__scaling__factor=4.0).layers[0].mixer.rope
+    old = plan_with("qwen2", without=["qwen2.rope.scaling.factor"], rope__scale_linear=4.0).layers[0].mixer.rope
+    none = plan_with("qwen2", rope__scaling__type="none", rope__scaling__factor=4.0).layers[0].mixer.rope
 
     np.testing.assert_array_equal(new.frequencies, plain.frequencies / 4)
     np.testing.assert_array_equal(old.frequencies, plain.frequencies / 4)
@@ -109,7 +112,7 @@ def test_yarn_scaling_is_worked_out_into_frequencies_and_magnitude():
     keys = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__attn_factor": 1.5}
     plan = plan_with("llama", **keys, rope__scaling__original_context_length=4096, without=["rope_freqs.weight"])
 
-    yarn, found = rope.Yarn(4.0, 4096), plan.attentions[0].rope
+    yarn, found = rope.Yarn(4.0, 4096), plan.layers[0].mixer.rope
     np.testing.assert_array_equal(found.frequencies, yarn.frequencies(rope.plain(128, 10000.0), 10000.0))
     assert found.magnitude == pytest.approx(1.5 * (1 + 0.1 * math.log(4)))
     assert found.is_interleaved
@@ -126,12 +129,12 @@ def test_mixtures_of_experts_are_unsupported():
 
 
 def test_the_first_mistral_sees_a_window():
-    assert [a.window for a in plan_with("llama", attention__sliding_window=32).attentions] == [32, 32]
-    assert [a.window for a in plan_with("llama").attentions] == [None, None]
+    assert [layer.mixer.window for layer in plan_with("llama", attention__sliding_window=32).layers] == [32, 32]
+    assert [layer.mixer.window for layer in plan_with("llama").layers] == [None, None]
 
 
 def test_qwen3_norms_its_heads():
-    attention = plan_with("qwen3").attentions[0]
+    attention = plan_with("qwen3").layers[0].mixer
 
     assert (attention.q_norm.weight, attention.q_norm.size) == ("blk.0.attn_q_norm.weight", 64)
     assert attention.k_norm.weight == "blk.0.attn_k_norm.weight"
@@ -141,15 +144,15 @@ def test_gemma3_scales_its_embedding_and_norms_what_is_added():
     plan = plan_with("gemma3")
 
     assert plan.embedding.scale == 16.0
-    assert plan.attentions[0].post_norm.weight == "blk.0.post_attention_norm.weight"
-    assert plan.blocks[2].post_norm.weight == "blk.0.post_ffw_norm.weight"
-    assert plan.blocks[2].activation is Activation.GELU
+    assert plan.layers[0].mixer.post_norm.weight == "blk.0.post_attention_norm.weight"
+    assert plan.layers[0].feed_forward.post_norm.weight == "blk.0.post_ffw_norm.weight"
+    assert plan.layers[0].feed_forward.activation is Activation.GELU
 
 
 def test_gemma3_mixes_local_and_global_layers_with_ropes_of_their_own():
     plan = plan_with("gemma3", rope__freq_base=1e6, rope__freq_base_swa=1e4, rope__scaling__factor=8.0)
 
-    local, wide = plan.attentions  # the file's array says so
+    local, wide = (layer.mixer for layer in plan.layers)  # the file's array says so
     assert (local.window, wide.window) == (32, None)
     np.testing.assert_array_equal(local.rope.frequencies, rope.plain(128, 1e4))
     np.testing.assert_array_equal(wide.rope.frequencies, rope.plain(128, 1e6) / 8)
@@ -159,19 +162,19 @@ def test_gemma3_mixes_local_and_global_layers_with_ropes_of_their_own():
 def test_a_gemma3_pattern_may_be_a_period(period, windows):
     plan = plan_with("gemma3", attention__sliding_window_pattern=period)
 
-    assert [attention.window for attention in plan.attentions] == windows
+    assert [layer.mixer.window for layer in plan.layers] == windows
 
 
 def test_a_gemma3_without_a_window_has_one_rope():
     plan = plan_with("gemma3", rope__freq_base=1e6, without=["gemma3.attention.sliding_window"])
 
-    assert [attention.window for attention in plan.attentions] == [None, None]
-    assert plan.attentions[0].rope.frequencies[1] == plan.attentions[1].rope.frequencies[1]
+    assert [layer.mixer.window for layer in plan.layers] == [None, None]
+    assert plan.layers[0].mixer.rope.frequencies[1] == plan.layers[1].mixer.rope.frequencies[1]
 
 
 def test_gemma3_scales_products_as_its_key_says_or_by_the_head_size():
-    assert plan_with("gemma3", attention__scale=0.25).attentions[0].scale == 0.25
-    assert plan_with("gemma3", attention__scale=0.0).attentions[0].scale == 1 / math.sqrt(128)
+    assert plan_with("gemma3", attention__scale=0.25).layers[0].mixer.scale == 0.25
+    assert plan_with("gemma3", attention__scale=0.0).layers[0].mixer.scale == 1 / math.sqrt(128)
 
 
 def test_gemma3_with_a_soft_cap_is_unsupported():
@@ -180,7 +183,7 @@ def test_gemma3_with_a_soft_cap_is_unsupported():
 
 
 def test_scales_cover_the_bias_in_feed_forwards_only():
-    attention, feed_forward = plan_with("llama").blocks[1:3]
+    attention, feed_forward = plan_with("llama").layers[0].blocks
 
     assert attention.q.scale == pytest.approx(-0.09687872)
     assert attention.q.bias_scale == 1.0
@@ -321,7 +324,7 @@ def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, fa
     except AuguryError:
         pass
     else:
-        for attention in plan.attentions:
+        for attention in (layer.mixer for layer in plan.layers):
             assert np.isfinite(attention.rope.frequencies).all()
             assert math.isfinite(attention.rope.magnitude)
             assert math.isfinite(attention.scale)

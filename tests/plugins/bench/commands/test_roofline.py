@@ -31,7 +31,7 @@ def bench(capsys):
 def steps():
     """The steps of a pass of one token, by name."""
     file = tiny_file(NAME)
-    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plan(file), ModelOptions(threads=1, n_ctx=16), Progress())
+    model = NumbaCpu(NumbaCpuOptions()).load(file, Llama.plans(file)["main"], ModelOptions(threads=1, n_ctx=16), Progress())
     names = [step.name for step in model.profile(run_of([0]))]
     model.close()
     return names
