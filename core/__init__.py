@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # typing's own would be imported for this alone, before a
 if TYPE_CHECKING:
     from typing import Any
 
+    from augury.constraint import Constraint
     from augury.engine.engine import Engine
     from augury.engine.running import Running
     from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
@@ -29,6 +30,7 @@ __all__ = [
     "AuguryError",
     "Backend",
     "CapacityError",
+    "Constraint",
     "Draft",
     "Drafter",
     "Engine",
@@ -51,6 +53,7 @@ __all__ = [
 
 _MODULES = {
     "engine.engine": ("Engine",),
+    "constraint": ("Constraint",),
     "errors": ("AuguryError", "CapacityError", "ModelFileError", "OptionError", "PluginError", "UnsupportedError"),
     "hookspecs": ("hookimpl",),
     "interfaces": ("Architecture", "Backend", "Drafter", "MemoryManager", "Model", "Session", "Source"),

@@ -14,6 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from augury.constraint import Constraint
     from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
     from augury.types import ModelInfo, Round, Summary
 
@@ -43,6 +44,11 @@ def augury_memory_managers() -> Iterable[type[MemoryManager]]:  # type: ignore[e
 @hookspec
 def augury_architectures() -> Iterable[type[Architecture]]:  # type: ignore[empty-body]
     """Offer architectures. Called once, when the registry is built. Result: all are collected."""
+
+
+@hookspec
+def augury_constraints() -> Iterable[type[Constraint]]:  # type: ignore[empty-body]
+    """Offer constraints, for `--constraint`. Called once, when the registry is built. Result: all are collected."""
 
 
 @hookspec

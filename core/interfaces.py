@@ -171,7 +171,7 @@ class Target(ABC):
 
 
 class Session(ABC):
-    """What the engine offers the drafter of one slot. `sampling` and `verify` are the request's, and set before `begin`."""
+    """What the engine offers the drafter of one slot; `sampling`, `verify`, `forced` are the request's, set before `begin`."""
 
     slot: int
     n_slots: int
@@ -180,6 +180,7 @@ class Session(ABC):
     options: ModelOptions  # how the target was loaded
     tokenizer: Tokenizer | None
     sampling: SamplingParams = SamplingParams(temperature=0.0)
+    forced: Callable[[int], Sequence[int]] = staticmethod(lambda limit: ())  # noqa: ARG005 - see `augury.constraint`
     verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
 
     @abstractmethod

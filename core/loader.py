@@ -65,7 +65,7 @@ class Loader:
     def __init__(self, registry: Registry, backend: Backend, progress: Progress) -> None:
         self.shared = Shared()
         self.models: list[Model] = []
-        self._registry = registry
+        self.registry = registry
         self._backend = backend
         self._progress = progress
         self._files: dict[str, ModelFile] = {}
@@ -73,7 +73,7 @@ class Loader:
     def open(self, reference: str | Path) -> ModelFile:
         """The file that `reference` means, open until `close_files`: reading a large header twice would be felt."""
         if str(reference) not in self._files:
-            self._files[str(reference)] = ModelFile.open(resolve(reference, self._registry, self._progress))
+            self._files[str(reference)] = ModelFile.open(resolve(reference, self.registry, self._progress))
         return self._files[str(reference)]
 
     def load(self, reference: str | Path, options: ModelOptions, *, purpose: str, backend: str | None = None) -> Model:
@@ -84,8 +84,8 @@ class Loader:
 
         def make() -> Model:
             file = self.open(reference)
-            device = self._backend if backend is None else make_backend(self._registry, backend)
-            plan = plan_of(file, self._registry)
+            device = self._backend if backend is None else make_backend(self.registry, backend)
+            plan = plan_of(file, self.registry)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             self.models.append(device.load(file, plan, wanted, self._progress))
             return SecondModel(self.models[-1]) if purpose == "draft" else self.models[-1]

@@ -14,6 +14,7 @@ import pluggy
 from attrs import frozen
 
 from augury import hookspecs, log
+from augury.constraint import Constraint
 from augury.errors import PluginError
 from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, MemoryManager, Plugin, Source
 from augury.options import nearest, options_of
@@ -34,6 +35,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes
     "memory": ("augury_memory_managers", MemoryManager),
     "architecture": ("augury_architectures", Architecture),
     "source": ("augury_sources", Source),
+    "constraint": ("augury_constraints", Constraint),
 }
 _WORDS = {"memory": "memory manager"}
 _PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous",), "drafter": ("suffix",)}
@@ -172,6 +174,11 @@ class Registry:
     def architectures(self) -> Mapping[str, type[Architecture]]:
         """Architecture classes by name."""
         return self._of_kind("architecture")
+
+    @property
+    def constraints(self) -> Mapping[str, type[Constraint]]:
+        """Constraint classes by name."""
+        return self._of_kind("constraint")
 
     @property
     def sources(self) -> Mapping[str, type[Source]]:

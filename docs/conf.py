@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 CONTENTS = {
     "Use": ["docs/README", "docs/guide", "docs/library", "docs/options", "docs/benchmarks"],
-    "Extend": ["docs/plugins", "docs/write-a-drafter", "docs/write-a-plugin", "docs/hooks", "docs/reference/index"],
+    "Extend": [
+        "docs/plugins",
+        "docs/write-a-drafter",
+        "docs/write-a-constraint",
+        "docs/write-a-plugin",
+        "docs/hooks",
+        "docs/reference/index",
+    ],
     "Understand": ["docs/architecture", "docs/testing", "docs/notation", "CHANGELOG"],
 }
 

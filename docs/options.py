@@ -61,6 +61,8 @@ continued.
 
 | parameter | default | meaning |
 |---|---|---|
+| `constraint` | None | allow only texts of a [form](write-a-constraint.md): `"name:key=value"` or `{"name": {"key": value}}` |
+| `logits_processors` | none | callables that change rows of logits, in Python alone: see [library.md](library.md) |
 | `max_tokens` | None | so many tokens at most; None or -1: until an end token or a full context |
 | `min_tokens` | 0 | until so many are emitted, end tokens are not chosen and a stop text that is complete by then is text |
 | `stop` | none | a text or several before which the answer ends |

@@ -93,6 +93,7 @@ def toy_engine(
     kind=StrictEngine,
     memory=Contiguous,
     timeout_s=30.0,
+    registry=None,
     **model,
 ):
     """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain.
@@ -107,7 +108,7 @@ def toy_engine(
         toy,
         memory(NoOptions(), toy.state_spec),
         chains,
-        Loader(Registry(), None, Progress()),
+        Loader(registry or Registry(), None, Progress()),
         tokenizer=tokenizer,
         template=None,
         speculation=Speculation(

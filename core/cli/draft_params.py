@@ -38,6 +38,7 @@ _AS_TARGET = (
     "stop",
     "logit_bias",
     "samplers",
+    "constraint",
     "ignore_eos",
     *sampling_options(),
 )  # by `dest`

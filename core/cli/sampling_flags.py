@@ -75,6 +75,11 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, 
         metavar="TOKEN(+/-)BIAS",
         help="add to a token's logit, such as 15043+1 or 15043-inf; repeats",
     )
+    group.add_argument(
+        "--constraint",
+        metavar="NAME:K=V",
+        help="allow only texts of a form, see the plugins of kind constraint in augury plugins",
+    )
     group = parser.add_argument_group("where a text ends")
     group.add_argument(
         *("-n", "--n-predict", "--predict"),
@@ -131,6 +136,8 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
         params["samplers"] = args.samplers
     if args.logit_bias:
         params["logit_bias"] = dict(args.logit_bias)
+    if args.constraint is not None:
+        params["constraint"] = args.constraint
     if args.stop:
         params["stop"] = args.stop
     if args.min_tokens:

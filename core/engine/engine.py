@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from augury.engine.engine_stats import EngineStats
+    from augury.engine.request import Request
     from augury.engine.running import Stream
     from augury.interfaces import Drafter, MemoryManager, Model
     from augury.text.tokenizer import Tokenizer
@@ -92,6 +93,9 @@ class Engine:
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = model.info.n_vocab if tokenizer is None else min(model.info.n_vocab, tokenizer.n_vocab)
+        self._sequence: Callable[[Request, Channel], Sequence] = partial(
+            Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
+        )
         self._drafting = Drafting(chains, planner, model.info.n_vocab)
         loop = Loop(model, memory, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
@@ -247,8 +251,10 @@ class Engine:
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
-                repeat_last_n, seed, logit_bias, samplers (see `augury.engine.sampling.SamplingParams`); max_tokens (None or -1:
-                until an end token or a full context), min_tokens (before so many neither end tokens nor stop texts end it),
+                repeat_last_n, seed, logit_bias, samplers (see `augury.engine.sampling.SamplingParams`); logits_processors
+                (callables, see `augury.engine.sampling_step.Step`), constraint ("name:key=value" or {"name": {"key": value}},
+                see `augury.constraint.Constraint`); max_tokens (None or -1: until an end token or a full context), min_tokens
+                (before so many neither end tokens nor stop texts end it),
                 stop (a text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt
                 (reuse what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
                 "p_min", "type", NAME: {...}}), id (a text by which results, logs and observers name the request; several may
@@ -262,7 +268,7 @@ class Engine:
         self._worker.check()  # before a template is rendered for nothing
         ids = prompt_ids(prompt, messages, self.tokenizer, self._template, tools=tools, kwargs=chat_template_kwargs)
         tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
-        request = make_request(tokens, self._speculation, params, n_vocab=self._n_vocab)
+        request = make_request(tokens, self._speculation, params, n_vocab=self._n_vocab, registry=self._loader.registry)
         if request.echo:
             decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
             request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
@@ -271,7 +277,7 @@ class Engine:
         channel = Channel()
         running = Running(channel, self._worker, request.id)
         try:
-            self._worker.submit(Sequence(request, channel, self.tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx))
+            self._worker.submit(self._sequence(request, channel))
         except BaseException:  # Ctrl-C among others: nobody will hold the request
             running.cancel()
             raise

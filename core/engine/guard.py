@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from augury.log import get_logger
@@ -10,7 +11,7 @@ from augury.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["guarded"]
+__all__ = ["guarded", "told"]
 
 
 def guarded(call: Callable[..., object], *arguments: Any, **keywords: Any) -> bool:
@@ -23,3 +24,11 @@ def guarded(call: Callable[..., object], *arguments: Any, **keywords: Any) -> bo
             get_logger("augury.engine.loop").warning("plugin failed", plugin=plugin, error=repr(error))
         return False
     return True
+
+
+def told(error: BaseException) -> str:
+    """An error of a stranger's code in one line; it may fail itself."""
+    try:
+        return shorten(f"{type(error).__name__}: {error}", 300, placeholder="…")
+    except BaseException:  # noqa: BLE001
+        return type(error).__name__

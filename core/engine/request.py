@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from augury.engine.constraint import choose_constraint
 from augury.engine.sampling import SamplingParams, sampling_options
 from augury.errors import CapacityError, OptionError
 from augury.options import nearest
@@ -18,11 +19,18 @@ from augury.types import tokens_array
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from augury.constraint import Constraint
+    from augury.engine.sampling_step import Step
+    from augury.registry import Registry
+
 __all__ = ["Request", "checked_tokens", "make_request"]
 
 
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
-_OTHERS = ("logit_bias", "samplers", "speculative", "max_tokens", "min_tokens", "logprobs", "stop", "stop_token_ids", "id")
+_OTHERS = (
+    *("logit_bias", "samplers", "logits_processors", "constraint", "speculative"),
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id"),
+)
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
 
@@ -43,6 +51,8 @@ class Request:
     cache_prompt: bool
     echo: bool  # whether the result holds the prompt
     speculation: Speculation
+    logits_processors: tuple[Step, ...] = ()
+    constraint: tuple[type[Constraint], Any] | None = None  # with its options
     prompt_text: str | None = None  # what the result holds of the prompt's text
 
 
@@ -72,15 +82,24 @@ def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
     return tokens_array(tokens)
 
 
-def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any], *, n_vocab: int) -> Request:
+def make_request(
+    prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any], *, n_vocab: int, registry: Registry
+) -> Request:
     """A request from checked token ids and the keyword arguments of `generate` and `stream`, for a model of V tokens.
 
     Raises:
+        PluginError: There is no such constraint.
         OptionError: An argument is unknown, has the wrong type or is out of range.
     """
     rest = dict(params)
     sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias", "samplers") if key in rest})
     speculation = speculation.override(speculative_params(rest))
+    constraint = choose_constraint(registry, rest.pop("constraint", None))
+    if constraint is not None and speculation.synthetic:
+        raise OptionError("synthetic acceptance emits tokens that a constraint forbids; leave one of the two out")
+    processors = rest.pop("logits_processors", None) or ()
+    if not isinstance(processors, list | tuple) or not all(callable(each) for each in processors):
+        raise OptionError(f"logits_processors is {reprlib.repr(processors)}, expected a list of callables")
     max_tokens = rest.pop("max_tokens", None)
     max_tokens = None if max_tokens == -1 else _count(max_tokens, "max_tokens", at_least=1)
     min_tokens = _count(rest.pop("min_tokens", None), "min_tokens", at_least=0) or 0
@@ -110,6 +129,8 @@ def make_request(prompt: np.ndarray, speculation: Speculation, params: Mapping[s
         stop_token_ids=ends,
         logprobs=logprobs,
         speculation=speculation,
+        logits_processors=tuple(processors),
+        constraint=constraint,
         **flags,
     )
 

@@ -4,25 +4,28 @@ What a token is chosen from is a function of the logits row, the history before 
 penalties are counted afresh over the last tokens, and the random number of index i is the i-th of the seed's stream. So there
 is nothing to roll back, and the same seed gives the same tokens however drafts were cut and accepted.
 
-The logit bias comes first, then the samplers in their order, which by default is llama.cpp's; then a token is drawn.
+A request's own logits processors come first, then the logit bias and what a constraint forbids, then the samplers in their
+order, which by default is llama.cpp's; then a token is drawn. Processors and samplers are steps of one form, see
+`augury.engine.sampling_step`.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
-from augury.errors import OptionError
+from augury.engine.guard import told
+from augury.engine.sampling_step import Penalties, Step, best_first, min_p, temperature, top_k, top_p, typical
+from augury.errors import OptionError, PluginError
 from augury.options import Option, nearest, option, options_of
+from augury.passes import ArrayPass, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from augury.passes import Pass
 
 __all__ = ["SAMPLERS", "Sampler", "SamplingParams"]
 
@@ -96,18 +99,22 @@ class SamplingParams:
         return self.temperature == 0 and "temperature" in self.samplers
 
     @property
-    def active_samplers(self) -> tuple[str, ...]:
-        """Those that change anything, in their order."""
-        is_neutral = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
-        is_active = {
-            "penalties": not is_neutral and self.repeat_last_n != 0,
-            "top_k": self.top_k > 0,
-            "typ_p": self.typical_p < 1.0,
-            "top_p": self.top_p < 1.0,
-            "min_p": self.min_p > 0.0,
-            "temperature": self.temperature != 1.0,
+    def penalties(self) -> Penalties:
+        """The step of that name."""
+        return Penalties(self.repeat_penalty, self.presence_penalty, self.frequency_penalty, self.repeat_last_n)
+
+    def steps(self) -> dict[str, Step]:
+        """What the samplers do, by name and in their order; those that change nothing are left out."""
+        active: dict[str, tuple[bool, Callable[[], Step]]] = {
+            "penalties": (not self.penalties.is_neutral, lambda: self.penalties),
+            "top_k": (self.top_k > 0, lambda: top_k(self.top_k)),
+            "typ_p": (self.typical_p < 1.0, lambda: typical(self.typical_p)),
+            "top_p": (self.top_p < 1.0, lambda: top_p(self.top_p)),
+            "min_p": (self.min_p > 0.0, lambda: min_p(self.min_p)),
+            "temperature": (self.temperature != 1.0, lambda: temperature(self.temperature)),
         }
-        return tuple(name for name in self.samplers if is_active[name] and (name == "penalties" or not self.is_greedy))
+        names = [name for name in self.samplers if name == "penalties" or not self.is_greedy]
+        return {name: active[name][1]() for name in names if active[name][0]}
 
 
 def sampling_options() -> dict[str, Option]:
@@ -117,6 +124,16 @@ def sampling_options() -> dict[str, Option]:
 
 _NO_TOKEN = np.full(1, -1, np.int32)
 _NOTHING_RECENT = np.empty(0, np.int32), np.empty(0, np.int64)
+_N_SPARE = 8  # more tokens are looked at than are wanted where a constraint may forbid some; if it forbids too many, all are
+
+
+class Mask(Protocol):
+    """What a constraint is to a sampler."""
+
+    name: str
+
+    def allowed(self, history: np.ndarray, n_emitted: int) -> np.ndarray | None:
+        """Which tokens may follow, (V,) bool, None for all; see `augury.engine.constraint.ConstraintGuard`."""
 
 
 class Sampler:
@@ -126,6 +143,7 @@ class Sampler:
         params: How, with the seed in force.
         is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
             call.
+        error: Why no token could be chosen, where a constraint or a logits processor is the reason.
     """
 
     def __init__(
@@ -136,6 +154,8 @@ class Sampler:
         forbidden: frozenset[int] = frozenset(),
         late: frozenset[int] = frozenset(),
         n_early: int = 0,
+        processors: tuple[Step, ...] = (),
+        constraint: Mask | None = None,
     ) -> None:
         """Prepare to draw.
 
@@ -145,6 +165,8 @@ class Sampler:
             forbidden: Tokens that are never drawn, such as end tokens that are to be ignored.
             late: Tokens that are not among the first `n_early` of the request.
             n_early: See `late`.
+            processors: Steps over whole rows, float32, before anything else.
+            constraint: What it does not allow is not drawn. Tokens are then asked for in the order of their indices.
 
         Raises:
             OptionError: A biased token is outside the vocabulary.
@@ -158,14 +180,18 @@ class Sampler:
             raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one that is no end token")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = attrs.evolve(params, seed=seed)
+        self.error: Exception | None = None
         self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
         self._n_vocab = n_vocab
-        self._samplers = params.active_samplers
-        self.is_plain_argmax = params.is_greedy and not bias and not self._samplers
-        self._has_early_penalties = self._samplers[:1] == ("penalties",)  # they then choose among all tokens
+        self._processors, self._constraint = processors, constraint
+        self._penalties = params.penalties
+        steps = params.steps()
+        self.is_plain_argmax = not (steps or bias or processors or constraint) and params.is_greedy
+        self._has_early_penalties = next(iter(steps), None) == "penalties"  # they then choose among all tokens
         if self._has_early_penalties:
-            self._samplers = self._samplers[1:]
-        first = next((name for name in self._samplers if name != "temperature"), None)
+            del steps["penalties"]
+        self._steps = tuple(steps.values())
+        first = next((name for name in steps if name != "temperature"), None)
         self._n_top = 1 if params.is_greedy else min(params.top_k, n_vocab) if first == "top_k" else n_vocab
         self._stream = np.random.Generator(np.random.Philox(key=seed))
         self._uniforms = np.empty(0)
@@ -173,7 +199,7 @@ class Sampler:
         self._acceptances = np.empty(0)
 
     def choose(self, logits: Pass, row: int, history: np.ndarray, index: int) -> int:
-        """The token that follows `history`, or -1 where the row is not finite.
+        """The token that follows `history`, or -1 where `distribution` has none.
 
         Args:
             logits: Of a pass.
@@ -198,29 +224,20 @@ class Sampler:
 
         Returns:
             ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0. Where
-            the row is not finite, -1 is certain.
+            the row is not finite, or `error` says why there is no token, -1 is certain.
         """
-        ids, values = self._candidates(logits, row, history, *(self._bias if index >= self._n_early else self._early_bias))
-        if not np.isfinite(values[0]):
+        try:
+            ids, values = self._candidates(logits, row, history, index)
+        except (OptionError, PluginError) as error:  # the end of the request, if it comes as far as this token
+            self.error = error
             return _NO_TOKEN, np.ones(1)
-        weights = None  # exp(values), but for a factor
-        for name in self._samplers:
-            if name == "penalties":
-                recent, counts = self._recent(history)
-                there, at, of_recent = np.intersect1d(ids, recent, assume_unique=True, return_indices=True)
-                if len(there):
-                    values[at] = self._penalised(values[at], counts[of_recent])
-                    ids, values = _best_first(ids, values, len(ids))
-                weights = None
-            elif name == "temperature":
-                values, weights = values / self.params.temperature, None
-            else:
-                weights = np.exp(values - values[0]) if weights is None else weights
-                keep = _TRUNCATIONS[name](weights, self.params)
-                ids, values, weights = ids[keep], values[keep], weights[keep]
+        if not len(ids) or not np.isfinite(values[0]):
+            return _NO_TOKEN, np.ones(1)
+        for step in self._steps:
+            ids, values = step(history, ids, values)
         if self.params.is_greedy:
             return ids[:1], np.ones(1)
-        weights = np.exp(values - values[0]) if weights is None else weights
+        weights = np.exp(values - values[0])
         return ids, weights / weights.sum()
 
     def uniforms(self, index: int) -> tuple[float, float]:
@@ -229,37 +246,79 @@ class Sampler:
             self._acceptances = np.concatenate([self._acceptances, self._acceptance_stream.random(256)])
         return float(self._acceptances[index]), self._uniform(index)
 
-    def _candidates(
-        self, logits: Pass, row: int, history: np.ndarray, biased: np.ndarray, biases: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The best tokens and their logits in float64 after bias and early penalties, best first, equals by rising id."""
-        recent, counts = self._recent(history) if self._has_early_penalties else _NOTHING_RECENT
+    def _candidates(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best tokens that are not forbidden, best first, equals by rising id; their logits in float64.
+
+        Raises:
+            OptionError: A logits processor failed, or left nothing.
+            PluginError: The constraint failed, or left nothing.
+        """
+        if self._processors:
+            logits, row = self._processed(logits, row, history), 0
+        biased, biases = self._bias if index >= self._n_early else self._early_bias
+        recent, counts = self._penalties.recent(history) if self._has_early_penalties else _NOTHING_RECENT
         touched = np.unique(np.concatenate([biased, recent])) if len(recent) else biased
+        allowed = None if self._constraint is None else self._constraint.allowed(history, index)
         # whatever is untouched and among the best after the change was among the best n + m before it
-        best, logits_of_best = logits.top_k(np.array([row], np.int32), min(self._n_top + len(touched), self._n_vocab))
-        ids, values = best[0], logits_of_best[0].astype(np.float64)
-        if not len(touched) or not np.isfinite(values[0]):
+        ids, values = self._best(logits, row, self._n_top + len(touched), allowed)
+        if ids is _NO_TOKEN:
             return ids, values
-        changed = logits.gather(row, touched).astype(np.float64)
-        changed[np.searchsorted(touched, biased)] += biases
-        if len(recent):
-            at = np.searchsorted(touched, recent)
-            changed[at] = self._penalised(changed[at], counts)
-        at = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
-        is_untouched = touched[at] != ids
-        ids, values = np.concatenate([ids[is_untouched], touched]), np.concatenate([values[is_untouched], changed])
-        return _best_first(ids, values, self._n_top)
+        values = values.astype(np.float64)
+        if len(touched):
+            changed = logits.gather(row, touched).astype(np.float64)
+            changed[np.searchsorted(touched, biased)] += biases
+            if len(recent):
+                at = np.searchsorted(touched, recent)
+                changed[at] = self._penalties.changed(changed[at], counts)
+            at = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
+            is_untouched = touched[at] != ids
+            if allowed is not None:
+                touched, changed = touched[allowed[touched]], changed[allowed[touched]]
+            ids, values = np.concatenate([ids[is_untouched], touched]), np.concatenate([values[is_untouched], changed])
+            ids, values = best_first(ids, values, self._n_top)
+        if self._constraint is not None and allowed is not None and not (len(ids) and values[0] > -np.inf):
+            told = f"after {index} tokens constraint {self._constraint.name} allows none that the request does not forbid"
+            raise PluginError(f"{told}; it forbids by logit_bias, ignore_eos and min_tokens")
+        return ids, values
 
-    def _penalised(self, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """The logits of tokens that occurred so often."""
-        repeat = self.params.repeat_penalty
-        values = np.where(values <= 0, values * repeat, values / repeat)
-        values -= counts * self.params.frequency_penalty + self.params.presence_penalty
-        return values
+    def _best(self, logits: Pass, row: int, n: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """The n best tokens of those allowed, best first, equals by rising id, and their logits in float32.
 
-    def _recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        n_last = self.params.repeat_last_n
-        return np.unique(history if n_last < 0 else history[-n_last:], return_counts=True)
+        `_NO_TOKEN` where the row is not finite, whatever is allowed.
+        """
+        n_wanted = min(n if allowed is None else n + _N_SPARE, self._n_vocab)
+        found, logits_of_found = logits.top_k(np.array([row], np.int32), n_wanted)
+        ids, values = found[0], logits_of_found[0]
+        if not np.isfinite(values[0]):
+            return _NO_TOKEN, values
+        if allowed is None:
+            return ids, values
+        is_allowed = allowed[ids]
+        if np.count_nonzero(is_allowed) < n and len(ids) < self._n_vocab:
+            ids = np.flatnonzero(allowed).astype(np.int32)
+            return best_first(ids, logits.gather(row, ids), n)
+        return ids[is_allowed][:n], values[is_allowed][:n]
+
+    def _processed(self, logits: Pass, row: int, history: np.ndarray) -> Pass:
+        """One row of logits as the request's processors leave it; one that is not finite as it is.
+
+        Raises:
+            OptionError: A processor failed, or left nothing.
+        """
+        values = logits.rows()[row].copy()
+        if not np.isfinite(values.max()):
+            return ArrayPass(values[None])
+        ids = np.arange(len(values), dtype=np.int32)
+        for i, processor in enumerate(self._processors):
+            try:
+                ids, values = processor(history, ids, values)
+                left = np.full(self._n_vocab, -np.inf, np.float32)
+                left[ids] = values
+            except BaseException as error:  # SystemExit, too: it is not meant for the engine's thread
+                raise OptionError(f"logits_processors[{i}] failed: {told(error)}") from error
+            if not np.isfinite(left.max()):
+                raise OptionError(f"logits_processors[{i}] leaves no token whose logit is a finite number, or one that is none")
+        return ArrayPass(left[None])
 
     def _uniform(self, index: int) -> float:
         """Number `index` of the seed's stream, in [0, 1)."""
@@ -272,40 +331,3 @@ def _arrays(bias: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
     """Its tokens, rising, and what is added to their logits."""
     tokens = sorted(bias)
     return np.array(tokens, np.int32), np.array([bias[token] for token in tokens])
-
-
-def _best_first(ids: np.ndarray, values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((ids, -values))[:n]
-    return ids[order], values[order]
-
-
-# Which candidates survive: their rising indices or a slice, at least one. `weights` (m,) fall.
-
-
-def _top_p(weights: np.ndarray, params: SamplingParams) -> slice:
-    sums = np.cumsum(weights)
-    return slice(int(np.searchsorted(sums, params.top_p * sums[-1], side="left")) + 1)
-
-
-def _min_p(weights: np.ndarray, params: SamplingParams) -> np.ndarray:
-    return weights >= params.min_p * weights[0]
-
-
-def _typical(weights: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The tokens whose surprise is nearest to the entropy, up to `typical_p` (Meister et al. 2022, section 3)."""
-    probabilities = weights / weights.sum()
-    with np.errstate(divide="ignore"):
-        surprise = -np.log(probabilities)
-    is_possible = probabilities > 0
-    entropy = float((probabilities[is_possible] * surprise[is_possible]).sum())
-    order = np.argsort(np.abs(surprise - entropy), kind="stable")
-    n_kept = int(np.searchsorted(np.cumsum(probabilities[order]), params.typical_p, side="left")) + 1
-    return np.sort(order[:n_kept])
-
-
-_TRUNCATIONS: dict[str, Callable[[np.ndarray, SamplingParams], Any]] = {
-    "top_k": lambda _, params: slice(params.top_k),
-    "typ_p": _typical,
-    "top_p": _top_p,
-    "min_p": _min_p,
-}

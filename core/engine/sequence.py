@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.constraint import ConstraintSession
+from augury.engine.constraint import ConstraintGuard
 from augury.engine.sampling import Sampler
 from augury.engine.stats import Recorder
 from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
-from augury.errors import ModelFileError
+from augury.errors import ModelFileError, PluginError
 from augury.text.text_stream import TextStream
 from augury.types import Result, Token, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
     from collections.abc import Sequence as Tokens
 
     from augury.engine.channel import Channel
@@ -30,7 +32,16 @@ __all__ = ["Sequence"]
 class Sequence:
     """The state of one request. The history is a buffer that only ever grows; a draft lies behind its end until accepted."""
 
-    def __init__(self, request: Request, channel: Channel, tokenizer: Tokenizer | None, *, n_vocab: int, n_ctx: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        channel: Channel,
+        *,
+        tokenizer: Tokenizer | None,
+        n_vocab: int,
+        n_ctx: int,
+        shared: Callable[[Hashable, Callable[[], Any]], Any],
+    ) -> None:
         """Prepare to run; costs no slot yet.
 
         Args:
@@ -39,6 +50,10 @@ class Sequence:
             tokenizer: The model's, or None.
             n_vocab: V.
             n_ctx: Positions of a slot.
+            shared: What a constraint's session offers under that name.
+
+        Raises:
+            AuguryError: The request's sampling or constraint does not fit the model.
         """
         self.request = request
         self.channel = channel
@@ -53,8 +68,18 @@ class Sequence:
         eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
+        self._constraint = None
+        if request.constraint is not None:
+            session = ConstraintSession(n_vocab, tokenizer, self._end_tokens, shared)
+            self._constraint = ConstraintGuard(request.constraint, session, request.speculation.timeout_s)
         self.sampler = Sampler(
-            request.sampling, n_vocab=n_vocab, forbidden=forbidden, late=self._end_tokens, n_early=request.min_tokens
+            request.sampling,
+            n_vocab=n_vocab,
+            forbidden=forbidden,
+            late=self._end_tokens,
+            n_early=request.min_tokens,
+            processors=request.logits_processors,
+            constraint=self._constraint,
         )
         self._text = TextStream(tokenizer, request.stop)
         self._n_prompt = len(request.prompt)
@@ -84,6 +109,10 @@ class Sequence:
         """Tokens that may still be emitted."""
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
+
+    def forced(self, limit: int) -> Tokens[int]:
+        """Tokens, `limit` at most, that must follow by the request's constraint. May be called between two rounds."""
+        return () if self._constraint is None else self._constraint.forced(limit)
 
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
         """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.
@@ -164,12 +193,9 @@ class Sequence:
         rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
         for token, row in zip(accepted.tokens, rows, strict=True):
             if token < 0:
-                self.fail(
-                    ModelFileError(
-                        f"the model's logits after {self._n} tokens are not finite numbers; "
-                        "its weights are probably damaged, fetch the file again"
-                    )
-                )
+                odd = f"the model's logits after {self._n} tokens are not finite numbers"
+                told = f"{odd}; its weights are probably damaged, fetch the file again"
+                self.fail(self.sampler.error or ModelFileError(told))
                 break
             self._buffer[self._n] = token
             self._n += 1
@@ -188,10 +214,20 @@ class Sequence:
         return len(emitted)
 
     def _finish_after(self, token: int) -> None:
-        if self._text.is_stopped or token in self._end_tokens:
+        if self._text.is_stopped or token in self._end_tokens or self._is_complete():
             self.finish_reason = "stop"
-        elif self.n_left == 0:
+        elif self.n_left == 0 and self.error is None:
             self.finish_reason = "length" if self.n_emitted == self.request.max_tokens else "context"
+
+    def _is_complete(self) -> bool:
+        """Whether the constraint lets nothing follow; where it fails instead, so does the request."""
+        if self._constraint is None:
+            return False
+        try:
+            self._constraint.follow(self.history, self.n_emitted)
+        except PluginError as error:
+            self.fail(error)
+        return self._constraint.n_complete == self.n_emitted
 
     def _logprobs(self, logits: Pass, row: int, token: int) -> tuple[Any, ...]:
         """`logprob`, `bytes` and `top_logprobs` of a `Token`."""

@@ -105,6 +105,7 @@ class DrafterGuard:
             if drafter.session is not None:
                 drafter.session.sampling = sequence.sampler.params
                 drafter.session.verify = sequence.request.speculation.verify
+                drafter.session.forced = sequence.forced
             begun: Any = drafter.begin(self.history, sequence.recorder.n_reused)
             if not isinstance(begun, Iterator | None):
                 raise PluginError(f"returned a {type(begun).__name__}, expected None or an iterator")

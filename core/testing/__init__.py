@@ -1,6 +1,7 @@
-"""Proves plugins: checks that any drafter, memory manager or backend must pass, and the toys that they run on.
+"""Proves plugins: checks that any plugin of a kind must pass, and the toys that they run on.
 
-`check_drafter`, `check_memory_manager` and `check_backend` raise a `ContractError` that says which contract was broken.
+`check_drafter`, `check_constraint`, `check_memory_manager`, `check_backend` and `check_source` raise a `ContractError` that
+says which contract was broken.
 `pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
 
 A package for each kind of plugin: `suite` holds its function, `checks` the parts of it, `contract` the promises that plugins
@@ -15,18 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from augury.testing.backend.suite import check_backend
+    from augury.testing.constraint import check_constraint
     from augury.testing.contract import ContractError
     from augury.testing.drafter.suite import check_drafter
     from augury.testing.memory.suite import check_memory_manager
     from augury.testing.source import check_source
     from augury.testing.toy_model import ToyModel
 
-__all__ = ["ContractError", "ToyModel", "check_backend", "check_drafter", "check_memory_manager", "check_source"]
+__all__ = [
+    "ContractError",
+    "ToyModel",
+    "check_backend",
+    "check_constraint",
+    "check_drafter",
+    "check_memory_manager",
+    "check_source",
+]
 
 _HOMES = {
     "ContractError": "contract",
     "ToyModel": "toy_model",
     "check_backend": "backend.suite",
+    "check_constraint": "constraint",
     "check_drafter": "drafter.suite",
     "check_memory_manager": "memory.suite",
     "check_source": "source",

@@ -1,4 +1,4 @@
-"""What checks run on: a backend that computes hashes, tiny models for it and all others, and a drafter for company."""
+"""What checks run on: a backend that computes hashes, tiny models for it and all others, a drafter, and a constraint."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from attrs import frozen
+
+from augury.constraint import Constraint
 from augury.hookspecs import hookimpl
 from augury.interfaces import Backend, Drafter, Source
+from augury.options import option
 from augury.registry import Registry
 from augury.testing.tiny_model import PERIOD, write_tiny_model
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft, ModelInfo
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from augury.blocks import ModelPlan
+    from augury.constraint import ConstraintSession
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 
-__all__ = ["TINY_DRAFT", "TINY_TARGET", "TinySource", "ToyBackend", "ToyDrafter", "registry_with_toys"]
+__all__ = ["TINY_DRAFT", "TINY_TARGET", "TinySource", "ToyBackend", "ToyConstraint", "ToyDrafter", "registry_with_toys"]
 
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
@@ -49,14 +53,64 @@ class ToyBackend(Backend):
 
 
 class ToyDrafter(Drafter):
-    """Expects what came a period before: somebody to share a chain with."""
+    """Expects what a constraint forces, or what came a period before: somebody to share a chain with."""
 
     name = "toy-period"
     scope = "request"
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose the last tokens once more, where there are enough of them."""
+        if self.session is not None and len(forced := self.session.forced(limit)):
+            return Draft(forced)
         return Draft(history[-PERIOD:][:limit]) if len(history) > 2 * PERIOD else Draft()
+
+
+@frozen
+class ToyOptions:
+    """Options of `toy-residues`."""
+
+    modulus: int = option(3, help="number of residue classes, which take turns", ge=1)
+    stretch: int = option(4, help="tokens that are forced after a multiple of 5; 0: none", ge=0)
+    length: int = option(0, help="tokens after which the text is complete; 0: never", ge=0)
+
+
+class ToyConstraint(Constraint):
+    """Token i of the output is of residue class i; after a multiple of 5 come its successors, which have no alternative."""
+
+    name = "toy-residues"
+    options_class = ToyOptions
+
+    def __init__(self, options: ToyOptions, session: ConstraintSession) -> None:
+        super().__init__(options, session)
+        self._n = self._last = self._n_left = 0  # tokens of the output, its last, and those of a stretch that are to come
+        self._mask = np.zeros(session.n_vocab, bool)
+
+    def allowed(self) -> np.ndarray:
+        """A residue class and the end tokens, or the one token that is forced."""
+        self._mask[:] = False
+        if self._n_left:
+            self._mask[self.forced(1)] = True
+        else:
+            self._mask[self._n % self.options.modulus :: self.options.modulus] = True
+            self._mask[list(self.session.end_tokens)] = True
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        """Count it."""
+        self._n += 1
+        self._last = token
+        self._n_left = max(self._n_left - 1, 0) if self._n_left or token % 5 else self.options.stretch
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is long enough, and no stretch is begun."""
+        return 0 < self.options.length <= self._n and not self._n_left
+
+    def forced(self, limit: int) -> list[int]:
+        """The successors that are to come."""
+        tokens = [token for token in range(self.session.n_vocab) if token not in self.session.end_tokens]
+        first = tokens.index(self._last) + 1 if self._last in tokens else 0
+        return [tokens[(first + i) % len(tokens)] for i in range(min(limit, self._n_left))]
 
 
 class TinySource(Source):
@@ -102,6 +156,11 @@ class _Toys:
     def augury_drafters(self) -> list[type[Drafter]]:
         """Offer `toy-period`."""
         return [ToyDrafter]
+
+    @hookimpl
+    def augury_constraints(self) -> list[type[Constraint]]:
+        """Offer `toy-residues`."""
+        return [ToyConstraint]
 
     @hookimpl
     def augury_sources(self) -> list[type[Source]]:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from augury.constraint import Constraint
 from augury.errors import PluginError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
@@ -47,6 +48,10 @@ def test_augury_memory_managers_offers_memory_managers():
 
 def test_augury_architectures_offers_architectures():
     assert offered("augury_architectures", Architecture, "architectures")
+
+
+def test_augury_constraints_offers_constraints():
+    assert offered("augury_constraints", Constraint, "constraints")
 
 
 def test_augury_sources_offers_sources():

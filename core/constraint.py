@@ -1,0 +1,73 @@
+"""What a plugin of the kind *constraint* implements: `Constraint`, which restricts what a request may emit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from augury.interfaces import Plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    import numpy as np
+
+    from augury.text.tokenizer import Tokenizer
+
+__all__ = ["Constraint", "ConstraintSession"]
+
+
+@frozen
+class ConstraintSession:
+    """What the engine offers the constraint of one request."""
+
+    n_vocab: int  # V
+    tokenizer: Tokenizer | None  # None: the model's file has none that augury can read
+    end_tokens: frozenset[int]  # that end this request: the model's unless `ignore_eos`, and its own `stop_token_ids`
+    shared: Callable[[Hashable, Callable[[], Any]], Any]  # shared(key, make): see `augury.interfaces.Session.shared`
+
+
+class Constraint(Plugin, ABC):
+    """Restricts what one request may emit: to a schema, a grammar, one of several texts.
+
+    One instance serves one request. It is made on the thread that submits the request, where compiling a grammar holds up
+    nobody else; what it raises there is the caller's. All other calls come from the engine's thread, one at a time.
+
+    An instance follows the output token by token and never goes back: a drafted token is accepted when the target has chosen
+    it, and only then. If a method raises, returns something else than it should, or takes longer than `spec_timeout` twice, the
+    request ends with a `PluginError` that names the method; other requests go on.
+    """
+
+    def __init__(self, options: Any, session: ConstraintSession) -> None:
+        self.options = options
+        self.session = session
+
+    @abstractmethod
+    def allowed(self) -> np.ndarray:
+        """Which tokens may follow the output so far.
+
+        End tokens are allowed where the text may end. The engine has read the array before it calls again, so that one
+        array may be filled again and again.
+
+        Returns:
+            (V,) bool. Engines of grammars fill packed bits, lowest first: `np.unpackbits(bits.view(np.uint8), count=V,
+            bitorder="little").view(bool)` takes microseconds.
+        """
+
+    @abstractmethod
+    def accept(self, token: int) -> None:
+        """The request emitted `token`: one of those allowed, and no end token."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow the output so far. The request then ends without an end token."""
+        return False
+
+    def forced(self, limit: int) -> Sequence[int]:  # noqa: ARG002 - for whoever can say
+        """The next tokens, `limit` at most, that have no alternative: after those before it each is the only one allowed.
+
+        Nothing may change by the call. The drafter `forced` proposes these tokens, so that one pass emits them all.
+        """
+        return ()

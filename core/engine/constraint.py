@@ -1,0 +1,160 @@
+"""Which constraint a request has, and its calls: what goes wrong in them ends this request and no other."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.engine.guard import told
+from augury.errors import AuguryError, OptionError, PluginError
+from augury.options import build, parse_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from augury.constraint import Constraint, ConstraintSession
+    from augury.registry import Registry
+
+    Choice = tuple[type[Constraint], Any]
+
+__all__ = ["ConstraintGuard", "choose_constraint"]
+
+_N_SLOW = 2  # calls that take too long, after which the request ends: the first may have compiled something
+
+
+def choose_constraint(registry: Registry, wish: Any) -> Choice | None:
+    """The constraint that a request asks for, and its options; None for none.
+
+    Args:
+        registry: The constraints that there are.
+        wish: None, `"name:key=value,..."`, or `{"name": {"key": value, ...}}`.
+
+    Raises:
+        PluginError: There is no such constraint.
+        OptionError: It is not of that form, or an option is unknown or out of range.
+    """
+    if wish is None:
+        return None
+    named: list[tuple[Any, Any]] = []
+    if isinstance(wish, str):
+        named = [(spec.name, dict(spec.values)) for spec in parse_specs(wish)]
+    elif hasattr(wish, "items"):
+        named = list(wish.items())
+    if len(named) != 1 or not isinstance(named[0][0], str) or not hasattr(named[0][1], "items"):
+        raise OptionError(f"constraint is {wish!r}, expected one, as 'name:key=value' or {{'name': {{'key': value}}}}")
+    ((name, values),) = named
+    found: type[Constraint] = registry.find("constraint", name)
+    return found, build(found.options_class, values, f"constraint {found.name}")
+
+
+class ConstraintGuard:
+    """The constraint of one request as the engine sees it: it follows the output, and every failure names the plugin.
+
+    Attributes:
+        name: The constraint's.
+        n_complete: Tokens of the output after which nothing may follow; None while it is not complete.
+    """
+
+    def __init__(self, choice: Choice, session: ConstraintSession, timeout_s: float) -> None:
+        """Make the constraint.
+
+        Args:
+            choice: From `choose_constraint`.
+            session: What it is given.
+            timeout_s: What a call may take.
+
+        Raises:
+            AuguryError: Whatever it refuses; a `PluginError` where it fails in another way.
+        """
+        constraint, options = choice
+        self.name = constraint.name
+        self.n_complete: int | None = None
+        self._n_vocab = session.n_vocab
+        self._end_tokens = session.end_tokens
+        self._timeout_s = timeout_s
+        self._n_slow = 0
+        self._n_followed = 0  # tokens of the output
+        self._is_over = False  # an end token was followed, or it is complete
+        try:
+            self._constraint = constraint(options, session)
+        except AuguryError:
+            raise
+        except Exception as error:
+            raise self._failed("__init__", error) from error
+
+    def allowed(self, history: np.ndarray, n_emitted: int) -> np.ndarray | None:
+        """Which tokens may follow.
+
+        Args:
+            history: (h,) int32, prompt and output.
+            n_emitted: How many of the last tokens are output; never fewer than in the call before.
+
+        Returns:
+            (V,) bool; None after the end, where any may follow, for nothing of it will be emitted.
+
+        Raises:
+            PluginError: A method of the constraint failed.
+        """
+        self.follow(history, n_emitted)
+        if self._is_over:
+            return None
+        return self._call("allowed", lambda: _checked_mask(self._constraint.allowed(), self._n_vocab))
+
+    def follow(self, history: np.ndarray, n_emitted: int) -> None:
+        """Tell the constraint the tokens that are new; arguments and errors are those of `allowed`."""
+        for token in history[len(history) - n_emitted + self._n_followed :].tolist():
+            self._n_followed += 1
+            if not self._is_over:
+                self._is_over = token in self._end_tokens or self._accept(token)
+
+    def _accept(self, token: int) -> bool:
+        self._call("accept", lambda: self._constraint.accept(token))
+        is_complete: bool = self._call("is_complete", lambda: _checked_bool(self._constraint.is_complete))
+        if is_complete:
+            self.n_complete = self._n_followed
+        return is_complete
+
+    def forced(self, limit: int) -> list[int]:
+        """What must follow the output as far as it was followed, `limit` tokens at most.
+
+        Raises:
+            PluginError: The constraint failed.
+        """
+        return [] if self._is_over else self._call("forced", lambda: _checked_tokens(self._constraint.forced(limit), limit))
+
+    def _call(self, method: str, call: Callable[[], Any]) -> Any:
+        start = perf_counter()
+        try:
+            result = call()
+        except BaseException as error:  # SystemExit and KeyboardInterrupt, too: they are not meant for the engine's thread
+            raise self._failed(method, error) from error
+        seconds = perf_counter() - start
+        if seconds > self._timeout_s:
+            self._n_slow += 1
+            if self._n_slow == _N_SLOW:
+                limit = f"{self._timeout_s:g} s"
+                raise self._failed(method, TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit}"))
+        return result
+
+    def _failed(self, method: str, error: BaseException) -> PluginError:
+        return PluginError(f"constraint {self.name} failed in `{method}`: {told(error)}")
+
+
+def _checked_mask(mask: Any, n_vocab: int) -> np.ndarray:
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"returned a {type(mask).__name__}, expected an array")
+    if mask.dtype != np.bool_ or mask.shape != (n_vocab,):
+        raise ValueError(f"returned {mask.dtype} of shape {mask.shape}, expected bool of shape ({n_vocab},)")
+    return mask
+
+
+def _checked_bool(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"is {value!r}, expected true or false")
+    return bool(value)
+
+
+def _checked_tokens(tokens: Sequence[int], limit: int) -> list[int]:
+    return [int(token) for token in tokens][:limit]

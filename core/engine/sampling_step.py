@@ -1,0 +1,112 @@
+"""The steps of sampling: each keeps some tokens or changes their logits. A request's logits processors are such steps, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+__all__ = ["Penalties", "Step", "best_first", "min_p", "temperature", "top_k", "top_p", "typical"]
+
+Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""step(history, ids, logits): the tokens that stay and their logits, both (m,) again.
+
+`history` (h,) int32 is the prompt and the output, read-only; `ids` (m,) int32 are tokens, `logits` (m,) theirs, which may be
+changed in place. A step is a pure function of these three: it is called for drafted texts, too, some of which are rejected.
+"""
+
+
+def best_first(ids: np.ndarray, logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The n best tokens, equals by rising id, and their logits."""
+    order = np.lexsort((ids, -logits))[:n]
+    return ids[order], logits[order]
+
+
+# The samplers. They are given the best token first, and keep it so.
+
+
+@frozen
+class Penalties:
+    """Lowers the logits of the last tokens."""
+
+    repeat: float
+    presence: float
+    frequency: float
+    n_last: int
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether nothing changes."""
+        return (self.repeat == 1.0 and self.presence == 0.0 and self.frequency == 0.0) or self.n_last == 0
+
+    def recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The last tokens, rising, and how often each is among them."""
+        return np.unique(history if self.n_last < 0 else history[-self.n_last :], return_counts=True)
+
+    def changed(self, logits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The logits of tokens that occurred so often."""
+        logits = np.where(logits <= 0, logits * self.repeat, logits / self.repeat)
+        logits -= counts * self.frequency + self.presence
+        return logits
+
+    def __call__(self, history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Step`."""
+        recent, counts = self.recent(history)
+        _, at, of_recent = np.intersect1d(ids, recent, assume_unique=True, return_indices=True)
+        logits[at] = self.changed(logits[at], counts[of_recent])
+        return best_first(ids, logits, len(ids))
+
+
+def _truncation(keep: Callable[[np.ndarray], Any]) -> Step:
+    """A step that keeps some tokens: `keep` makes of their logits a slice, a mask or rising indices."""
+
+    def step(_: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        kept = keep(logits)
+        return ids[kept], logits[kept]
+
+    return step
+
+
+def top_k(k: int) -> Step:
+    """Keep the k best tokens."""
+    return _truncation(lambda _: slice(k))
+
+
+def top_p(p: float) -> Step:
+    """Keep the most probable tokens that sum to p."""
+
+    def keep(logits: np.ndarray) -> slice:
+        sums = np.cumsum(np.exp(logits - logits[0]))
+        return slice(int(np.searchsorted(sums, p * sums[-1], side="left")) + 1)
+
+    return _truncation(keep)
+
+
+def min_p(p: float) -> Step:
+    """Keep the tokens that are at least p times as probable as the best."""
+    margin = np.log(p)
+    return _truncation(lambda logits: logits >= logits[0] + margin)
+
+
+def typical(p: float) -> Step:
+    """Keep the tokens whose surprise is nearest to the entropy, up to p (Meister et al. 2022, section 3)."""
+
+    def keep(logits: np.ndarray) -> np.ndarray:
+        weights = np.exp(logits - logits[0])
+        probabilities = weights / weights.sum()
+        with np.errstate(divide="ignore"):
+            surprise = -np.log(probabilities)
+        is_possible = probabilities > 0
+        entropy = float((probabilities[is_possible] * surprise[is_possible]).sum())
+        order = np.argsort(np.abs(surprise - entropy), kind="stable")
+        n_kept = int(np.searchsorted(np.cumsum(probabilities[order]), p, side="left")) + 1
+        return np.sort(order[:n_kept])
+
+    return _truncation(keep)
+
+
+def temperature(value: float) -> Step:
+    """Divide the logits."""
+    return lambda _, ids, logits: (ids, logits / value)

@@ -1,0 +1,239 @@
+"""`check_constraint`: the conformance suite of constraints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from augury.constraint import ConstraintSession
+from augury.engine.session import Shared
+from augury.hookspecs import hookimpl
+from augury.options import build
+from augury.testing.contract import Check, Contract, run_checks
+from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
+from augury.testing.drafter.world import Subject as DrafterSubject
+from augury.testing.toys import ToyDrafter, registry_with_toys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from augury.constraint import Constraint
+    from augury.engine.engine import Engine
+    from augury.registry import Registry
+    from augury.testing.contract import ContractError
+
+__all__ = ["CONSTRAINT_CHECKS", "ConstraintSubject", "check_constraint", "constraint_subject"]
+
+ERROR = Contract("A constraint that was made raises nothing.", "augury.constraint.Constraint")
+MASK = Contract("`allowed` returns (V,) bool.", "augury.constraint.Constraint.allowed")
+DEAD_END = Contract("Something may follow, until the output is complete.", "augury.constraint.Constraint.allowed")
+COMPLETE = Contract("`is_complete` is true or false.", "augury.constraint.Constraint.is_complete")
+FORCED = Contract("A forced token is the only one allowed after those before it.", "augury.constraint.Constraint.forced")
+QUESTION = Contract("Only `accept` changes what a constraint says.", "augury.constraint.Constraint")
+FUNCTION = Contract("What is allowed depends on options and output alone.", "augury.constraint.Constraint")
+HOLDS = Contract("What an engine emits was allowed.", "augury.constraint.Constraint")
+
+_N_OUTPUTS = 12
+_N_TOKENS = 60  # of an output, unless it ends
+_LIMITS = (1, 5)  # of forced tokens
+
+
+@frozen(eq=False)
+class ConstraintSubject:
+    """A constraint with options, and where to find everything else."""
+
+    constraint: type[Constraint]
+    values: Mapping[str, Any]
+    registry: Registry  # with the toys
+
+    @property
+    def name(self) -> str:
+        """The constraint's."""
+        return self.constraint.name
+
+    def engine(self, *drafters: DrafterSubject, slots: int = 1) -> Engine:
+        """An engine on a toy model, whose vocabulary is bytes, some merged, and an end token."""
+        return engine_with(*drafters, registry=self.registry, slots=slots)
+
+    def made(self, session: ConstraintSession) -> Constraint:
+        """A new instance."""
+        return self.constraint(build(self.constraint.options_class, self.values, self.name), session)
+
+
+@frozen(eq=False)
+class _Follower:
+    """An instance that is asked, and held to its contracts."""
+
+    subject: ConstraintSubject
+    constraint: Constraint
+    session: ConstraintSession
+    output: list[int]
+
+    def allowed(self) -> np.ndarray:
+        """Which tokens may follow: something, and the same when asked again after other questions."""
+        mask = self._mask()
+        for limit in _LIMITS:
+            self.forced(limit)
+        self.is_complete()
+        if not np.array_equal(mask, self._mask()):
+            raise self.broken(QUESTION, "another mask after `forced` and `is_complete`")
+        if not mask.any():
+            raise self.broken(DEAD_END, "nothing is allowed")
+        return mask
+
+    def forced(self, limit: int) -> list[int]:
+        """What must follow."""
+        tokens = [int(token) for token in self._call("forced", lambda: self.constraint.forced(limit))]
+        if len(tokens) > limit:
+            raise self.broken(FORCED, f"{len(tokens)} where the limit was {limit}")
+        return tokens
+
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+        found: Any = self._call("is_complete", lambda: self.constraint.is_complete)
+        if not isinstance(found, bool | np.bool_):
+            raise self.broken(COMPLETE, repr(found))
+        return bool(found)
+
+    def accept(self, token: int) -> None:
+        """Go on."""
+        self._call("accept", lambda: self.constraint.accept(token))
+        self.output.append(token)
+
+    def _mask(self) -> np.ndarray:
+        mask: Any = self._call("allowed", self.constraint.allowed)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.session.n_vocab,):
+            seen = f"{mask.dtype} of shape {mask.shape}" if isinstance(mask, np.ndarray) else f"a {type(mask).__name__}"
+            raise self.broken(MASK, f"{seen}, where V is {self.session.n_vocab}")
+        return mask.copy()
+
+    def _call(self, method: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise self.broken(ERROR, f"{type(error).__name__}: {error}, in `{method}`") from error
+
+    def broken(self, promise: Contract, seen: str) -> ContractError:
+        """The error to raise."""
+        return promise.broken(self.subject.name, f"{seen}, after the output {self.output}")
+
+
+def any_output(subject: ConstraintSubject) -> None:
+    """Along random outputs masks are masks, what is forced has no alternative, and there is no dead end."""
+    with subject.engine() as engine:
+        for seed in range(_N_OUTPUTS):
+            follower, due = _follower(subject, engine), list[int]()
+            for mask in _along(follower, seed):
+                due = due or follower.forced(_LIMITS[-1])
+                if due and np.flatnonzero(mask).tolist() != due[:1]:
+                    seen = f"{due[0]} was forced, {np.flatnonzero(mask)[:9].tolist()} are allowed"
+                    raise follower.broken(FORCED, seen)
+                due = due[1:]
+
+
+def same_again(subject: ConstraintSubject) -> None:
+    """Two instances that follow the same output, one ahead of the other, allow the same."""
+    with subject.engine() as engine:
+        first, second = _follower(subject, engine), _follower(subject, engine)
+        masks = [mask.copy() for mask in _along(first, 0)]
+        for mask, token in zip(masks, first.output, strict=False):
+            if not np.array_equal(mask, second.allowed()):
+                raise second.broken(FUNCTION, "another mask from a second instance")
+            second.accept(token)
+
+
+def _along(follower: _Follower, seed: int) -> Iterator[np.ndarray]:
+    """Follow a random output to its end, and give every mask on the way."""
+    rng = np.random.default_rng(seed)
+    for _ in range(_N_TOKENS):
+        mask = follower.allowed()
+        yield mask
+        if (token := int(rng.choice(np.flatnonzero(mask)))) in follower.session.end_tokens:
+            return
+        follower.accept(token)
+        if follower.is_complete():
+            return
+
+
+def lossless(subject: ConstraintSubject) -> None:
+    """Engines emit what is allowed, and with drafts, forced ones among them, what they emit without."""
+    drafter = DrafterSubject(ToyDrafter, {}, subject.registry, ("toy",))
+    for way, params in WAYS.items():
+        asked = {**params, "constraint": {subject.name: dict(subject.values)}, "ignore_eos": False}
+        with subject.engine() as engine:
+            plain = answers(subject.name, engine, asked, drafter.tally)
+            for result in plain:
+                _check_output(_follower(subject, engine), result.tokens)
+        for verify in ("match", "rejection") if way == "greedy" else ("match",):  # what is sampled follows another seed there
+            with subject.engine(evolve(drafter, verify=verify), slots=2) as engine:
+                found = answers(subject.name, engine, asked, drafter.tally)
+            compare(subject.name, f"{way} with drafts", output(plain), output(found))
+
+
+def _check_output(follower: _Follower, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        if not follower.allowed()[token]:
+            raise follower.broken(HOLDS, f"token {token} of an engine")
+        if token not in follower.session.end_tokens:
+            follower.accept(token)
+
+
+def _follower(subject: ConstraintSubject, engine: Engine) -> _Follower:
+    assert engine.tokenizer is not None
+    session = ConstraintSession(engine.tokenizer.n_vocab, engine.tokenizer, engine.tokenizer.eog, Shared().get)
+    return _Follower(subject, subject.made(session), session, [])
+
+
+CONSTRAINT_CHECKS = (
+    Check("says what may follow any output", any_output),
+    Check("says the same of the same output", same_again),
+    Check("holds, and leaves output as it is, whatever is drafted", lossless),
+)
+
+
+def check_constraint(
+    constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
+) -> None:
+    """Prove that a constraint keeps its contracts: along random outputs, and in engines with and without drafts.
+
+    Its tokenizer is a small one of bytes, some of them merged, and one end token.
+
+    Args:
+        constraint: A class, or the name of an installed one.
+        options: Values of its options by name.
+        registry: Where a name is looked up; None for what is installed.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        OptionError: The options do not fit it.
+        PluginError: There is no such constraint.
+
+    >>> check_constraint("toy-residues")
+    """
+    run_checks(CONSTRAINT_CHECKS, constraint_subject(constraint, options, registry=registry))
+
+
+def constraint_subject(
+    constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
+) -> ConstraintSubject:
+    """What the checks are run on; arguments and errors are those of `check_constraint`."""
+    registry = registry or registry_with_toys()
+    found: type[Constraint] = registry.find("constraint", constraint) if isinstance(constraint, str) else constraint
+    if registry.constraints.get(found.name) is not found:
+        registry.register(_Offering(found), name=found.name)
+    build(found.options_class, options or {}, found.name)
+    return ConstraintSubject(found, dict(options or {}), registry)
+
+
+class _Offering:
+    """A plugin that offers one constraint."""
+
+    def __init__(self, constraint: type[Constraint]) -> None:
+        self._constraint = constraint
+
+    @hookimpl
+    def augury_constraints(self) -> list[type[Constraint]]:
+        """Offer it."""
+        return [self._constraint]

@@ -1,0 +1,35 @@
+"""`forced`: tokens that the request's constraint leaves no alternative to.
+
+Where a schema or grammar says what comes next, as the names and brackets of a JSON object, there is nothing to guess: all of it
+is verified in one pass. Without a constraint it declines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Forced"]
+
+
+class Forced(Drafter):
+    """Proposes what the constraint forces."""
+
+    name = "forced"
+    scope = "request"
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the constraint has followed it
+        """Propose the forced tokens, if there are any."""
+        return Draft(self.session.forced(limit))
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `forced`."""
+    return [Forced]

@@ -1,0 +1,251 @@
+"""What a constraint decides, and that what goes wrong in one ends its own request alone."""
+
+import numpy as np
+import pytest
+from toys import ScriptedDrafter, toy_engine
+from vocabularies import tiny
+
+from augury.constraint import Constraint
+from augury.engine.constraint import ConstraintGuard
+from augury.errors import OptionError, PluginError
+from augury.hookspecs import hookimpl
+from augury.options import NoOptions
+from augury.registry import Registry
+from augury.testing.toys import registry_with_toys
+from augury.text.tokenizer import load_tokenizer
+from augury.types import Draft
+
+GREEDY = {"temperature": 0.0}
+TOYS = registry_with_toys()
+EOS = 15
+TOKENIZER = load_tokenizer(
+    tiny(tokens=[chr(ord("a") + i) for i in range(16)], token_type=None, merges=[], bos_token_id=None, eos_token_id=EOS)
+)
+
+
+class Countdown(Constraint):
+    """Allows 3, 2 and 1 in turn, then the end."""
+
+    name = "countdown"
+
+    def __init__(self, options, session):
+        super().__init__(options, session)
+        self.n_left = 3
+
+    def allowed(self):
+        mask = np.zeros(self.session.n_vocab, bool)
+        mask[[self.n_left] if self.n_left else sorted(self.session.end_tokens)] = True
+        return mask
+
+    def accept(self, token):
+        assert token == self.n_left
+        self.n_left -= 1
+
+
+class Complete(Countdown):
+    """The same, and says itself when nothing may follow."""
+
+    name = "complete"
+
+    @property
+    def is_complete(self):
+        return self.n_left == 0
+
+
+def registry_with(*constraints):
+    class Plug:
+        @hookimpl
+        def augury_constraints(self):
+            return constraints
+
+    registry = Registry()
+    registry.register(Plug(), name="constraints")
+    return registry
+
+
+def engine_with(*constraints, **how):
+    return toy_engine(registry=registry_with(*constraints), **how)
+
+
+def scripted(*tokens):
+    """Makes drafters that draft what follows of these tokens."""
+
+    class Scripted(ScriptedDrafter):
+        def draft(self, history, limit):
+            return Draft(tokens[len(history) :][:limit])
+
+    return Scripted
+
+
+@pytest.mark.parametrize("wish", ["toy-residues:modulus=4,length=6", {"toy-residues": {"modulus": 4, "length": 6}}])
+def test_it_is_named_by_text_or_mapping_and_ends_what_is_complete(wish):
+    with toy_engine(registry=TOYS) as engine:
+        result = engine.generate([1], constraint=wish, max_tokens=40, **GREEDY)
+    assert result.finish_reason == "stop"
+    assert 6 <= len(result.tokens) <= 10
+    assert result.tokens[0] % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "told"),
+    [
+        ("toy-residue", PluginError, "no constraint 'toy-residue'; did you mean 'toy-residues'"),
+        ("toy-residues:modulus=0", OptionError, "constraint toy-residues: modulus is '0', expected at least 1"),
+        ({"toy-residues": {"mod": 2}}, OptionError, "there is no option 'mod'"),
+        ({"toy-residues": None}, OptionError, "expected one, as 'name:key=value' or"),
+        ({}, OptionError, "expected one"),
+        ("toy-residues;toy-residues", OptionError, "expected one"),
+        (7, OptionError, "constraint is 7, expected one"),
+    ],
+)
+def test_what_is_no_constraint_is_refused_when_it_is_submitted(wish, error, told):
+    with toy_engine(registry=TOYS) as engine, pytest.raises(error, match=told):
+        engine.submit([1], constraint=wish)
+
+
+def test_synthetic_acceptance_would_emit_what_is_forbidden():
+    with (
+        toy_engine(registry=TOYS, drafter=ScriptedDrafter, synthetic=(0.5,)) as engine,
+        pytest.raises(OptionError, match="leave one of the two out"),
+    ):
+        engine.submit([1], constraint="toy-residues")
+
+
+@pytest.mark.parametrize("way", [GREEDY, {"temperature": 5.0, "top_k": 0, "seed": 2}, {**GREEDY, "logit_bias": {3: -50.0}}])
+def test_where_one_token_is_allowed_it_is_chosen_and_logprobs_are_the_model_s_own(way):
+    with engine_with(Countdown, tokenizer=TOKENIZER) as engine:
+        result = engine.generate([1], constraint="countdown", logprobs=2, **way)
+        logits = engine.evaluate([1, *result.tokens[:-1]])
+    assert result.tokens == (3, 2, 1, EOS)
+    assert result.finish_reason == "stop"
+    logits = logits.astype(np.float64)
+    expected = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))[range(4), result.tokens]
+    assert [piece.logprob for piece in result.pieces] == pytest.approx(expected.tolist(), rel=1e-6)
+    assert all(len(piece.top_logprobs) == 2 for piece in result.pieces)
+
+
+@pytest.mark.parametrize("params", [{"ignore_eos": True}, {"min_tokens": 9}, {"logit_bias": {EOS: -np.inf}}])
+def test_an_end_that_the_request_forbids_is_an_error_unless_the_constraint_says_that_it_is_complete(params):
+    with engine_with(Countdown, Complete, tokenizer=TOKENIZER) as engine:
+        with pytest.raises(
+            PluginError, match="after 3 tokens constraint countdown allows none that the request does not forbid"
+        ):
+            engine.generate([1], constraint="countdown", **GREEDY, **params)
+        result = engine.generate([1], constraint="complete", **GREEDY, **params)
+    assert (result.tokens, result.finish_reason) == ((3, 2, 1), "stop")
+
+
+def test_stops_and_limits_end_it_before_it_is_complete():
+    with engine_with(Countdown, tokenizer=TOKENIZER) as engine:
+        stopped = engine.generate([1], constraint="countdown", stop="dc", **GREEDY)
+        short = engine.generate([1], constraint="countdown", max_tokens=2, **GREEDY)
+        by_token = engine.generate([1], constraint="countdown", stop_token_ids=[2], **GREEDY)
+    assert (stopped.text, stopped.finish_reason) == ("", "stop")
+    assert (short.tokens, short.finish_reason) == ((3, 2), "length")
+    assert (by_token.tokens, by_token.finish_reason) == ((3, 2), "stop")
+
+
+@pytest.mark.parametrize("constraint", ["countdown", "complete"])
+def test_a_draft_that_goes_on_after_the_end_does_no_harm(constraint):
+    with engine_with(Countdown, Complete, tokenizer=TOKENIZER, drafter=scripted(0, 3, 2, 1, EOS, 7, 7, 7)) as engine:
+        result = engine.generate([0], constraint=constraint, **GREEDY)
+    assert result.tokens == ((3, 2, 1, EOS) if constraint == "countdown" else (3, 2, 1))
+    assert result.stats.n_rounds == 2
+
+
+def failing(method, error):
+    """A constraint whose method raises at the second token."""
+
+    def fail(self, *_):
+        if self.n_left == 2 or (method == "accept" and self.n_left == 3):
+            raise error
+        return getattr(super(failed, self), method)(*_)
+
+    failed = type("Failing", (Countdown,), {"name": "failing", method: fail})
+    return failed
+
+
+@pytest.mark.parametrize("drafter", [None, scripted(0, 3, 2, 1, EOS)])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
+@pytest.mark.parametrize("method", ["allowed", "accept"])
+def test_a_failing_constraint_ends_its_own_request_alone_and_is_named(method, error, drafter):
+    with toy_engine() as engine:
+        plain = engine.generate([4, 5], max_tokens=12, **GREEDY).tokens
+    with engine_with(failing(method, error), slots=2, tokenizer=TOKENIZER, drafter=drafter) as engine:
+        other = engine.submit([4, 5], max_tokens=12, ignore_eos=True, speculative=False, **GREEDY)
+        broken = engine.submit([0], constraint="failing", **GREEDY)
+        with pytest.raises(PluginError, match=f"constraint failing failed in `{method}`: {type(error).__name__}"):
+            broken.result()
+        assert [piece.token for piece in broken._channel.unread] == [3]
+        assert other.result().tokens[:3] == plain[:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("allowed", lambda self: [True] * 16, "`allowed`: TypeError: returned a list, expected an array"),
+        ("allowed", lambda self: np.ones(16, np.int8), r"returned int8 of shape \(16,\), expected bool of shape \(16,\)"),
+        ("allowed", lambda self: np.ones(15, bool), r"returned bool of shape \(15,\)"),
+        ("is_complete", "no", "`is_complete`: TypeError: is 'no', expected true or false"),
+        ("allowed", lambda self: np.zeros(16, bool), "after 0 tokens constraint odd allows none"),
+    ],
+)
+def test_what_a_method_may_not_return_is_an_error_that_says_so(name, value, told):
+    odd = type("Odd", (Countdown,), {"name": "odd", name: value})
+    with engine_with(odd, tokenizer=TOKENIZER) as engine, pytest.raises(PluginError, match=told):
+        engine.generate([1], constraint="odd", **GREEDY)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(OptionError("no such grammar"), OptionError), (KeyError("x"), PluginError)])
+def test_what_the_constructor_raises_is_told_to_whoever_submits(error, kind):
+    def fail(self, options, session):
+        raise error
+
+    with (
+        engine_with(type("Refusing", (Countdown,), {"name": "refusing", "__init__": fail})) as engine,
+        pytest.raises(kind, match=r"no such grammar|constraint refusing failed in `__init__`: KeyError: 'x'"),
+    ):
+        engine.submit([1], constraint="refusing")
+
+
+def test_a_forced_that_fails_leaves_out_the_drafter_alone():
+    class Forcing(Countdown):
+        name = "forcing"
+
+        def forced(self, limit):
+            raise ValueError("broken")
+
+    class Asking(ScriptedDrafter):
+        def draft(self, history, limit):
+            return Draft(self.session.forced(limit))
+
+    def make(model):
+        drafter = Asking(model)
+        drafter.session = type("Session", (), {})()
+        return drafter
+
+    from augury import Engine
+
+    with engine_with(Forcing, tokenizer=TOKENIZER, drafter=make, kind=Engine) as engine:
+        result = engine.generate([1], constraint="forcing", **GREEDY)
+    assert result.tokens == (3, 2, 1, EOS)
+    assert "constraint forcing failed in `forced`: ValueError: broken" in result.stats.drafters["scripted"].failed
+
+
+def test_the_second_call_that_takes_too_long_is_a_failure(monkeypatch):
+    now = [0.0]
+
+    class Slow(Countdown):
+        name = "slow"
+
+        def allowed(self):
+            now[0] += 2
+            return super().allowed()
+
+    monkeypatch.setattr("augury.engine.constraint.perf_counter", lambda: now[0])
+    session = type("Session", (), {"n_vocab": 16, "end_tokens": frozenset()})()
+    guard = ConstraintGuard((Slow, NoOptions()), session, timeout_s=1.0)
+    history = np.array([0, 3], np.int32)
+    assert guard.allowed(history[:1], 0)[3]
+    with pytest.raises(PluginError, match="`allowed`: TimeoutError: took 2 s, the second call that took more than 1 s"):
+        guard.allowed(history, 1)

@@ -1,0 +1,91 @@
+"""A constrained output is that of plain constrained decoding, whatever drafts, and no token of it was forbidden."""
+
+import functools
+
+import numpy as np
+import pytest
+from oracles.models import tiny_model
+
+from augury import Engine
+from augury.constraint import ConstraintSession
+from augury.testing.toys import ToyConstraint, ToyOptions, registry_with_toys
+
+REGISTRY = registry_with_toys()
+SPECS = {  # how a drafter is made to draft on the tiny models; one without an entry runs as it is
+    "ngram-simple": "ngram-simple:n=1,m=5",
+    "ngram-map-k": "ngram-map-k:n=1,m=5",
+    "ngram-map-k4v": "ngram-map-k4v:n=1,m=3",
+    "ngram-mod": "ngram-mod:n_match=1,n_min=1,n_max=6",
+    "ngram-cache": "ngram-cache:m=5",
+    "suffix": "suffix:max_depth=4,factor=2.0",
+    "self-spec": "self-spec:draft_min=1,draft_max=5",
+    "self-spec in layers": "self-spec:mode=layers,layers=1,p_min=0.05",
+    "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
+    "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
+    "a chain": f"forced;ngram-simple:n=2,m=5;draft-model:model={tiny_model('llama-dense-q4_0')},tree=3x2",
+}
+WAYS = {
+    "greedy": {"temperature": 0.0},
+    "greedy with a penalty": {"temperature": 0.0, "repeat_penalty": 1.1},
+    "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
+    "sampled of all": {"temperature": 0.9, "seed": 3, "top_k": 0, "min_p": 0.0, "logit_bias": {3: 2.0, 5: -np.inf}},
+}
+OPTIONS = {"modulus": 2, "stretch": 5}
+N = 60
+
+
+def prompts():
+    rng = np.random.default_rng(11)
+    phrases = [rng.integers(0, 128, 5).tolist() for _ in range(3)]
+    return [phrases[i] * (2 + i) + phrases[(i + 1) % 3] * 2 for i in range(3)]
+
+
+def answers(way, **how):
+    engine = Engine.load(tiny_model("llama-dense"), backend="numba-cpu", n_ctx=160, registry=REGISTRY, **how)
+    with engine:
+        params = {"max_tokens": N, "logprobs": 1, "ignore_eos": True, **WAYS[way]}
+        results = engine.generate(prompts(), constraint={"toy-residues": OPTIONS}, **params)
+    for result in results:
+        assert all(each.failed is None for each in result.stats.drafters.values())
+        follow(result.tokens, engine.info.n_vocab)
+    return results
+
+
+def follow(tokens, n_vocab):
+    """Every token is one that the constraint allows after those before it."""
+    constraint = ToyConstraint(ToyOptions(**OPTIONS), ConstraintSession(n_vocab, None, frozenset(), lambda key, make: make()))
+    for token in tokens:
+        assert constraint.allowed()[token]
+        constraint.accept(token)
+
+
+@functools.cache
+def plain(way):
+    return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(way, threads=1, spec_type="none")]
+
+
+@pytest.mark.sample(16)
+@pytest.mark.parametrize("is_fixed", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))
+def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
+    results = answers(way, spec_type=SPECS.get(drafter, drafter), spec_fixed=is_fixed, slots=2, threads=2)
+    assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way)
+    if drafter in (*SPECS, "forced") and is_fixed:
+        assert sum(result.stats.n_accepted for result in results) > 0, "what declines every time proves nothing"
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("drafter", ["forced", "draft-model", "suffix"])
+def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, way):
+    results = answers(way, spec_type=SPECS.get(drafter, drafter), spec_verify="rejection", slots=2, threads=2)
+    assert sum(result.stats.n_accepted for result in results) > 0
+    if way.startswith("greedy"):
+        assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way)
+
+
+def test_forced_tokens_are_all_accepted():
+    for result in answers("sampled", spec_type="forced", spec_fixed=True):
+        stats = result.stats.drafters["forced"]
+        assert stats.accepted == stats.drafted > 10
