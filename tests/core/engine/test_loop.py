@@ -79,7 +79,10 @@ def test_what_exceeds_the_limit_is_cut_and_what_is_short_thrown_away():
         assert engine.generate([1], max_tokens=3, speculative={"n_min": 3}, **GREEDY).stats.n_drafted == 0
 
 
-@pytest.mark.parametrize("drafter", [None, scripted([(7, 0)]), scripted([(1, 3)])])
+PERFECT = scripted([(8, 0)])
+
+
+@pytest.mark.parametrize("drafter", [None, PERFECT, scripted([(1, 3)])])
 @pytest.mark.parametrize("n_prompt", [1, 9, 10])
 def test_a_full_context_ends_a_request_cleanly(drafter, n_prompt):
     prompt = list(range(n_prompt))
@@ -87,6 +90,8 @@ def test_a_full_context_ends_a_request_cleanly(drafter, n_prompt):
         result = engine.generate(prompt, **GREEDY)
     assert result.finish_reason == "context"
     assert list(result.tokens) == ToyModel().plain(prompt, 10 - n_prompt + 1)
+    if drafter is PERFECT:
+        assert result.stats.n_rounds == min(2, len(result.tokens)), "a draft may fill the context"
 
 
 def test_a_request_reuses_what_its_slot_still_holds():

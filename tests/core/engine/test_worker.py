@@ -134,6 +134,17 @@ def test_a_slot_that_cannot_be_freed_is_asked_for_again_and_nobody_waits_for_it_
         assert engine.generate([1], max_tokens=5, **GREEDY).tokens == plain([1], 5)
 
 
+def test_a_slot_is_freed_once():
+    with toy_engine(slots=2) as engine:
+        memory = engine._worker._loop._memory
+        freed, end = [], memory.end
+        memory.end = lambda slot: freed.append(slot) or end(slot)
+        Fault(RuntimeError("planted"), 1).into(*site(engine, "memory.end"))
+        for prompt in ([1], [2], [3]):
+            engine.generate(prompt, max_tokens=2, **GREEDY)
+    assert freed == [0, 1, 0]  # and the first in vain before
+
+
 def test_what_memory_makes_of_a_pass_may_be_nonsense(monkeypatch):
     with toy_engine() as engine:
         monkeypatch.setattr(engine._worker._loop._memory, "prepare", lambda slot, n: None)
