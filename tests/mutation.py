@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
+from functools import cache
 from itertools import accumulate
 from math import ceil, inf
 from pathlib import Path
@@ -150,26 +151,26 @@ def tests_of(file):
 
 
 class Watch:
-    """A plugin of pytest that chooses tests and orders them, and tells what became of each and which lines it ran.
+    """A plugin of pytest that chooses tests and orders them, and tells what became of each and which lines of files it ran.
 
     `chosen` are tests, and how many seconds each takes without a mutant.
     """
 
-    def __init__(self, file, chosen=None, *, traces=False):
-        self.path, self.chosen, self.traces = str((ROOT / file).resolve()), chosen, traces
+    def __init__(self, chosen=None, traced=()):
+        self.chosen, self.files = chosen, {str((ROOT / file).resolve()): file for file in traced}
         self.test = EVERY
         self.seconds, self.failed, self.lines = {}, [], defaultdict(set)
+        self.of_code = {}  # by file name as code has it
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self):
-        self.real = {}
         self.arm()
         # a failure is enough: no smaller one is looked for
         settings.register_profile("mutants", settings(), phases=[Phase.explicit, Phase.generate])
         settings.load_profile("mutants")
 
     def arm(self):
-        if self.traces:
+        if self.files:
             threading.settrace(self.trace)
             sys.settrace(self.trace)
 
@@ -188,7 +189,7 @@ class Watch:
         start = time.monotonic()
         result = yield
         self.seconds[item.nodeid] = time.monotonic() - start
-        if self.traces and sys.gettrace() != self.trace:  # it traces by itself
+        if self.files and sys.gettrace() != self.trace:  # it traces by itself
             self.failed.append(item.nodeid)
         self.test = EVERY
         return result
@@ -209,21 +210,16 @@ class Watch:
 
     def trace(self, frame, event, arg):
         name = frame.f_code.co_filename
-        if name not in self.real:
-            self.real[name] = os.path.realpath(name)
-        if self.real[name] != self.path:
+        if name not in self.of_code:
+            self.of_code[name] = self.files.get(os.path.realpath(name))
+        if self.of_code[name] is None:
             return None
-        self.lines[self.test].add(frame.f_lineno)
-        return self.note
-
-    def note(self, frame, event, arg):
-        if event == "line":
-            self.lines[self.test].add(frame.f_lineno)
-        return self.note
+        self.lines[self.test].add((self.of_code[name], frame.f_lineno))
+        return self.trace
 
 
-def run(file, tree, tests, **options):
-    """Run tests in a forked process with a mutant, or with the file as it is: what a `Watch` saw, or None if it has no end."""
+def run(tests, mutant=None, **options):
+    """Run tests in a forked process, with a mutant up to the first failure: what a `Watch` saw, or None if it has no end."""
     with tempfile.NamedTemporaryFile() as told:
         if not (pid := os.fork()):
             try:
@@ -232,11 +228,11 @@ def run(file, tree, tests, **options):
                 os.dup2(sink, 1)
                 os.dup2(sink, 2)
                 stop = []
-                if tree is not None:
+                if mutant is not None:
                     stop = ["-x"]
                     signal.alarm(60)  # until the first test
-                    plant(file, tree)
-                watch = Watch(file, **options)
+                    plant(*mutant)
+                watch = Watch(**options)
                 # plain, for pytest would load augury, which is a plugin of its own, by itself
                 plain = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
                 code = int(pytest.main([*stop, *plain, *tests], [watch]))
@@ -252,28 +248,32 @@ def run(file, tree, tests, **options):
         return pickle.loads(told.read() or pickle.dumps((99, {}, [], {})))
 
 
-def stages_of(file):
-    """The file's tests and its neighbours': (seconds of each test, lines of the file that each runs)."""
-    for modules in tests_of(file):
-        code, seconds, failed, _ = run(file, None, modules)
-        assert code == 0, f"{file}: the tests fail without a mutant: {failed}"
-        _, _, failed, lines = run(file, None, modules, traces=True)
-        lines |= dict.fromkeys(failed, set().union(*lines.values()))  # those that cannot be traced
-        yield seconds, lines
+@cache
+def alone(module, files):
+    """Of each test of a module: its seconds without a mutant, and which lines of the files it runs."""
+    _, seconds, failed, lines = run([module], traced=files)
+    if failed:  # those that cannot be traced
+        code, _, really, _ = run([module], chosen=dict.fromkeys(failed, 100.0))
+        assert code == 0, f"{module}: tests fail without a mutant: {really}"
+        lines |= dict.fromkeys(failed, set().union(*lines.values()))
+    return seconds, lines
 
 
 def killer(file, tree, changed, stages, kills):
     """The test that notices a mutant of some lines; None: it survives."""
-    for left_s, (seconds, lines) in zip((inf, NEAR_S), stages, strict=False):
-        near = {test for test, ran in lines.items() if not ran.isdisjoint(changed)}
-        tests = sorted(seconds.keys() if EVERY in near else near, key=lambda test: (-kills[test], seconds[test]))
-        sums = accumulate(seconds[test] for test in tests)
-        tests = [test for test, sum_s in zip(tests, sums, strict=True) if sum_s <= left_s]
-        names = list(dict.fromkeys(test.partition("::")[0] for test in tests))  # the tests of a module stay together
-        tests.sort(key=lambda test: names.index(test.partition("::")[0]))
-        if not tests:
+    for left_s, tests in zip((inf, NEAR_S), stages, strict=False):
+        seconds = {}
+        for of_all, lines in tests:
+            near = {test for test, ran in lines.items() if not changed.isdisjoint(ran)}
+            seconds |= of_all if EVERY in near else {test: of_all[test] for test in near}
+        chosen = sorted(seconds, key=lambda test: (-kills[test], seconds[test]))
+        sums = accumulate(seconds[test] for test in chosen)
+        chosen = [test for test, sum_s in zip(chosen, sums, strict=True) if sum_s <= left_s]
+        names = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+        chosen.sort(key=lambda test: names.index(test.partition("::")[0]))  # the tests of a module stay together
+        if not chosen:
             continue
-        ended = run(file, tree, names, chosen={test: seconds[test] for test in tests})
+        ended = run(names, (file, tree), chosen={test: seconds[test] for test in chosen})
         if ended is None:
             return "time"
         if ended[0] != 0:
@@ -314,12 +314,13 @@ def main():
     for file in args.files:
         every = list(mutants((ROOT / file).read_text()))
         chosen = random.Random(file).sample(every, max(1, round(len(every) * args.share)))
-        start, stages, kills, n_survived = time.monotonic(), list(stages_of(file)), Counter(), 0
+        start, kills, n_survived = time.monotonic(), Counter(), 0
+        stages = [[alone(name, tuple(args.files)) for name in names] for names in tests_of(file)]
         for n, (line, code, what, tree, lines) in enumerate(chosen):
             if time.monotonic() > ends_at:
                 chosen = chosen[:n]
                 break
-            by = killer(file, tree, lines, stages, kills)
+            by = killer(file, tree, {(file, each) for each in lines}, stages, kills)
             outcomes.append({"file": file, "line": line, "code": code, "what": what, "killer": by})
             if by is None:
                 n_survived += 1
