@@ -185,7 +185,7 @@ class Watch:
         self.test = item.nodeid
         self.arm()
         if self.chosen is not None:
-            signal.alarm(10 + 5 * ceil(self.chosen[item.nodeid]))
+            signal.alarm(5 + 5 * ceil(self.chosen[item.nodeid]))
         start = time.monotonic()
         result = yield
         self.seconds[item.nodeid] = time.monotonic() - start

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import ScriptedDrafter, ToyModel, toy_engine
+from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.passes import ArrayPass
 from augury.speculation.calibration import measure_passes
@@ -115,6 +115,25 @@ def test_a_long_prompt_is_processed_in_chunks_between_the_rounds_of_others():
     sizes = [len(batch.tokens) for batch in batches]
     assert max(sizes) <= 512
     assert sum(len(set(batch.slots.tolist())) == 2 for batch in batches) >= 2
+
+
+def test_prompts_beside_each_other_share_what_a_pass_takes_of_prompts():
+    prompts = [[1], [2] * 300, [3] * 300]
+    with toy_engine(n_ctx=500, slots=3) as engine:
+        gate, model = Gate(engine), engine._worker._loop._model
+        runnings = [engine.submit(prompts[0], max_tokens=20, **GREEDY)]
+        assert gate.has_begun.wait(60)
+        runnings += [engine.submit(prompt, max_tokens=20, **GREEDY) for prompt in prompts[1:]]
+        gate.open()
+        tokens = [list(running.result().tokens) for running in runnings]
+    assert tokens == [ToyModel(n_ctx=500).plain(prompt, 20) for prompt in prompts]
+    assert [len(batch.tokens) for batch in model.batches[1:4]] == [129] * 3, "a token of the first request, and 128 of prompts"
+
+
+def test_a_text_that_was_evaluated_need_not_be_computed_again():
+    with toy_engine() as engine:
+        engine.evaluate([1, 2, 3, 4])
+        assert engine.generate([1, 2, 3, 4, 5], max_tokens=1, **GREEDY).stats.n_reused == 4
 
 
 class SteppingDrafter(ScriptedDrafter):
