@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from augury.testing.architecture import check_architecture
     from augury.testing.backend.suite import check_backend
     from augury.testing.constraint import check_constraint
     from augury.testing.contract import ContractError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ContractError",
     "ToyModel",
+    "check_architecture",
     "check_backend",
     "check_constraint",
     "check_drafter",
@@ -36,6 +38,7 @@ __all__ = [
 _HOMES = {
     "ContractError": "contract",
     "ToyModel": "toy_model",
+    "check_architecture": "architecture",
     "check_backend": "backend.suite",
     "check_constraint": "constraint",
     "check_drafter": "drafter.suite",

@@ -12,7 +12,7 @@ from augury.backends.reference import Reference
 from augury.interfaces import Progress
 from augury.options import NoOptions
 from augury.registry import Registry
-from augury.testing import check_source
+from augury.testing import check_architecture, check_source
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-a-plugin.md"
@@ -37,6 +37,7 @@ def test_the_documented_architecture_registers_and_computes():
     registry.register(plugin_of(ARCHITECTURE), name="architecture-oracular")
     file = oracular_file()
 
+    check_architecture("oracular", file, registry=registry)
     plan = registry.architectures["oracular"].plans(file)["main"]
     model = Reference(NoOptions()).load(file, plan, ModelOptions(n_ctx=32), Progress())
     logits = model.forward(run_of(range(32))).rows()

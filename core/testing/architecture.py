@@ -1,0 +1,223 @@
+"""`check_architecture`: the conformance suite of architectures."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from augury.blocks import Attention, FeedForward, Linear, ModelPlan, Norm
+from augury.errors import ModelFileError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.testing.contract import Check, Contract, run_checks
+from augury.testing.toys import registry_with_toys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from augury.interfaces import Architecture
+    from augury.registry import Registry
+
+    _Size = tuple[str, int | None, int | None]
+
+__all__ = ["ARCHITECTURE_CHECKS", "ArchitectureSubject", "check_architecture"]
+
+_WHERE = "augury.interfaces.Architecture.plans"
+NAME = Contract("An architecture has the name that its files state as general.architecture.", "augury.interfaces.Architecture")
+PLANS = Contract("`plans` gives a ModelPlan for each name, `main` among them.", _WHERE)
+TENSORS = Contract("The file has every tensor of a plan, in the shape that the plan says.", "augury.blocks.ModelPlan.shapes")
+SIZES = Contract("The blocks of a plan fit each other.", "augury.blocks")
+NUMBERS = Contract("The numbers of a plan are finite and in range.", "augury.blocks")
+DAMAGED = Contract(
+    "Metadata or tensors that are missing or make no sense are a ModelFileError, or an UnsupportedError.", _WHERE
+)
+
+_VALUES: tuple[Any, ...] = (  # that may stand anywhere in a damaged or strange file
+    *(0, 1, -1, 2, 3, 7, 255, 2**20 + 1, 2**31, 2**40, 2**63, 2**64 - 1),
+    *(0.0, 0.5, -1.5, 1e-300, 1e300, math.nan, math.inf, -math.inf),
+    *("", "linear", "yarn", "nothing known", True, False, [], ["a"]),
+    *(np.array(values) for values in ([0], [1, 0], [2, 2, 2], [-1, 2**40], [0.5, 1.0])),
+    *(np.array([], int), np.array([True, False])),
+)
+
+
+@frozen(eq=False)
+class ArchitectureSubject:
+    """An architecture, and a file of its family."""
+
+    architecture: type[Architecture]
+    file: ModelFile
+
+    def plans(self) -> Mapping[str, ModelPlan]:
+        """The plans of the file, which must be good ones."""
+        try:
+            plans: Any = self.architecture.plans(self.file)
+        except Exception as error:
+            raise PLANS.broken(self.architecture.name, f"{type(error).__name__}: {error}") from error
+        self.check(plans, self.file, "")
+        return plans
+
+    def check(self, plans: Any, file: ModelFile, told: str) -> None:
+        """See that plans are such, and fit their file.
+
+        Raises:
+            ContractError: They do not.
+        """
+        try:
+            is_mapping = "main" in plans and all(isinstance(plan, ModelPlan) for plan in plans.values())
+        except (AttributeError, TypeError):
+            is_mapping = False
+        if not is_mapping:
+            raise PLANS.broken(self.architecture.name, f"{plans!r:.80}{told}")
+        for name, plan in plans.items():
+            for contract, seen in _flaws(plan, file):
+                raise contract.broken(self.architecture.name, f"{seen}, in plan {name!r}{told}")
+
+
+def whole_file(subject: ArchitectureSubject) -> None:
+    """The plans of a whole file are consistent."""
+    if subject.architecture.name != subject.file.architecture:
+        raise NAME.broken(subject.architecture.name, f"a file of {subject.file.architecture!r}")
+    subject.plans()
+
+
+def damaged_metadata(subject: ArchitectureSubject) -> None:
+    """Whatever one key of the family says, there is a good plan or an error of ours."""
+    file = subject.file
+    for key in [key for key in file.metadata if key.startswith(f"{file.architecture}.")]:
+        rest = {other: value for other, value in file.metadata.items() if other != key}
+        _try(subject, rest, file.tensors, f"without {key!r}")
+        for value in _VALUES:
+            _try(subject, rest | {key: value}, file.tensors, f"where {key!r} is {value!r}")
+
+
+def damaged_tensors(subject: ArchitectureSubject) -> None:
+    """Whatever becomes of one tensor, there is a good plan or an error of ours."""
+    file = subject.file
+    for name in {name for plan in subject.plans().values() for name in plan.shapes()}:
+        tensor = file.tensors[name]
+        _try(subject, file.metadata, {other: file.tensors[other] for other in file.tensors if other != name}, f"without {name}")
+        for shape in ((*tensor.shape[:-1], tensor.shape[-1] + 1), (1, *tensor.shape), tensor.shape[:-1] or (1,)):
+            changed = attrs.evolve(tensor, shape=shape)
+            _try(subject, file.metadata, {**file.tensors, name: changed}, f"where {name} has shape {shape}")
+
+
+def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: Mapping[str, Any], told: str) -> None:
+    whole = subject.file
+    file = ModelFile(whole.path, whole.paths, whole.n_bytes, metadata, tensors)
+    try:
+        plans = subject.architecture.plans(file)
+    except (ModelFileError, UnsupportedError):
+        return
+    except Exception as error:
+        raise DAMAGED.broken(subject.architecture.name, f"{type(error).__name__}: {error}, {told}") from error
+    subject.check(plans, file, f", {told}")
+
+
+def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
+    """What is wrong with a plan."""
+    for name, shape in plan.shapes().items():
+        if name not in file.tensors:
+            yield TENSORS, f"no tensor {name!r}, of shape {shape}"
+        elif file.tensors[name].shape != shape:
+            yield TENSORS, f"tensor {name!r} of shape {file.tensors[name].shape}, {shape} in the plan"
+    for i, layer in enumerate(plan.layers):
+        for block in layer.blocks:
+            sizes = _SIZES.get(type(block))
+            for what, found, expected in () if sizes is None else sizes(block, plan.embedding.n_embd):
+                if found != expected:
+                    yield SIZES, f"{what} of {type(block).__name__} {i} is {found}, {expected} fits the others"
+    for what, size in (("norm", plan.output.norm.size), ("n_in", plan.output.weight.n_in)):
+        if size != plan.embedding.n_embd:
+            yield SIZES, f"{what} of the output is {size}, {plan.embedding.n_embd} fits the embedding"
+    for what, number, is_good in _numbers(plan):
+        if not is_good:
+            yield NUMBERS, f"{what} is {number}"
+
+
+def _attention_sizes(block: Attention, n_embd: int) -> Iterator[_Size]:
+    heads, groups, head_dim, value_dim = block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim
+    yield "n_heads", heads % groups and heads, 0
+    for what, linear, n_in, n_out in (
+        ("q", block.q, n_embd, heads * head_dim),
+        ("k", block.k, n_embd, groups * head_dim),
+        ("v", block.v, n_embd, groups * value_dim),
+        ("o", block.o, heads * value_dim, n_embd),
+    ):
+        yield f"{what}.n_in", linear.n_in, n_in
+        yield f"{what}.n_out", linear.n_out, n_out
+    for name, norm, size in (("q_norm", block.q_norm, head_dim), ("k_norm", block.k_norm, head_dim)):
+        yield name, size if norm is None else norm.size, size
+    yield "norm", block.norm.size, n_embd
+    yield "post_norm", n_embd if block.post_norm is None else block.post_norm.size, n_embd
+    n_rot = 2 * len(block.rope.frequencies)
+    yield "rope", n_rot, min(n_rot, head_dim)
+
+
+def _feed_forward_sizes(block: FeedForward, n_embd: int) -> Iterator[_Size]:
+    for what, linear in (("gate", block.gate), ("up", block.up)):
+        yield f"{what}.n_in", linear.n_in, n_embd
+        yield f"{what}.n_out", linear.n_out, block.down.n_in
+    yield "down.n_out", block.down.n_out, n_embd
+    yield "norm", block.norm.size, n_embd
+    yield "post_norm", n_embd if block.post_norm is None else block.post_norm.size, n_embd
+
+
+_SIZES: dict[type[Any], Callable[[Any, int], Iterator[_Size]]] = {  # of each block, its sizes and those that fit
+    Attention: _attention_sizes,
+    FeedForward: _feed_forward_sizes,
+}
+
+
+def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:
+    """Numbers of a plan, and whether they can be."""
+    yield "n_ctx_train", plan.n_ctx_train, plan.n_ctx_train >= 1
+    yield "the embedding's scale", plan.embedding.scale, math.isfinite(plan.embedding.scale)
+    for block in plan.blocks():
+        for part in block.tensors():
+            if isinstance(part, Norm):
+                yield f"eps of {part.weight}", part.eps, 0 < part.eps < math.inf
+            elif isinstance(part, Linear):
+                yield f"the scale of {part.weight}", part.scale, math.isfinite(part.scale)
+        if isinstance(block, Attention):
+            rope, window = block.rope, 1 if block.window is None else block.window
+            worst = float(np.abs(rope.frequencies).max(initial=0.0))
+            yield "a scale of attention", block.scale, math.isfinite(block.scale)
+            yield "a rope's magnitude", rope.magnitude, math.isfinite(rope.magnitude)
+            yield "a rope's largest frequency", worst, math.isfinite(worst)
+            yield "a window", window, window >= 1
+
+
+ARCHITECTURE_CHECKS = (
+    Check("writes consistent plans of a whole file", whole_file),
+    Check("refuses damaged metadata in words", damaged_metadata),
+    Check("refuses damaged tensors in words", damaged_tensors),
+)
+
+
+def check_architecture(
+    architecture: type[Architecture] | str, file: ModelFile | Path | str, *, registry: Registry | None = None
+) -> None:
+    """Prove that an architecture keeps its contracts: on a file, and on all that differ from it in one key or tensor.
+
+    Whether the numbers are right, only a comparison with another implementation can tell.
+
+    Args:
+        architecture: A class, or the name of an installed one.
+        file: A small model of the family, or where it is.
+        registry: Where a name is looked up; None for what is installed.
+
+    Raises:
+        ContractError: It breaks a contract; the message says which, how, and where it is documented.
+        ModelFileError: The file cannot be read.
+        PluginError: There is no such architecture.
+    """
+    found = architecture
+    if isinstance(found, str):
+        found = (registry or registry_with_toys()).find("architecture", found)
+    opened = file if isinstance(file, ModelFile) else ModelFile.open(file)
+    run_checks(ARCHITECTURE_CHECKS, ArchitectureSubject(found, opened))

@@ -1,0 +1,154 @@
+"""`check_architecture` passes every family, and notices each planted fault."""
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import FAMILIES, tiny_file, tiny_model
+
+from augury.blocks import Layer
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.testing import ContractError, check_architecture
+from augury.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
+from augury.testing.toys import registry_with_toys
+
+
+@pytest.mark.parametrize("check", ARCHITECTURE_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_its_contracts(family, check):
+    check.run(ArchitectureSubject(registry_with_toys().find("architecture", family), tiny_file(f"{family}-dense")))
+
+
+class Honest(Architecture):
+    name = "qwen3"
+
+    @classmethod
+    def plans(cls, file):
+        decoder = Decoder(file)
+        rope = decoder.rope()
+        layers = [
+            cls.changed(Layer(decoder.attention(i, rope, has_head_norms=True), decoder.feed_forward(i)))
+            for i in range(decoder.n_layers)
+        ]
+        return {"main": cls.finished(decoder.plan(layers))}
+
+    @staticmethod
+    def changed(layer):
+        return layer
+
+    @staticmethod
+    def finished(plan):
+        return plan
+
+
+def test_an_honest_one_passes_with_a_path_of_its_file():
+    check_architecture(Honest, tiny_model("qwen3-dense"))
+
+
+def attention(**changes):
+    """An architecture whose attention is another: `changes` are functions of the block."""
+
+    class Changed(Honest):
+        @staticmethod
+        def changed(layer):
+            values = {name: change(layer.mixer) for name, change in changes.items()}
+            return attrs.evolve(layer, mixer=attrs.evolve(layer.mixer, **values))
+
+    return Changed
+
+
+def feed_forward(**changes):
+    class Changed(Honest):
+        @staticmethod
+        def changed(layer):
+            values = {name: change(layer.feed_forward) for name, change in changes.items()}
+            return attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, **values))
+
+    return Changed
+
+
+def whole(**changes):
+    class Changed(Honest):
+        @staticmethod
+        def finished(plan):
+            return attrs.evolve(plan, **{name: change(plan) for name, change in changes.items()})
+
+    return Changed
+
+
+class Nameless(Honest):
+    name = "qwen4"
+
+
+class Single(Honest):
+    @classmethod
+    def plans(cls, file):
+        return super().plans(file)["main"]
+
+
+class Mainless(Honest):
+    @classmethod
+    def plans(cls, file):
+        return {"mtp": super().plans(file)["main"]}
+
+
+class Trusting(Honest):
+    """Takes the file's word for a number, and for a type."""
+
+    @classmethod
+    def plans(cls, file):
+        plan = super().plans(file)["main"]
+        return {"main": attrs.evolve(plan, n_ctx_train=int(file.metadata["qwen3.rope.freq_base"]) and plan.n_ctx_train)}
+
+
+class Unchecked(Honest):
+    """Computes with a number of the file, and does not look at what comes out."""
+
+    @classmethod
+    def plans(cls, file):
+        plan = super().plans(file)["main"]
+        scale = 1e300 * file.get("qwen3.rope.freq_base", float, 1.0)
+        return {"main": attrs.evolve(plan, embedding=attrs.evolve(plan.embedding, scale=scale))}
+
+
+class Guessing(Honest):
+    """Names tensors without a look at the file."""
+
+    @staticmethod
+    def changed(layer):
+        at = layer.mixer.q.weight.partition(".attn")[0]
+        return attrs.evolve(
+            layer, mixer=attrs.evolve(layer.mixer, o=attrs.evolve(layer.mixer.o, bias=f"{at}.attn_output.bias"))
+        )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "told"),
+    [
+        (Nameless, "a file of 'qwen3'"),
+        (Single, "gives a ModelPlan for each name"),
+        (Mainless, "gives a ModelPlan for each name"),
+        (Guessing, "no tensor 'blk.0.attn_output.bias'"),
+        (attention(q=lambda block: attrs.evolve(block.q, n_out=8)), "tensor 'blk.0.attn_q.weight' of shape"),
+        (attention(head_dim=lambda block: block.head_dim // 2), "q.n_out of Attention 0 is"),
+        (attention(n_kv_heads=lambda block: block.n_kv_heads + 1), "fits the others"),
+        (attention(q_norm=lambda block: block.norm), "q_norm of Attention 0 is"),
+        (attention(post_norm=lambda block: block.q_norm), "post_norm of Attention 0 is"),
+        (attention(o=lambda block: block.k), "o.n_out of Attention 0 is"),
+        (attention(rope=lambda block: attrs.evolve(block.rope, frequencies=np.ones(999))), "rope of Attention 0 is 1998"),
+        (attention(rope=lambda block: attrs.evolve(block.rope, magnitude=np.inf)), "a rope's magnitude is inf"),
+        (attention(scale=lambda block: np.nan), "a scale of attention is nan"),
+        (attention(window=lambda block: 0), "a window is 0"),
+        (attention(norm=lambda block: attrs.evolve(block.norm, eps=0.0)), "eps of blk.0.attn_norm.weight is 0.0"),
+        (feed_forward(up=lambda block: block.down), "up.n_in of FeedForward 0 is"),
+        (feed_forward(down=lambda block: block.gate), "fits the others"),
+        (whole(output=lambda plan: attrs.evolve(plan.output, norm=plan.layers[0].mixer.q_norm)), "norm of the output is"),
+        (whole(n_ctx_train=lambda plan: 0), "n_ctx_train is 0"),
+        (Trusting, "ModelFileError, or an UnsupportedError. Seen: "),
+        (Unchecked, "the embedding's scale is"),
+    ],
+)
+def test_a_planted_fault_is_noticed(architecture, told):
+    with pytest.raises(ContractError) as found:
+        check_architecture(architecture, tiny_file("qwen3-dense"))
+    assert told in str(found.value)
