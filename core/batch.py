@@ -1,11 +1,8 @@
-"""One pass of a model: the tokens that it is over, the places of those that form a tree, and a check of both.
-
-Backends compute what they are given, and kernels do not look: what a plugin asks for is checked here first.
-"""
+"""One pass of a model: the tokens that it is over, and the places of those that form a tree."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
@@ -13,22 +10,27 @@ from attrs import frozen
 from augury.errors import CapacityError, OptionError
 
 if TYPE_CHECKING:
-    from augury.types import ModelInfo, StateSpec
+    from augury.types import StateSpec
 
-__all__ = ["Batch", "Tree", "check_moves", "checked_batch"]
+__all__ = ["Batch", "Tree", "check_accepted"]
 
 
 @frozen(eq=False)
 class Batch:
     """One forward pass: n tokens of any number of sequences, each sequence's in rising order of position.
 
-    The pass stores every token's state at (slot, position) before anything attends to it, and a token attends to its slot's
-    positions up to its own: what was stored at or behind `positions` by an earlier pass is overwritten, which is all that
-    undoing a rejected draft takes.
+    What a model keeps of a token is of two kinds. *Per position*, as keys and values: the pass stores it at (slot, position)
+    before anything attends to it, and a token attends to its slot's positions up to its own. What an earlier pass stored at or
+    behind `positions` is overwritten, which is all that undoing a rejected draft takes.
 
-    With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored j
-    behind the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its logits
-    are, to the bit, those that its path would have as a chain.
+    *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, but
+    for those that are `is_drafted`. Of these it computes the logits, and keeps aside what the next pass of the slot needs to
+    take in those that are `accepted`; the others are dropped. A pass that starts a slot at position 0 starts from an empty
+    state. `restores` come before `accepted`, and both before anything else; all concern all layers, whatever `n_layers` says.
+
+    With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
+    cell j behind the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
+    logits are, to the bit, those that its path would have as a chain.
     """
 
     tokens: np.ndarray  # (n,) int32
@@ -36,8 +38,12 @@ class Batch:
     positions: np.ndarray  # (n,) int32, logical: 0 is the sequence's first token
     rows: np.ndarray  # (r,) int32, rising indices into the n tokens whose logits are wanted; may be empty
     parents: np.ndarray | None = None  # (n,) int32, which of the n each follows, -1: what its slot holds; None: chains
-    moves: np.ndarray | None = None  # (m, 3) int32: slot, position from, position to; states copied in order before the pass
+    accepted: np.ndarray | None = None  # (m, 3) int32: slot, cell, position of tokens of its last pass; without a state per
+    # sequence those alone that change place: they are copied in order
     n_layers: int | None = None  # of the first so many layers and the output alone; None: of all
+    is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
+    restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
+    saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
 
 
 class Tree:
@@ -107,78 +113,16 @@ class Tree:
         return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
 
 
-def check_moves(moves: np.ndarray, spec: StateSpec) -> None:
-    """Refuse moves (m, 3) between cells that do not exist.
+def check_accepted(accepted: np.ndarray, spec: StateSpec) -> None:
+    """Refuse `Batch.accepted` (m, 3) of cells that do not exist.
 
     Raises:
-        CapacityError: There is such a move.
+        CapacityError: There is such a cell.
     """
-    is_inside = (moves >= 0) & (moves < (spec.n_slots, spec.n_ctx, spec.n_ctx))
+    is_inside = (accepted >= 0) & (accepted < (spec.n_slots, spec.n_ctx, spec.n_ctx))
     if not is_inside.all():
-        slot, source, target = moves[int(is_inside.all(axis=1).argmin())]
+        slot, cell, position = accepted[int(is_inside.all(axis=1).argmin())]
         raise CapacityError(
-            f"a move from position {source} to {target} of slot {slot}, "
+            f"a token moves from cell {cell} to position {position} of slot {slot}, "
             f"expected one of {spec.n_slots} slots of {spec.n_ctx} positions"
         )
-
-
-def checked_batch(batch: Batch, spec: StateSpec, info: ModelInfo) -> Batch:
-    """A copy of a plugin's batch, which kernels can read without a look at it.
-
-    Raises:
-        OptionError: It is no batch, or names what the model does not have.
-        CapacityError: A position does not fit into a slot.
-    """
-    if not isinstance(batch, Batch):
-        raise OptionError(f"a pass over a {type(batch).__name__}, expected a Batch")
-    n_layers = batch.n_layers
-    if n_layers is not None and not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= info.n_layers):
-        raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {info.n_layers}")
-    tokens = _row("tokens", batch.tokens, info.n_vocab)
-    if not (n := len(tokens)):
-        raise OptionError("a pass over no tokens, expected some")
-    slots = _row("slots", batch.slots, spec.n_slots, n=n)
-    positions = _row("positions", batch.positions, spec.n_ctx, n=n, too_large=CapacityError)
-    rows = _row("rows", batch.rows, n)
-    parents = None if batch.parents is None else _row("parents", batch.parents, n, n=n, least=-1)
-    moves = None if batch.moves is None else _row("moves", batch.moves, 2**31, columns=3)
-    copy = Batch(tokens, slots, positions, rows, parents, moves, n_layers)
-    if (rows[1:] <= rows[:-1]).any():
-        raise OptionError(f"a pass with rows {rows.tolist()}, expected rising ones")
-    if moves is not None:
-        check_moves(moves, spec)
-    if parents is not None:
-        Tree(copy, spec.n_ctx)
-    elif n > 1:
-        order = np.argsort(slots, kind="stable")
-        in_order, places = slots[order], positions[order]
-        if ((in_order[1:] == in_order[:-1]) & (places[1:] <= places[:-1])).any():
-            raise OptionError("a pass with positions that do not rise within a slot, expected each behind the one before")
-    return copy
-
-
-def _row(
-    name: str,
-    values: Any,
-    n_known: int,
-    *,
-    n: int | None = None,
-    columns: int | None = None,
-    least: int = 0,
-    too_large: type[Exception] = OptionError,
-) -> np.ndarray:
-    """A copy of numbers from `least` to `n_known` - 1 as int32: n if that is given, and so many columns of them, if not one."""
-    try:
-        given = np.array(values)
-    except (TypeError, ValueError) as error:  # such as lists of unequal length
-        raise OptionError(f"a pass with {name} that are no array: {error}") from None
-    has_shape = given.ndim == 1 if columns is None else given.shape[1:] == (columns,)
-    if not has_shape or (given.dtype.kind not in "iu" and given.size) or (n is not None and len(given) != n):
-        expected = f"({'n' if n is None else n},{'' if columns is None else f' {columns}'})"
-        raise OptionError(f"a pass with {name} of {given.dtype} in shape {given.shape}, expected {expected} int32")
-    if given.size:
-        smallest, largest = (given.item(), given.item()) if given.size == 1 else (int(given.min()), int(given.max()))
-        if smallest < least or largest >= n_known:
-            refusal = OptionError if smallest < least else too_large
-            raise refusal(f"a pass with {name} from {smallest} to {largest}, expected {least} to {n_known - 1}")
-    return given.astype(np.int32, copy=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from augury.batch import Batch
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
-    from augury.passes import Pass
+    from augury.passes import Context, Pass, Target
     from augury.text.tokenizer import Tokenizer
     from augury.types import Allocation, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
 
@@ -39,7 +39,6 @@ __all__ = [
     "Progress",
     "Session",
     "Source",
-    "Target",
 ]
 
 API_VERSION = 1
@@ -148,28 +147,6 @@ class Architecture(Plugin, ABC):
 # Drafting
 
 
-class Target(ABC):
-    """The model that is drafted for, as far as its drafters may use it: passes through its first layers and its output.
-
-    A drafter may make such passes inside `draft`, for its own slot, and inside `draft_together`, for all slots that are asked
-    for, at positions from `len(history) - 1` on: the history's last token is fed first, for its states are not there yet. Such
-    a pass sees what the slots hold. What it stores lies behind that, lasts until verification writes over it, and is nothing
-    to rely on in the next call. Only the thread that called the drafter may make it.
-    """
-
-    n_layers: int
-
-    @abstractmethod
-    def forward(self, batch: Batch) -> Pass:
-        """Compute the first `batch.n_layers` layers and the output; the logits last until the next pass.
-
-        Raises:
-            OptionError: The number of layers is missing or out of range, a position is one that the slot holds, or the batch
-                names tokens, slots, positions or rows that do not exist, has arrays of other lengths, or moves states.
-            CapacityError: A position does not fit into a slot.
-        """
-
-
 class Session(ABC):
     """What the engine offers the drafter of one slot; `sampling`, `verify`, `forced` are the request's, set before `begin`."""
 
@@ -184,10 +161,8 @@ class Session(ABC):
     verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
 
     @abstractmethod
-    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Model:
-        """Load a second model, with slots of its own; the same reference, options and backend load once.
-
-        Its `forward` checks every batch, and raises an `OptionError` for one that names what the model does not have.
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Context:
+        """Load a second model, with slots and memory of its own; the same reference, options and backend load once.
 
         Args:
             reference: A name or a path.
@@ -281,8 +256,14 @@ class Ask:
 class MemoryManager(Plugin, ABC):
     """Decides what the slots of a model keep; the backend owns the bytes.
 
-    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds.
+    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
+    was prepared and never committed has failed: what it left in the state of the sequence is not known, nor whether it took in
+    what was accepted before it.
     """
+
+    replays_accepted: bool = False
+    """Whether tokens that were accepted of a rejected draft are computed again in front of the next pass. Drafts are chains
+    then, for a state that takes in drafted tokens cannot take in two that exclude each other."""
 
     def __init__(self, options: Any, spec: StateSpec) -> None:
         self.options = options
@@ -300,8 +281,8 @@ class MemoryManager(Plugin, ABC):
         """How many more tokens the slot can take behind what it keeps."""
 
     @abstractmethod
-    def prepare(self, slot: int, n_new: int) -> Step:
-        """Make room for `n_new` tokens, before the pass.
+    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
+        """Make room for so many tokens that stay and, after them, so many that may be undone, before the pass.
 
         Raises:
             CapacityError: They do not fit.
@@ -317,6 +298,10 @@ class MemoryManager(Plugin, ABC):
             tokens: (m,) int32, those kept, what was replayed included.
             path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
         """
+
+    @abstractmethod
+    def truncate(self, slot: int, n: int) -> int:
+        """Keep at most the first n tokens of a slot; returns how many are kept, which may be fewer."""
 
     @abstractmethod
     def end(self, slot: int) -> None:

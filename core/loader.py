@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from augury.engine.session import SecondModel, Shared
+from augury.engine.context import CheckedContext
+from augury.engine.session import Shared
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from augury.blocks import ModelPlan
-    from augury.interfaces import Backend, Model, Progress
+    from augury.interfaces import Backend, MemoryManager, Model, Progress
     from augury.registry import Registry
     from augury.text.tokenizer import Tokenizer
     from augury.types import ModelOptions
 
-__all__ = ["Loader", "make_backend", "plan_of"]
+__all__ = ["Loader", "make_backend", "make_memory", "plan_of"]
 
 
 def make_backend(registry: Registry, text: str) -> Backend:
@@ -42,6 +43,17 @@ def make_backend(registry: Registry, text: str) -> Backend:
     if (reason := backend.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
     return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
+
+
+def make_memory(registry: Registry, name: str, model: Model) -> MemoryManager:
+    """The memory manager of a model: the one of that name, or for `auto` the preferred one.
+
+    Raises:
+        PluginError: There is no such memory manager.
+    """
+    cls = registry.choose("memory", model.info) if name == "auto" else registry.find("memory", name)
+    manager: MemoryManager = cls(build(cls.options_class, {}, cls.name), model.state_spec)
+    return manager
 
 
 def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
@@ -88,9 +100,18 @@ class Loader:
             plan = plan_of(file, self.registry)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             self.models.append(device.load(file, plan, wanted, self._progress))
-            return SecondModel(self.models[-1]) if purpose == "draft" else self.models[-1]
+            return self.models[-1]
 
         return self.shared.get(("model", purpose, str(reference), options, backend), make)
+
+    def load_draft_model(self, reference: str, options: ModelOptions, backend: str | None = None) -> CheckedContext:
+        """A model that drafters feed, with a memory manager that suits it; the same arguments load once."""
+
+        def make() -> CheckedContext:
+            model = self.load(reference, options, purpose="draft", backend=backend)
+            return CheckedContext(model, make_memory(self.registry, "auto", model))
+
+        return self.shared.get(("context", reference, options, backend), make)
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

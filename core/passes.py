@@ -1,14 +1,20 @@
-"""What a model's pass gives: `Pass`, a handle to read logits from, and `ArrayPass`, whose logits lie in memory."""
+"""What a model's pass gives, `Pass`, and what passes are made through: a `Context`, or a drafter's `Target`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.types import read_only
 
-__all__ = ["ArrayPass", "Pass"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.types import Draft, Feed, ModelInfo, Opened, StateSpec
+
+__all__ = ["ArrayPass", "Context", "Pass", "Target"]
 
 
 class Pass(ABC):
@@ -118,3 +124,77 @@ class ArrayPass(Pass):
     def first(self, n: int) -> Pass:
         """See `Pass.first`."""
         return type(self)(self._array[:, :n])
+
+
+class Context(ABC):
+    """A model, the memory of its slots, and the making of its passes: whoever feeds a model goes through one.
+
+    A pass takes three calls: `feed` for every slot that takes part, `forward` for all of them, and `commit` for each. `open`,
+    `room`, `truncate` and `end` are the memory manager's.
+    """
+
+    info: ModelInfo
+    spec: StateSpec
+
+    @abstractmethod
+    def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None: ...  # noqa: D102
+
+    @abstractmethod
+    def room(self, slot: int) -> int: ...  # noqa: D102
+
+    @abstractmethod
+    def truncate(self, slot: int, n: int) -> int: ...  # noqa: D102
+
+    @abstractmethod
+    def end(self, slot: int) -> None: ...  # noqa: D102
+
+    @abstractmethod
+    def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
+        """A slot's share of the next pass.
+
+        Args:
+            slot: An open one.
+            tokens: (m,) int32, certain to follow what the slot holds.
+            rows: How many of the last tokens, those of the draft included, have logits; or which of `tokens` alone.
+            draft: Tokens after them that may be undone.
+
+        Raises:
+            CapacityError: They do not fit.
+            OptionError: The model has no such tokens or slot.
+        """
+
+    @abstractmethod
+    def forward(self, feeds: Sequence[Feed]) -> Pass:
+        """One pass over the shares of several slots; rows in the order of the feeds."""
+
+    @abstractmethod
+    def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
+        """After the pass: keep a feed's certain tokens, and those of its draft that `path` names, rising."""
+
+
+class Target(ABC):
+    """The model that is drafted for, as far as its drafters may use it: passes through its first layers and its output.
+
+    A drafter may make such passes inside `draft`, for its own slot, and inside `draft_together`, for all slots that are asked
+    for. Nothing of them is kept. Only the thread that called the drafter may make them.
+    """
+
+    n_layers: int
+
+    @abstractmethod
+    def forward(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+        """Compute the first `n_layers` layers and the output; the logits last until the next pass.
+
+        Args:
+            written: By slot (m,) int32, all tokens that follow what the slot holds: the last of its history, which is not there
+                yet, and those drafted so far. What an earlier call has computed of them is not computed again, where the
+                memory allows that.
+            n_layers: From 1 to all of them.
+
+        Returns:
+            Of each slot the logits behind its last token.
+
+        Raises:
+            OptionError: The number of layers is out of range, or a token or a slot does not exist.
+            CapacityError: The tokens do not fit into a slot.
+        """

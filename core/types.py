@@ -22,6 +22,7 @@ __all__ = [
     "Allocation",
     "Draft",
     "DrafterStats",
+    "Feed",
     "ModelInfo",
     "ModelOptions",
     "Opened",
@@ -121,7 +122,9 @@ class StateSpec:
 
     n_slots: int
     n_ctx: int  # positions that one slot can hold
-    n_bytes_per_position: int  # of one slot, over all layers
+    n_bytes_per_position: int  # of one slot, over all layers: keys and values
+    n_bytes_per_sequence: int = 0  # of one slot, over all layers: recurrent and convolution states, updated in place
+    can_keep_aside: bool = True  # whether a pass can compute drafted tokens without taking them into the state of the sequence
 
 
 @frozen
@@ -145,16 +148,24 @@ class Opened:
 
 @frozen
 class Step:
-    """Leave to add tokens to a slot: the position that the pass starts at, and tokens to replay before the new ones.
+    """Leave to add tokens to a slot, and what the pass has to do for that before.
 
-    `replay` is empty for a KV cache; a manager that restores snapshots names the accepted tokens behind the snapshot here, and
-    the loop puts them in front of the pass, starting at `mark`. `moves` are pairs of positions, from and to, that the pass
-    copies first: where a tree's path was kept, its states come to lie behind each other.
+    Attributes:
+        mark: The position that the slot's tokens start at: those of `replay`, then the new ones.
+        accepted: Pairs of cell and position: drafted tokens of the slot's last pass that were accepted, which the pass takes
+            into the state, or moves to their position, before anything else; see `Batch.accepted`.
+        replay: Tokens that are kept, but not in the state that is restored. They are computed again, as certain ones.
+        restore: Whether the state of the sequence is set back to what was last saved of it.
+        save: After how many of the slot's tokens in the pass the state of the sequence is saved; None: it is not.
+        keeps_aside: Whether the pass leaves drafted tokens out of the state of the sequence.
     """
 
     mark: int
+    accepted: tuple[tuple[int, int], ...] = ()
     replay: tuple[int, ...] = ()
-    moves: tuple[tuple[int, int], ...] = ()
+    restore: bool = False
+    save: int | None = None
+    keeps_aside: bool = False
 
 
 # Drafting and verification
@@ -195,6 +206,28 @@ class Draft:
         probabilities = None if self.probabilities is None else self.probabilities[:k]
         confidence = None if self.confidence is None else self.confidence[:k]
         return Draft(self.tokens[:k], parents, probabilities, confidence)
+
+
+@frozen(eq=False)
+class Feed:
+    """One slot's share of a pass: what `step` replays, then `tokens`, which are certain, then a draft of what follows them."""
+
+    slot: int
+    step: Step
+    tokens: np.ndarray  # (m,) int32
+    rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
+    draft: Draft = Draft()
+    n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
+
+    @property
+    def n_tokens(self) -> int:
+        """In the pass."""
+        return len(self.step.replay) + len(self.tokens) + len(self.draft)
+
+    @property
+    def n_rows(self) -> int:
+        """How many have logits."""
+        return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 
 @frozen

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.model.draft_runner import DraftRunner, Wish
+from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.drafters.model.draft_tree import TreeShape, branched
 from augury.drafters.model.translation import Translation
@@ -34,7 +34,7 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from augury.drafters.model.draft_runner import Written
+    from augury.drafters.model.draft_runner import WrittenDraft
     from augury.interfaces import Ask, Session
     from augury.text.tokenizer import Tokenizer
     from augury.types import ModelOptions
@@ -97,13 +97,13 @@ class DraftModel(Drafter):
         self._tree = None if options.tree is None else TreeShape.of(options.tree, session.options.n_ctx)
         reference, load_options = options.model, _load_options(options, session.options)
 
-        def make() -> Partner:
-            return _partner(reference, load_options, options.backend, session)
+        def make() -> LoadedDraftModel:
+            return _load(reference, load_options, options.backend, session)
 
-        partner: Partner = session.shared((self.name, reference, load_options, options.backend), make)
-        self._runner = partner.runner
+        loaded: LoadedDraftModel = session.shared((self.name, reference, load_options, options.backend), make)
+        self._runner = loaded.runner
         self._sampler: DraftSampler | None = None  # of a request whose drafts are drawn
-        self._translation = partner.translation(session.tokenizer)
+        self._translation = loaded.translation(session.tokenizer)
         if self._tree is not None and self._translation is not None:
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
@@ -111,7 +111,7 @@ class DraftModel(Drafter):
         """Feed the prompt in chunks, as far as it is not what the draft model's slot holds anyway."""
         if self._translation is not None:
             self._translation.begin()
-            history, _ = self._translation.follow(history)
+            history = self._translation.follow(history)
         sampling = self.session.sampling
         self._sampler = None
         if self.session.verify == "rejection" and sampling.temperature > 0 and self._translation is None:
@@ -120,31 +120,34 @@ class DraftModel(Drafter):
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Write ahead for one slot."""
-        return self._draft(self._runner.draft([self._wish(history, limit)])[0], limit)
+        return self._draft(self._runner.draft([self._request(history, limit)])[0], limit)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
         """What it would have drafted for the last tokens; what it missed before them it leaves out."""
         return None if self._translation is not None else self._runner.teacher_forced(self.session.slot, history, n)
+
+    def end(self) -> None:
+        """Leave what is cached of the text to other requests."""
+        self._runner.end(self.session.slot)
 
     @classmethod
     def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
         """Write ahead for several slots; those that share a draft model share its passes."""
         drafts = [Draft() for _ in asks]
         indices: dict[DraftRunner, list[int]] = {}
-        wishes = []
+        requests = []
         for i, ask in enumerate(asks):
             assert isinstance(ask.drafter, DraftModel)
             indices.setdefault(ask.drafter._runner, []).append(i)  # noqa: SLF001 - of this class
-            wishes.append(ask.drafter._wish(ask.history, ask.limit))  # noqa: SLF001
+            requests.append(ask.drafter._request(ask.history, ask.limit))  # noqa: SLF001
         for runner, mine in indices.items():
-            for i, written in zip(mine, runner.draft([wishes[i] for i in mine]), strict=True):
+            for i, written in zip(mine, runner.draft([requests[i] for i in mine]), strict=True):
                 drafts[i] = asks[i].drafter._draft(written, asks[i].limit)  # type: ignore[attr-defined] # noqa: SLF001
         return drafts
 
-    def _wish(self, history: np.ndarray, limit: int) -> Wish:
-        n_same = None
+    def _request(self, history: np.ndarray, limit: int) -> DraftRequest:
         if self._translation is not None:
-            history, n_same = self._translation.follow(history)
+            history = self._translation.follow(history)
             if self._translation.is_within_character or not len(history):
                 limit = 0
         n_candidates = 1
@@ -152,9 +155,9 @@ class DraftModel(Drafter):
             # of a tree of `limit` tokens no place has more
             n_candidates, limit = min(self._tree.width, limit), min(limit, self._tree.depth)
         # p_min is read anew each time: a request may bring its own
-        return Wish(self.session.slot, history, limit, self.options.p_min, n_same, n_candidates, self._sampler)
+        return DraftRequest(self.session.slot, history, limit, self.options.p_min, n_candidates, self._sampler)
 
-    def _draft(self, written: Written, limit: int) -> Draft:
+    def _draft(self, written: WrittenDraft, limit: int) -> Draft:
         if self._translation is not None:
             return Draft(self._translation.back(written.tokens)[:limit])
         if written.candidates:
@@ -167,7 +170,7 @@ class DraftModel(Drafter):
 
 
 @frozen(eq=False)
-class Partner:
+class LoadedDraftModel:
     """A draft model for all slots."""
 
     runner: DraftRunner
@@ -188,7 +191,7 @@ def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOpti
     return attrs.evolve(target, **{name: value for name, value in own.items() if value is not None})
 
 
-def _partner(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> Partner:
+def _load(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> LoadedDraftModel:
     """The draft model, and whether it speaks the target's language.
 
     Raises:
@@ -196,19 +199,19 @@ def _partner(reference: str, load_options: ModelOptions, backend: str | None, se
     """
     target, draft = session.tokenizer, session.load_tokenizer(reference)
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)
-    model = session.load(reference, load_options, backend)
-    difference = difference or size_difference(session.model.n_vocab, model.info.n_vocab)
+    context = session.load(reference, load_options, backend)
+    difference = difference or size_difference(session.model.n_vocab, context.info.n_vocab)
     if difference is not None and (target is None or draft is None):
         raise UnsupportedError(
             f"{difference}; without a tokenizer of both the draft model cannot be spoken to by text: "
             "choose one of the target's family"
         )
-    n_slots, log = load_options.n_slots, get_logger("augury.drafters.draft_model")
+    log = get_logger("augury.drafters.draft_model")
     if difference is None or draft is None:
         log.info("the draft model has the target's vocabulary and drafts in its tokens", model=reference)
-        return Partner(DraftRunner(model, n_slots=n_slots, n_vocab=session.model.n_vocab), None)
+        return LoadedDraftModel(DraftRunner(context, n_vocab=session.model.n_vocab), None)
     log.warning("the draft model has another vocabulary; drafts go through text", model=reference, difference=difference)
-    return Partner(DraftRunner(model, n_slots=n_slots, n_vocab=draft.n_vocab), draft)
+    return LoadedDraftModel(DraftRunner(context, n_vocab=draft.n_vocab), draft)
 
 
 @hookimpl

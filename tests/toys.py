@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from augury.engine.context import EngineContext
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader
 from augury.options import NoOptions
@@ -70,7 +71,7 @@ class Gate:
     def __init__(self, engine):
         self.has_begun, self._is_open = threading.Event(), threading.Event()
         self.open, self.is_open = self._is_open.set, self._is_open.is_set
-        engine._worker._loop._model.on_forward = self._wait
+        engine._worker._loop._context.model.on_forward = self._wait
 
     def _wait(self):
         self.has_begun.set()
@@ -105,8 +106,7 @@ def toy_engine(
     chains = [[make(toy) for make in makers] for _ in range(slots)]
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])
     return kind(
-        toy,
-        memory(NoOptions(), toy.state_spec),
+        EngineContext(toy, memory(NoOptions(), toy.state_spec)),
         chains,
         Loader(registry or Registry(), None, Progress()),
         tokenizer=tokenizer,

@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
-from augury.batch import Tree, check_moves
+from augury.batch import Tree, check_accepted
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
 from augury.types import Allocation, ModelInfo, StateSpec
@@ -83,9 +83,9 @@ class NumbaCpuModel(Model):
         """Compute one pass."""
         self._check(batch)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
-        if batch.moves is not None and len(batch.moves):
-            check_moves(batch.moves, self.state_spec)
-            moves = np.ascontiguousarray(batch.moves, np.int64)
+        if batch.accepted is not None and len(batch.accepted):
+            check_accepted(batch.accepted, self.state_spec)
+            moves = np.ascontiguousarray(batch.accepted, np.int64)
             self._team.run(self._lowered.moving(moves))
         tokens, slots, positions, rows = batch.tokens, batch.slots, batch.positions, batch.rows
         cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.reference.blocks import FEED_FORWARDS, MIXERS, embed, output
-from augury.batch import Tree, check_moves
+from augury.batch import Tree, check_accepted
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
@@ -43,10 +43,10 @@ class ReferenceModel(Model):
         weights = self._open()
         self._check(batch)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
-        if batch.moves is not None:
-            check_moves(batch.moves, self.state_spec)
+        if batch.accepted is not None:
+            check_accepted(batch.accepted, self.state_spec)
             for cache in self._caches:
-                cache.move(batch.moves)
+                cache.move(batch.accepted)
         x = embed(self._plan.embedding, weights, batch.tokens)
         for layer, cache in zip(self._plan.layers[: batch.n_layers], self._caches, strict=False):
             x = _through(layer, cache, weights, batch, tree, x)

@@ -13,19 +13,19 @@ import attrs
 import numpy as np
 
 from augury.engine.channel import Channel
+from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.guard import guarded
 from augury.engine.loop import Loop
 from augury.engine.request import checked_tokens, make_request
 from augury.engine.running import Running
 from augury.engine.sequence import Sequence
-from augury.engine.session import EngineSession, EngineTarget
+from augury.engine.session import EngineSession
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend, plan_of
+from augury.loader import Loader, make_backend, make_memory, plan_of
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
-from augury.options import build
 from augury.registry import Registry
 from augury.speculation.calibration import measure_passes
 from augury.speculation.config import Speculation, choose_drafters, synthetic_rates
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from augury.engine.engine_stats import EngineStats
     from augury.engine.request import Request
     from augury.engine.running import Stream
-    from augury.interfaces import Drafter, MemoryManager, Model
+    from augury.interfaces import Drafter
     from augury.text.tokenizer import Tokenizer
     from augury.types import ModelInfo, Result
 
@@ -70,8 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
-        memory: MemoryManager,
+        context: EngineContext,
         chains: Items[Items[Drafter]],
         loader: Loader,
         *,
@@ -84,22 +83,22 @@ class Engine:
         max_queue: int | None = None,
     ) -> None:
         """Put loaded parts together; users call `load`."""
-        self.info: ModelInfo = model.info
+        self.info: ModelInfo = context.info
         self.tokenizer = tokenizer
         self.config = config
         self._template = template
         self._speculation = speculation
-        self._n_ctx = model.state_spec.n_ctx
+        self._n_ctx = context.spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
-        self._n_vocab = model.info.n_vocab if tokenizer is None else min(model.info.n_vocab, tokenizer.n_vocab)
+        self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
-        self._drafting = Drafting(chains, planner, model.info.n_vocab)
-        loop = Loop(model, memory, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
+        self._drafting = Drafting(chains, planner, context.info.n_vocab)
+        loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
-        self._worker = Worker(loop, give_back, n_slots=model.state_spec.n_slots, max_queue=max_queue)
+        self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
 
     @classmethod
     def load(
@@ -197,21 +196,19 @@ class Engine:
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
             target = loader.load(model, options, purpose="target")
-            memory_class = registry.choose("memory", target.info) if memory == "auto" else registry.find("memory", memory)
-            manager = memory_class(build(memory_class.options_class, {}, memory_class.name), target.state_spec)
-            guarded = EngineTarget(target, manager)
-            sessions = [EngineSession(slot, target.info, options, tokenizer, loader, guarded) for slot in range(slots)]
+            context = EngineContext(target, make_memory(registry, memory, target))
+            first_layers = EngineTarget(context)
+            sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
             planner = None
             if chosen and draft_max > 0 and not speculation.is_fixed:
                 costs = measure_passes(target, slots * (draft_max + 1))
                 planner = DraftPlanner(costs, [drafter.is_costly for drafter in chains[0]])
             loader.close_files()
-            plugins = {"model": str(model), "backend": device.name, "memory": memory_class.name}
+            plugins = {"model": str(model), "backend": device.name, "memory": context.memory.name}
             effective = attrs.asdict(options) | {"threads": target.n_threads, "isa": target.isa}
             engine = cls(
-                target,
-                manager,
+                context,
                 chains,
                 loader,
                 tokenizer=tokenizer,

@@ -15,28 +15,27 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+from attrs import frozen
 
-from augury.batch import Batch
 from augury.engine.engine_stats import Tally
 from augury.engine.guard import guarded
-from augury.engine.part import Part, batch_of
 from augury.errors import PluginError
 from augury.log import get_logger
 from augury.speculation.draft_log import DRAFT_LOGGER, log_draft
-from augury.types import Draft, Round, Verdict
+from augury.types import Round, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from collections.abc import Sequence as Items
     from typing import Any
 
+    from augury.engine.context import EngineContext
     from augury.engine.engine_stats import EngineStats
     from augury.engine.sequence import Sequence
-    from augury.interfaces import MemoryManager, Model
     from augury.passes import Pass
     from augury.speculation.drafting import Drafting
     from augury.speculation.drafts import SlotDraft
-    from augury.types import Opened, Summary
+    from augury.types import Feed, Opened, Summary
 
 __all__ = ["Loop"]
 
@@ -45,13 +44,21 @@ CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
 
 
+@frozen(eq=False)
+class Share:
+    """A sequence's share of a pass, and what it drafted; None while its prompt is processed."""
+
+    sequence: Sequence
+    feed: Feed
+    drafted: SlotDraft | None = None
+
+
 class Loop:
     """Runs sequences on one model. Not thread-safe: the engine's thread alone calls it."""
 
     def __init__(
         self,
-        model: Model,
-        memory: MemoryManager,
+        context: EngineContext,
         drafting: Drafting,
         on_round: Callable[..., Any] | None = None,
         on_request: Callable[..., Any] | None = None,
@@ -62,26 +69,24 @@ class Loop:
         """Take over a model.
 
         Args:
-            model: With as many slots as the memory manager has.
-            memory: Its memory manager.
+            context: The model and its memory.
             drafting: The drafters of all slots.
             on_round: Called with a `Round` after every pass.
             on_request: Called with a `Summary` after every request.
             n_vocab: How many tokens may be chosen; what the model computes beyond them is padding. None: all.
             check: Called before every request; what it raises is the request's error.
         """
-        self._model = model
-        self._memory = memory
+        self._context = context
         self._drafting = drafting
         self._on_round = on_round
         self._on_request = on_request
         self._check = check
-        self._n_vocab = n_vocab or model.info.n_vocab
+        self._n_vocab = n_vocab or context.info.n_vocab
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._taken: set[int] = set()  # slots, also those of evaluations
         self._evaluating: set[int] = set()  # slots
-        self._tally = Tally(model.state_spec.n_slots)
+        self._tally = Tally(context.spec.n_slots)
         self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
 
     @property
@@ -109,43 +114,44 @@ class Loop:
         decoding = [sequence for sequence in self._running if sequence.n_emitted]
         decoding = [sequence for sequence in decoding if self._attempt([sequence], self._drafting.prefill, sequence)]
         start = perf_counter()
-        parts = self._parts(decoding)
+        shares = self._shares(decoding)
         draft_s = perf_counter() - start
-        if not parts:  # nobody is there, or all wait for their drafters
+        if not shares:  # nobody is there, or all wait for their drafters
             return
-        passed = self._attempt([part.sequence for part in parts], self._forward, parts)
+        passed = self._attempt([share.sequence for share in shares], self._forward, shares)
         if passed is None:
             return
         logits, argmax, forward_s = passed
-        n_tokens = sum(len(part.tokens) for part in parts)
-        for part in parts:
-            if part.drafted is None:
-                part.sequence.recorder.chunk(len(part.tokens), forward_s * len(part.tokens) / n_tokens)
+        n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
+        for share in shares:
+            if share.drafted is None:
+                n = len(share.feed.tokens)
+                share.sequence.recorder.chunk(n, forward_s * n / n_tokens)
         emitted, row = [], 0
-        for part in parts:
-            emitted.append(self._attempt([part.sequence], self._verify, part, logits, argmax, row))
-            row += part.n_rows
+        for share in shares:
+            emitted.append(self._attempt([share.sequence], self._verify, share, logits, argmax, row))
+            row += share.feed.n_rows
         settled = []
-        for part, verdict in zip(parts, emitted, strict=True):
+        for share, verdict in zip(shares, emitted, strict=True):
             if verdict is not None:
-                if part.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
-                    self._attempt([part.sequence], self._drafting.settle, part.drafted, verdict)
-                settled.append((part, verdict))
-        drafted = [part.drafted for part, _ in settled if part.drafted is not None]
+                if share.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
+                    self._attempt([share.sequence], self._drafting.settle, share.drafted, verdict)
+                settled.append((share, verdict))
+        drafted = [share.drafted for share, _ in settled if share.drafted is not None]
         n_beside = n_tokens - sum(1 + len(each.draft) for each in drafted)
         guarded(self._drafting.observe_round, drafted, n_beside, forward_s)
         verdicts = [verdict for _, verdict in settled]
         seen = Round(
-            n_sequences=len(parts),
+            n_sequences=len(shares),
             n_tokens=n_tokens,
             n_drafted=sum(verdict.n_offered for verdict in verdicts),
             n_accepted=sum(verdict.n_accepted for verdict in verdicts),
             n_emitted=sum(verdict.n_emitted for verdict in verdicts),
             draft_s=draft_s,
             forward_s=forward_s,
-            ids=tuple(part.sequence.request.id for part in parts),
+            ids=tuple(share.sequence.request.id for share in shares),
         )
-        self._tally.passed(seen, n_prompt=sum(len(part.tokens) for part in parts if part.drafted is None))
+        self._tally.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.drafted is None))
         self._tally.publish(self._running)
         for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
             self._end(sequence)
@@ -174,20 +180,13 @@ class Loop:
             yield None
         self._evaluating.add(opened.slot)
         try:
-            logits = np.empty((len(rows), self._model.info.n_vocab), np.float32)
+            logits = np.empty((len(rows), self._context.info.n_vocab), np.float32)
             for start in range(0, len(tokens), CHUNK):
                 chunk = tokens[start : start + CHUNK]
-                step = self._memory.prepare(opened.slot, len(chunk))
                 first, last = np.searchsorted(rows, (start, start + len(chunk)))
-                logits[first:last] = self._model.forward(
-                    Batch(
-                        tokens=chunk,
-                        slots=np.full(len(chunk), opened.slot, np.int32),
-                        positions=np.arange(start, start + len(chunk), dtype=np.int32),
-                        rows=(rows[first:last] - start).astype(np.int32),
-                    )
-                ).rows()
-                self._memory.commit(opened.slot, step, chunk)
+                feed = self._context.feed(opened.slot, chunk, (rows[first:last] - start).astype(np.int32))
+                logits[first:last] = self._context.forward([feed]).rows()
+                self._context.commit(feed)
                 yield None
         finally:
             self._evaluating.discard(opened.slot)
@@ -232,81 +231,84 @@ class Loop:
         """A slot for a prompt, or None while all are taken."""
         for slot in tuple(self._unfreed):
             with suppress(BaseException):  # it was said the first time
-                self._memory.end(slot)
+                self._context.end(slot)
                 self._unfreed.remove(slot)
         if self._check is not None:
             self._check()
-        opened = self._memory.open(tokens, may_reuse=may_reuse)
+        opened = self._context.open(tokens, may_reuse=may_reuse)
         if opened is not None:
             self._taken.add(opened.slot)
             self._unfreed.discard(opened.slot)
         elif not self._taken:
-            raise PluginError(f"memory manager {self._memory.name} has no free slot, and none is in use; load the model again")
+            raise PluginError(
+                f"memory manager {self._context.memory.name} has no free slot, and none is in use; load the model again"
+            )
         return opened
 
     def _free(self, slot: int) -> None:
         """Free a slot; where its manager fails in that, it is asked again before the next one is opened."""
         self._taken.discard(slot)
-        if not guarded(self._memory.end, slot):
+        if not guarded(self._context.end, slot):
             self._unfreed.add(slot)
 
-    def _parts(self, decoding: Items[Sequence]) -> list[Part]:
+    def _shares(self, decoding: Items[Sequence]) -> list[Share]:
         """Everyone's share of the pass: a decoding sequence's last token and draft, then chunks of prompts."""
         chunks = self._chunks(CHUNK_BESIDE if decoding else CHUNK)
-        n_beside = sum(len(part.tokens) for part in chunks)
+        n_beside = sum(len(share.feed.tokens) for share in chunks)
         limits = [(sequence, self._attempt([sequence], self._limit, sequence)) for sequence in decoding]
         limits = [(sequence, limit) for sequence, limit in limits if limit is not None]
         drafted = self._attempt([sequence for sequence, _ in limits], self._drafting.propose, limits, n_beside) or ()
-        parts = []
+        shares = []
         for each in drafted:
-            tokens = np.concatenate([each.sequence.history[-1:], each.draft.tokens])
-            parts.append(self._attempt([each.sequence], self._part, each.sequence, tokens, len(tokens), each))
-        return [part for part in parts if part is not None] + chunks
+            tokens = each.sequence.history[-1:]
+            shares.append(self._attempt([each.sequence], self._share, each.sequence, tokens, 1 + len(each.draft), each))
+        return [share for share in shares if share is not None] + chunks
 
-    def _chunks(self, n_chunk: int) -> list[Part]:
+    def _chunks(self, n_chunk: int) -> list[Share]:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
-        parts = []
+        shares = []
         for sequence in tuple(self._running):
             if not sequence.n_emitted and n_chunk:
                 tokens = sequence.request.prompt[sequence.n_kept : sequence.n_kept + n_chunk]
                 is_last = sequence.n_kept + len(tokens) == len(sequence.request.prompt)
-                if (part := self._attempt([sequence], self._part, sequence, tokens, int(is_last))) is not None:
+                if (share := self._attempt([sequence], self._share, sequence, tokens, int(is_last))) is not None:
                     n_chunk -= len(tokens)
-                    parts.append(part)
-        return parts
+                    shares.append(share)
+        return shares
 
-    def _part(self, sequence: Sequence, tokens: np.ndarray, n_rows: int, drafted: SlotDraft | None = None) -> Part:
-        return Part(sequence, self._memory.prepare(sequence.slot, len(tokens)), tokens, n_rows, drafted)
+    def _share(self, sequence: Sequence, tokens: np.ndarray, rows: int, drafted: SlotDraft | None = None) -> Share:
+        feed = self._context.feed(sequence.slot, tokens, rows, None if drafted is None else drafted.draft)
+        return Share(sequence, feed, drafted)
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
-        return min(sequence.request.speculation.n_max, self._memory.room(sequence.slot) - 1, sequence.n_left - 1)
+        return min(sequence.request.speculation.n_max, self._context.room(sequence.slot) - 1, sequence.n_left - 1)
 
-    def _forward(self, parts: Items[Part]) -> tuple[Pass, list[int], float]:
+    def _forward(self, shares: Items[Share]) -> tuple[Pass, list[int], float]:
         """The pass, the best token of each of its rows where someone asks for no more, and the seconds that it took."""
         start = perf_counter()
-        logits = self._model.forward(batch_of(parts))
+        logits = self._context.forward([share.feed for share in shares])
         device_s = logits.wait()
         seconds = perf_counter() - start if device_s is None else device_s
-        if self._n_vocab < self._model.info.n_vocab:
+        if self._n_vocab < self._context.info.n_vocab:
             logits = logits.first(self._n_vocab)
-        has_greedy = any(part.n_rows and part.sequence.is_plain_argmax for part in parts)
+        has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)
         return logits, logits.argmax().tolist() if has_greedy else [], seconds
 
-    def _verify(self, part: Part, logits: Pass, argmax: list[int], row: int) -> Verdict | None:
+    def _verify(self, share: Share, logits: Pass, argmax: list[int], row: int) -> Verdict | None:
         """Verify, emit what was accepted, and keep it; None where nothing was to be emitted."""
-        sequence = part.sequence
-        if not part.n_rows:
-            self._keep(part, part.tokens)
+        sequence = share.sequence
+        if not share.feed.n_rows:
+            self._keep(share)
             return None
-        draft = part.drafted.draft if part.drafted is not None else Draft()
+        draft = share.feed.draft
         accepted = sequence.verify(draft, logits, row, argmax)
-        name = None if part.drafted is None else self._drafting.name(part.drafted)
+        name = None if share.drafted is None else self._drafting.name(share.drafted)
         n_emitted = sequence.emit(accepted, logits, row, name)
         if not n_emitted:  # it has failed; what its slot holds is as before the pass
             return None
-        if part.drafted is None:
-            self._keep(part, part.tokens)
+        if share.drafted is None:
+            self._keep(share)
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
             sequence.recorder.first_token()
@@ -314,17 +316,13 @@ class Loop:
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             guarded(log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
         path = tuple(accepted.path[: n_emitted - 1])
-        kept = [0, *(node + 1 for node in path)]
-        self._keep(part, part.tokens[kept], None if draft.parents is None else np.array(kept, np.int32))
+        self._keep(share, path)
         return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)
 
-    def _keep(self, part: Part, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
-        """Keep some tokens of a part, those at `path` in it; None: at its beginning."""
-        replay = np.array(part.step.replay, np.int32)
-        if path is not None and len(replay):
-            path = np.concatenate([np.arange(len(replay), dtype=np.int32), path + np.int32(len(replay))])
-        self._memory.commit(part.sequence.slot, part.step, np.concatenate([replay, tokens]), path)
-        part.sequence.n_kept += len(tokens)
+    def _keep(self, share: Share, path: Items[int] = ()) -> None:
+        """Keep what was fed, and those tokens of the draft that `path` names."""
+        self._context.commit(share.feed, path)
+        share.sequence.n_kept += len(share.feed.tokens) + len(path)
 
     def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
         """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""

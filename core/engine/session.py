@@ -1,32 +1,22 @@
-"""What the engine offers its drafters: second models, shared state, facts about the target, and its first layers.
-
-Backends compute what they are given, and kernels do not look: every batch that a drafter makes is checked here first.
-"""
+"""What the engine offers its drafters: second models, shared state, facts about the target, and its first layers."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
 
-import attrs
-import numpy as np
-
-from augury.batch import checked_batch
 from augury.engine.guard import guarded
-from augury.errors import OptionError
-from augury.interfaces import Model, Session, Target
+from augury.interfaces import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
-    from augury.batch import Batch
-    from augury.interfaces import MemoryManager
     from augury.loader import Loader
-    from augury.passes import Pass
+    from augury.passes import Context, Target
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Allocation, ModelInfo, ModelOptions
+    from augury.types import ModelInfo, ModelOptions
 
-__all__ = ["EngineSession", "EngineTarget", "SecondModel", "Shared"]
+__all__ = ["EngineSession", "Shared"]
 
 
 class Shared:
@@ -56,63 +46,6 @@ class Shared:
         self._made.clear()
 
 
-class SecondModel(Model):
-    """A model that a drafter loaded."""
-
-    def __init__(self, model: Model) -> None:
-        self.info = model.info
-        self.state_spec = model.state_spec
-        self.n_threads = model.n_threads
-        self.isa = model.isa
-        self._model = model
-
-    def forward(self, batch: Batch) -> Pass:
-        """See `Model.forward`.
-
-        Raises:
-            OptionError: The batch is none, or names what the model does not have.
-            CapacityError: A position does not fit into a slot.
-        """
-        return self._model.forward(checked_batch(batch, self._model.state_spec, self._model.info))
-
-    def memory_table(self) -> Sequence[Allocation]:
-        """See `Model.memory_table`."""
-        return self._model.memory_table()
-
-    def close(self) -> None:
-        """See `Model.close`."""
-        self._model.close()
-
-
-class EngineTarget(Target):
-    """The loaded model behind a guard: nothing that a slot holds is written over."""
-
-    def __init__(self, model: Model, memory: MemoryManager) -> None:
-        self.n_layers = model.info.n_layers
-        self._model = model
-        self._memory = memory
-
-    def forward(self, batch: Batch) -> Pass:
-        """See `Target.forward`."""
-        batch = checked_batch(batch, self._model.state_spec, self._model.info)
-        if batch.n_layers is None:
-            raise OptionError(f"a drafter's pass through all layers, expected n_layers from 1 to {self.n_layers}")
-        if batch.moves is not None:
-            raise OptionError("a drafter's pass moves what the target's slots hold, expected no moves")
-        steps = {slot: self._memory.prepare(slot, 0) for slot in dict.fromkeys(batch.slots.tolist())}
-        for slot, position in zip(batch.slots.tolist(), batch.positions.tolist(), strict=True):
-            if position < steps[slot].mark:
-                raise OptionError(f"slot {slot} holds position {position}; expected positions from {steps[slot].mark} on")
-        moved = {slot: step for slot, step in steps.items() if step.moves}
-        if moved:  # what the slots hold comes to its place first, for this pass might write over it where it lies
-            moves = [(slot, *move) for slot, step in moved.items() for move in step.moves]
-            batch = attrs.evolve(batch, moves=np.array(moves, np.int32))
-        logits = self._model.forward(batch)
-        for slot, step in moved.items():
-            self._memory.commit(slot, step, np.empty(0, np.int32))
-        return logits
-
-
 class EngineSession(Session):
     """The session of one slot."""
 
@@ -133,9 +66,9 @@ class EngineSession(Session):
         self.target = target
         self._loader = loader
 
-    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Model:
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Context:
         """See `Session.load`."""
-        return self._loader.load(reference, options, purpose="draft", backend=backend)
+        return self._loader.load_draft_model(reference, options, backend)
 
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""

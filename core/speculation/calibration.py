@@ -55,7 +55,7 @@ def _fill(model: Model, depth: int) -> None:
     targets = np.arange(1, depth, dtype=np.int32)
     moves = np.stack([np.zeros_like(targets), np.zeros_like(targets), targets], axis=1)  # slot, from, to
     zero = np.zeros(1, np.int32)
-    model.forward(Batch(zero, zero, zero + np.int32(depth), zero, moves=moves))
+    model.forward(Batch(zero, zero, zero + np.int32(depth), zero, accepted=moves))
 
 
 def _seconds(model: Model, n: int, depth: int) -> float:

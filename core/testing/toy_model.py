@@ -72,8 +72,8 @@ class ToyModel(Model):
         self._check(batch)
         self.batches.append(batch)
         self.on_forward()
-        for slot, origin, target in batch.moves if batch.moves is not None else ():
-            self.cells[slot, target] = self.cells[slot, origin]
+        for slot, cell, position in batch.accepted if batch.accepted is not None else ():
+            self.cells[slot, position] = self.cells[slot, cell]
         wanted = set(batch.rows.tolist())
         texts: list[np.ndarray] = []  # what each token of the pass follows, and itself
         first: dict[int, int] = {}  # position of a slot's first token

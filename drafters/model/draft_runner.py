@@ -1,4 +1,4 @@
-"""Runs a draft model for all slots: keeps its KV cache in step with their texts, and writes ahead."""
+"""Runs a draft model for all slots: keeps what it has cached in step with their texts, and writes ahead."""
 
 from __future__ import annotations
 
@@ -8,39 +8,37 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import Factory, define, evolve, frozen
 
-from augury.batch import Batch
-from augury.drafters.model.draft_line import Line
+from augury.drafters.model.cached_text import CachedText
 from augury.log import get_logger
 from augury.speculation.draft_log import DRAFT_LOGGER
+from augury.types import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from augury.drafters.model.draft_sampler import DraftSampler
-    from augury.interfaces import Model
-    from augury.passes import Pass
+    from augury.passes import Context, Pass
 
-__all__ = ["DraftRunner", "Wish", "Written"]
+__all__ = ["DraftRequest", "DraftRunner", "WrittenDraft"]
 
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
 
 
 @frozen(eq=False)
-class Wish:
+class DraftRequest:
     """What one slot wants drafted."""
 
     slot: int
     history: np.ndarray  # (h,) int32
     limit: int
     p_min: float
-    n_same: int | None = None  # so many of its first tokens are as in the slot's wish before; None: all
     n_candidates: int = 1  # for each place, to be told of
     sampler: DraftSampler | None = None  # None: the best token is taken
 
 
 @define(eq=False)
-class Written:
-    """A draft.
+class WrittenDraft:
+    """What a draft model wrote.
 
     Attributes:
         tokens: One behind the other.
@@ -55,36 +53,25 @@ class Written:
     candidates: list[list[tuple[int, float]]] = Factory(list)
 
 
-@frozen(eq=False)
-class Feed:
-    """One slot's share of a pass: `tokens` at positions from `start` on."""
-
-    slot: int
-    start: int
-    tokens: np.ndarray  # (n,) int32
-
-
 class DraftRunner:
     """A draft model that the drafters of all slots share.
 
-    A prompt is processed in chunks; what a text went on by while nothing was drafted is caught up in one pass. What is held is
-    not computed again, from round to round and from request to request. One exception: a token whose logits are wanted is fed,
-    held or not.
+    A prompt is processed in chunks; what a text went on by while nothing was drafted is caught up in one pass. What is cached
+    is not computed again, from round to round and from request to request. One exception: a token whose logits are wanted is
+    fed, cached or not.
+
+    What the model writes is cached as if it were certain, and cut off where the text went on otherwise. A recurrent state
+    cannot be cut: there it stays a draft, which every pass feeds as a whole.
     """
 
-    def __init__(self, model: Model, *, n_slots: int, n_vocab: int) -> None:
-        """Take over a loaded model.
-
-        Args:
-            model: With `n_slots` slots.
-            n_slots: As many as the target has.
-            n_vocab: A token beyond is never proposed.
-        """
-        self.n_model_vocab = model.info.n_vocab
-        self._model = model
-        self._n_ctx = model.state_spec.n_ctx
+    def __init__(self, context: Context, *, n_vocab: int) -> None:
+        """Take over a loaded model with as many slots as the target has; a token from `n_vocab` on is never proposed."""
+        self.n_model_vocab = context.info.n_vocab
+        self._context = context
+        self._n_ctx = context.spec.n_ctx
+        self._can_cut = not context.spec.n_bytes_per_sequence
         self._n_vocab = n_vocab
-        self._lines = [Line(np.empty(self._n_ctx, np.int32)) for _ in range(n_slots)]
+        self._texts: dict[int, CachedText] = {}  # by slot of the target
         self._warned: set[str] = set()
 
     def begin(self, slot: int, history: np.ndarray) -> Iterator[None]:
@@ -93,46 +80,55 @@ class DraftRunner:
         Returns:
             The passes over it, which others may go between. A prompt that is left within them is caught up when it is drafted.
         """
-        line = self._lines[slot]
-        line.begin()
-        prompt = history[:-1]
-        start = line.agree(prompt)
-        can_follow = start < len(prompt) and self._can_follow(line, history, start)
-        return self._prefill(slot, prompt, start) if can_follow else iter(())
+        self.end(slot)
+        cached = self._cached(slot, history)
+        return iter(()) if cached.is_parked else self._prefill(cached, history[:-1])
 
-    def _prefill(self, slot: int, prompt: np.ndarray, start: int) -> Iterator[None]:
+    def _prefill(self, cached: CachedText, prompt: np.ndarray) -> Iterator[None]:
+        start = cached.n
         for first in range(start, len(prompt), _CHUNK):
             if first > start:
                 yield
-            self._forward([Feed(slot, first, prompt[first : first + _CHUNK])], n_rows=0)
+            self._forward([(cached, prompt[first : first + _CHUNK], None)], n_rows=0)
 
-    def draft(self, wishes: Sequence[Wish]) -> list[Written]:
+    def end(self, slot: int) -> None:
+        """A slot's request is over; what is cached of it may serve another."""
+        cached = self._texts.pop(slot, None)
+        if cached is not None and cached.slot >= 0:
+            self._context.end(cached.slot)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
         """Write ahead for several slots at once, a token of each with every pass.
 
         Returns:
-            What was written for each wish, in order; nothing where the draft model cannot follow the text.
+            What was written for each request, in order; nothing where the draft model cannot follow the text.
         """
-        wishes = [evolve(wish, history=self._lines[wish.slot].text(wish.history)) for wish in wishes]
-        written = [Written() for _ in wishes]
-        limits = [0] * len(wishes)
-        writing, feeds = [], []
-        for i, wish in enumerate(wishes):
-            line, n_history = self._lines[wish.slot], len(wish.history)
-            start = min(line.agree(wish.history, wish.n_same), n_history - 1)
-            if wish.limit > 0 and self._can_follow(line, wish.history, start):
+        texts = [self._cached(request.slot, request.history) for request in requests]
+        requests = [
+            evolve(request, history=cached.text(request.history)) for request, cached in zip(requests, texts, strict=True)
+        ]
+        written = [WrittenDraft() for _ in requests]
+        limits = [0] * len(requests)
+        writing: list[int] = []
+        feeds: list[tuple[CachedText, np.ndarray, Draft | None]] = []
+        for i, (request, cached) in enumerate(zip(requests, texts, strict=True)):
+            text = request.history
+            if request.limit > 0 and self._can_follow(cached, text):
+                self._cut(cached, min(cached.n_agreed(text), len(text) - 1))
                 # the last token of a draft is never fed, so it may lie behind the context
-                limits[i] = min(wish.limit, self._n_ctx - n_history + 1)
+                limits[i] = min(request.limit, self._n_ctx - len(text) + 1)
                 writing.append(i)
-                feeds.append(Feed(wish.slot, start, wish.history[start:]))
+                feeds.append((cached, text[cached.n :], None))
         while feeds:
             logits = self._forward(feeds)
             best = logits.argmax().tolist()
             still_writing, feeds = [], []
             for row, i in enumerate(writing):
-                wish, tokens = wishes[i], written[i].tokens
-                if self._write(wish, written[i], logits, row, best[row]) and len(tokens) < limits[i]:
+                tokens = written[i].tokens
+                if self._write(requests[i], written[i], logits, row, best[row]) and len(tokens) < limits[i]:
                     still_writing.append(i)
-                    feeds.append(Feed(wish.slot, len(wish.history) + len(tokens) - 1, np.array(tokens[-1:], np.int32)))
+                    fed = np.array(tokens[-1:] if self._can_cut else tokens, np.int32)
+                    feeds.append((texts[i], fed, None) if self._can_cut else (texts[i], fed[:0], Draft(fed)))
             writing = still_writing
         return written
 
@@ -146,36 +142,37 @@ class DraftRunner:
         Returns:
             (n,) int32; -1 where the draft model cannot follow the text.
         """
-        line = self._lines[slot]
-        text = line.text(history)
-        if line.agree(text) < len(text) - 1 - n:
-            line.leave_out(len(history), n + 1)
-            text = line.text(history)
-        start = min(line.n_agreed, len(text) - 1 - n)
-        if start < 0 or not self._can_follow(line, text, start):
+        cached = self._cached(slot, history)
+        text = cached.text(history)
+        if cached.n_agreed(text) < len(text) - 1 - n:
+            cached.leave_out(history, n + 1)
+            text = cached.text(history)
+        start = min(cached.n_agreed(text), len(text) - 1 - n)
+        if start < 0 or not self._can_follow(cached, text):
             return np.full(n, -1, np.int32)
-        return self._forward([Feed(slot, start, text[start:-1])], n_rows=n).argmax()
+        self._cut(cached, start)
+        return self._forward([(cached, text[cached.n : -1], None)], n_rows=n).argmax()
 
-    def _write(self, wish: Wish, written: Written, logits: Pass, row: int, best: int) -> bool:
+    def _write(self, request: DraftRequest, written: WrittenDraft, logits: Pass, row: int, best: int) -> bool:
         """Write one token more, unless the draft model is too unsure of its best one, has none, or the target none like it."""
         if best < 0:
             return False
         p = None
-        if wish.p_min > 0 or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
+        if request.p_min > 0 or DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             p = float(_probabilities(logits, row, np.array([best], np.int32))[0])
-            if p < wish.p_min:
+            if p < request.p_min:
                 return False
-        if wish.sampler is not None:
-            text = np.concatenate([wish.history, np.array(written.tokens, np.int32)])
-            if (drawn := wish.sampler.draw(logits, row, text)) is None:
+        if request.sampler is not None:
+            text = np.concatenate([request.history, np.array(written.tokens, np.int32)])
+            if (drawn := request.sampler.draw(logits, row, text)) is None:
                 return False
             written.tokens.append(drawn[0])
             written.probabilities.append(drawn[1])
             return True
         if best >= self._n_vocab:
             return False
-        if wish.n_candidates > 1:
-            (ids,), _ = logits.top_k(np.array([row], np.int32), wish.n_candidates)
+        if request.n_candidates > 1:
+            (ids,), _ = logits.top_k(np.array([row], np.int32), request.n_candidates)
             ids = ids[ids < self._n_vocab]
             written.candidates.append(list(zip(ids.tolist(), _probabilities(logits, row, ids).tolist(), strict=True)))
         written.tokens.append(best)
@@ -183,42 +180,55 @@ class DraftRunner:
             written.confidence.append(p)
         return True
 
-    def _can_follow(self, line: Line, history: np.ndarray, start: int) -> bool:
-        """Whether `history`, held as far as `start`, fits; where it does not, the rest of the request goes without drafts."""
-        if not line.is_parked and len(history) > self._n_ctx:
-            line.is_parked = True
+    def _cached(self, slot: int, history: np.ndarray) -> CachedText:
+        """The cached text of a slot of the target; where it has none, `history` is to be that."""
+        if slot not in self._texts:
+            cached = CachedText(-1, np.empty(self._n_ctx, np.int32))
+            if self._can_follow(cached, history) and (opened := self._context.open(history)) is not None:
+                cached.slot, cached.n = opened.slot, opened.n_reused
+                cached.tokens[: cached.n] = history[: cached.n]
+            self._texts[slot] = cached
+        return self._texts[slot]
+
+    def _can_follow(self, cached: CachedText, text: np.ndarray) -> bool:
+        """Whether a text fits; where it does not, the rest of the request goes without drafts."""
+        if not cached.is_parked and len(text) > self._n_ctx:
+            cached.is_parked = True
             self._warn_once(
                 f"the draft model's context of {self._n_ctx} tokens is full; the text goes on without drafts. "
                 "Give it a larger one with -cd"
             )
-        elif not line.is_parked and (token := int(history[start:].max())) >= self.n_model_vocab:
-            line.is_parked = True
+        elif not cached.is_parked and (token := int(text[cached.n :].max(initial=-1))) >= self.n_model_vocab:
+            cached.is_parked = True
             self._warn_once(
                 f"token {token} is beyond the draft model's vocabulary of {self.n_model_vocab}; the text goes on without drafts"
             )
-        return not line.is_parked
+        return not cached.is_parked
+
+    def _cut(self, cached: CachedText, n: int) -> None:
+        if n < cached.n:
+            cached.n = self._context.truncate(cached.slot, n)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
             get_logger("augury.drafters.draft_model").warning(message)
 
-    def _forward(self, feeds: Sequence[Feed], *, n_rows: int = 1) -> Pass:
-        """One pass; the logits of each slot's last `n_rows` tokens."""
-        sizes = [len(feed.tokens) for feed in feeds]
-        batch = Batch(
-            tokens=np.concatenate([feed.tokens for feed in feeds]),
-            slots=np.repeat(np.array([feed.slot for feed in feeds], np.int32), sizes),
-            positions=np.concatenate([np.arange(feed.start, feed.start + len(feed.tokens), dtype=np.int32) for feed in feeds]),
-            rows=np.concatenate([np.arange(end - n_rows, end, dtype=np.int32) for end in np.cumsum(sizes)]),
-        )
-        for feed in feeds:
-            self._lines[feed.slot].n_held = feed.start  # an interrupted pass leaves nothing behind it that can be trusted
-        logits = self._model.forward(batch)
-        for feed in feeds:
-            line, end = self._lines[feed.slot], feed.start + len(feed.tokens)
-            line.tokens[feed.start : end] = feed.tokens
-            line.n_held = end
+    def _forward(self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], *, n_rows: int = 1) -> Pass:
+        """One pass over tokens that are cached from then on, and drafts that are not; logits of each one's last `n_rows`."""
+        context = self._context
+        try:
+            feeds = [context.feed(cached.slot, tokens, n_rows, draft) for cached, tokens, draft in shares]
+            logits = context.forward(feeds)
+        except BaseException:  # what the slots hold is not known; whoever goes on opens others
+            broken = [cached for cached, _, _ in shares]
+            for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
+                self.end(slot)
+            raise
+        for feed, (cached, tokens, _) in zip(feeds, shares, strict=True):
+            context.commit(feed)
+            cached.tokens[cached.n : cached.n + len(tokens)] = tokens
+            cached.n += len(tokens)
         return logits
 
 

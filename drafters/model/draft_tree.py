@@ -10,7 +10,7 @@ from augury.errors import OptionError
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.drafters.model.draft_runner import Written
+    from augury.drafters.model.draft_runner import WrittenDraft
 
 __all__ = ["TreeShape", "branched"]
 
@@ -48,7 +48,7 @@ class TreeShape:
         return shape
 
 
-def branched(written: Written, limit: int, p_min: float) -> Draft:
+def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
     """The draft with the most probable of its author's second thoughts beside it, at most `limit` tokens in all.
 
     Each is a leaf where it might have stood, so that writing costs no more than without::

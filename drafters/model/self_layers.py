@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.batch import Batch
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.interfaces import Ask, Target
-    from augury.passes import Pass
+    from augury.interfaces import Ask
+    from augury.passes import Pass, Target
 
 __all__ = ["write_ahead"]
 
@@ -31,17 +29,10 @@ def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list
     """
     drafts: list[list[int]] = [[] for _ in asks]
     slots = [ask.drafter.session.slot for ask in asks]
-    fed = [int(ask.history[-1]) for ask in asks]
     writing = [i for i, ask in enumerate(asks) if ask.limit > 0]
     while writing:
-        batch = Batch(
-            tokens=np.array([fed[i] for i in writing], np.int32),
-            slots=np.array([slots[i] for i in writing], np.int32),
-            positions=np.array([len(asks[i].history) - 1 + len(drafts[i]) for i in writing], np.int32),
-            rows=np.arange(len(writing), dtype=np.int32),
-            n_layers=n_layers,
-        )
-        logits = target.forward(batch)
+        written = {slots[i]: np.array([asks[i].history[-1], *drafts[i]], np.int32) for i in writing}
+        logits = target.forward(written, n_layers)
         going_on = []
         for row, (i, token) in enumerate(zip(writing, logits.argmax().tolist(), strict=True)):
             if token < 0:  # the layers computed no finite numbers
@@ -50,7 +41,6 @@ def write_ahead(target: Target, n_layers: int, asks: Sequence[Ask]) -> list[list
             if p_min > 0 and _probability(logits, row, token) < p_min:
                 continue
             drafts[i].append(token)
-            fed[i] = token
             if len(drafts[i]) < asks[i].limit:
                 going_on.append(i)
         writing = going_on

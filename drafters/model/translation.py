@@ -59,20 +59,18 @@ class Translation:
         decoder.decode(b"".join(self._recent))
         return len(decoder.getstate()[0]) > 0
 
-    def follow(self, history: np.ndarray) -> tuple[np.ndarray, int]:
+    def follow(self, history: np.ndarray) -> np.ndarray:
         """Take in what is new in the target's `history` (h,) int32.
 
         Returns:
-            The text in the draft model's tokens, (t,) int32, valid until the next call, and how many of the first of them are
-            those of the call before.
+            The text in the draft model's tokens, (t,) int32, valid until the next call.
         """
-        n_same = self._n
         text = ""
         for token in history[self._n_seen :].tolist():
             if token >= self._target.n_vocab:  # padding, which spells nothing
                 continue
             if self._target.is_special(token):
-                n_same = min(n_same, self._write(text + self._decoder.flush()))
+                self._write(text + self._decoder.flush())
                 text = ""
                 is_bos = self._n == self._n_closed <= 1 and token == self._target.bos
                 self._close([] if is_bos else _special(self._target, token, self._draft))
@@ -80,8 +78,8 @@ class Translation:
                 text += self._decoder.push(token)
                 self._recent.append(self._target.piece(token))
         self._n_seen = len(history)
-        n_same = min(n_same, self._write(text))
-        return self._tokens[: self._n], n_same
+        self._write(text)
+        return self._tokens[: self._n]
 
     def back(self, drafted: Sequence[int]) -> list[int]:
         """The target's tokens for what the draft model wrote behind the text, up to its first special token."""
@@ -108,10 +106,10 @@ class Translation:
                 return behind
         return []
 
-    def _write(self, text: str) -> int:
-        """Put text behind the last special token; returns how many of the draft model's tokens stayed."""
+    def _write(self, text: str) -> None:
+        """Put text behind the last special token."""
         if not text:
-            return self._n
+            return
         self._text += text.encode()
         n_again = _LOOKBEHIND
         while (first := self._first_again(n_again)) > 0:
@@ -119,9 +117,10 @@ class Translation:
             old = zip(self._tokens[self._n_closed + first : self._n].tolist(), self._open_ends[first:], strict=True)
             n_old, n_new = _agreement(list(old), list(zip(tokens, ends, strict=True)))
             if n_new:
-                return self._replace(first + n_old, tokens[n_new:], ends[n_new:])
+                self._replace(first + n_old, tokens[n_new:], ends[n_new:])
+                return
             n_again *= 4
-        return self._replace(0, *self._encoded(0))
+        self._replace(0, *self._encoded(0))
 
     def _first_again(self, n_again: int) -> int:
         """Which open token is encoded again first: `n_again` from the end, or the nearest before that begins a character."""
@@ -135,12 +134,11 @@ class Translation:
         tokens = self._draft.encode(self._text[start:].decode(), add_special=False)
         return tokens, _bounds(self._draft, tokens, len(self._text))[1:]
 
-    def _replace(self, n_kept: int, tokens: list[int], ends: list[int]) -> int:
-        """Keep the first open tokens and put others behind them; returns how many tokens stayed in all."""
+    def _replace(self, n_kept: int, tokens: list[int], ends: list[int]) -> None:
+        """Keep the first open tokens and put others behind them."""
         self._open_ends[n_kept:] = ends
         self._n = self._n_closed + n_kept
         self._append(tokens)
-        return self._n_closed + n_kept
 
     def _close(self, tokens: list[int]) -> None:
         """Put special tokens behind the text; what comes then is encoded apart from what was before."""

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 
 class _Slot:
-    """What one slot holds: `tokens[:n]` have their states in the cache."""
+    """What one slot holds: `tokens[:n]`, of which `accepted` have yet to be taken in, or to come to their places."""
 
     def __init__(self, n_ctx: int) -> None:
         self.tokens = np.empty(n_ctx, np.int32)
         self.n = 0
-        self.moves: tuple[tuple[int, int], ...] = ()  # that the next pass has to make
+        self.accepted: tuple[tuple[int, int], ...] = ()  # cell, position; for the next pass
+        self.n_certain: int | None = None  # of a pass that was prepared and not committed
         self.is_free = True
         self.last_used = 0
 
@@ -31,12 +32,17 @@ class _Slot:
         differs = self.tokens[:n] != tokens[:n]
         return int(differs.argmax()) if differs.any() else n
 
+    def cut(self, n: int) -> None:
+        """Forget what lies behind position n."""
+        if n < self.n:
+            self.n, self.accepted = n, tuple(pair for pair in self.accepted if pair[1] < n)
+
 
 class Contiguous(MemoryManager):
-    """Slots of a KV cache that grow at their end and are cut back there.
+    """Slots that grow at their end and are cut back there; drafted tokens are kept aside until they are accepted.
 
     A request goes to the free slot that shares the longest prefix with it; among equals to the one that was left unused for
-    the longest time, so that prefixes worth keeping survive.
+    the longest time, so that prefixes worth keeping survive. A recurrent state cannot be cut: it is shared as a whole or not.
     """
 
     name = "contiguous"
@@ -44,6 +50,7 @@ class Contiguous(MemoryManager):
     def __init__(self, options: Any, spec: StateSpec) -> None:
         super().__init__(options, spec)
         self._slots = [_Slot(spec.n_ctx) for _ in range(spec.n_slots)]
+        self._has_sequence_state = spec.n_bytes_per_sequence > 0
         self._clock = 0
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
@@ -56,44 +63,65 @@ class Contiguous(MemoryManager):
                 f"the prompt has {len(tokens)} tokens, a sequence can use {self.spec.n_ctx}; "
                 "shorten it or load the model with a larger context (-c, n_ctx)"
             )
-        shared = {i: self._slots[i].n_shared(tokens) if may_reuse else 0 for i in free}
-        best = min(free, key=lambda i: (-shared[i], self._slots[i].last_used))
-        n_reused = min(shared[best], len(tokens) - 1)
+        reusable = {i: self._reusable(self._slots[i], self._slots[i].n_shared(tokens[:-1])) if may_reuse else 0 for i in free}
+        best = min(free, key=lambda i: (-reusable[i], self._slots[i].last_used))
         self._slots[best].is_free = False
-        self._slots[best].n = n_reused
-        return Opened(best, n_reused)
+        self._slots[best].cut(reusable[best])
+        return Opened(best, reusable[best])
 
     def room(self, slot: int) -> int:
         """See `MemoryManager.room`."""
         return self.spec.n_ctx - self._slots[slot].n
 
-    def prepare(self, slot: int, n_new: int) -> Step:
+    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
         """See `MemoryManager.prepare`."""
-        if n_new > self.room(slot):
-            raise CapacityError(f"{n_new} more tokens do not fit: slot {slot} has room for {self.room(slot)}")
-        return Step(mark=self._slots[slot].n, moves=self._slots[slot].moves)
+        state = self._slots[slot]
+        if n_certain + n_drafted > self.spec.n_ctx - state.n:
+            raise CapacityError(
+                f"{n_certain + n_drafted} more tokens do not fit: slot {slot} has room for {self.spec.n_ctx - state.n}"
+            )
+        state.n_certain = n_certain
+        return Step(mark=state.n, accepted=state.accepted, keeps_aside=self._has_sequence_state)
 
     def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """See `MemoryManager.commit`."""
         state = self._slots[slot]
         state.n = step.mark + len(tokens)
         state.tokens[step.mark : state.n] = tokens
-        places = range(len(tokens)) if path is None else path.tolist()
-        state.moves = tuple((step.mark + place, step.mark + i) for i, place in enumerate(places) if place != i)
+        if self._has_sequence_state or path is not None:
+            assert state.n_certain is not None
+            places = enumerate(range(len(tokens)) if path is None else path.tolist())
+            named = state.n_certain if self._has_sequence_state else len(tokens)  # from here on, whether it moves or not
+            state.accepted = tuple((step.mark + cell, step.mark + i) for i, cell in places if cell != i or i >= named)
+        else:
+            state.accepted = ()
+        state.n_certain = None
+
+    def truncate(self, slot: int, n: int) -> int:
+        """See `MemoryManager.truncate`."""
+        state = self._slots[slot]
+        state.cut(self._reusable(state, n))
+        return state.n
 
     def end(self, slot: int) -> None:
         """See `MemoryManager.end`."""
         self._clock += 1
         state = self._slots[slot]
-        if state.moves:  # whether a last pass has made them is not known where it failed
-            state.n, state.moves = state.moves[0][1], ()
+        if state.n_certain is not None:  # its last pass failed: it may have taken in what was accepted, or not
+            state.cut(0 if self._has_sequence_state else min((position for _, position in state.accepted), default=state.n))
+            state.n_certain = None
         state.is_free = True
         state.last_used = self._clock
+
+    def _reusable(self, state: _Slot, n: int) -> int:
+        """How much can be kept of a slot of which n tokens are wanted."""
+        n = min(n, state.n)
+        return 0 if self._has_sequence_state and n < state.n - len(state.accepted) else n
 
     @property
     def n_bytes(self) -> int:
         """See `MemoryManager.n_bytes`."""
-        return self.spec.n_slots * self.spec.n_ctx * self.spec.n_bytes_per_position
+        return self.spec.n_slots * (self.spec.n_ctx * self.spec.n_bytes_per_position + self.spec.n_bytes_per_sequence)
 
 
 @hookimpl

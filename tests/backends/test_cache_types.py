@@ -81,7 +81,7 @@ def test_trees_and_moves_work_in_every_type(models, pair):
 
     tree = rows(model, tree_of(tokens, parents, slot=0, start=start))
     moves = np.array([(0, start + node, start + i) for i, node in enumerate(path)], np.int32)
-    after = rows(model, attrs.evolve(run_of([7, 8], slot=0, start=start + 4), moves=moves))
+    after = rows(model, attrs.evolve(run_of([7, 8], slot=0, start=start + 4), accepted=moves))
 
     assert np.array_equal(tree[path], chain)
     assert np.array_equal(after, rows(model, run_of([7, 8], slot=1, start=start + 4)))

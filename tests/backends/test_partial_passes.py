@@ -88,8 +88,8 @@ def test_states_that_are_moved_before_them_are_moved_in_all_layers(load, name):
     held, last = some_tokens(4), run_of([7], start=3)
     rows(model, joined(run_of(held), run_of(held, slot=1)))
 
-    right = rows(model, attrs.evolve(last, moves=np.int32([[0, 3, 2]])))
-    rows(model, attrs.evolve(run_of([9], slot=1, start=3), moves=np.int32([[1, 3, 2]])), 1)
+    right = rows(model, attrs.evolve(last, accepted=np.int32([[0, 3, 2]])))
+    rows(model, attrs.evolve(run_of([9], slot=1, start=3), accepted=np.int32([[1, 3, 2]])), 1)
 
     assert np.array_equal(rows(model, run_of([7], slot=1, start=3)), right)
 

@@ -135,7 +135,7 @@ def test_a_path_that_was_moved_together_goes_on_as_a_chain(load, data):
     model.forward(tree_of(tokens, parents, slot=1, start=start))
 
     moves = np.array([(1, start + node, start + i) for i, node in enumerate(path) if node != i], np.int32).reshape(-1, 3)
-    batch = attrs.evolve(tree_of(more, later, slot=1, start=start + len(path)), moves=moves)
+    batch = attrs.evolve(tree_of(more, later, slot=1, start=start + len(path)), accepted=moves)
 
     assert np.array_equal(rows(model, batch), right)
 
@@ -147,7 +147,7 @@ def test_moves_are_made_in_order(load):
     ways = ([(2, 3), (3, 4)], [(2, 3), (2, 4)], [(3, 4), (2, 3)])
     moves = [(slot, *move) for slot, way in enumerate(ways) for move in way]
 
-    after = rows(model, attrs.evolve(joined(*(run_of([9], slot=slot, start=8) for slot in range(3))), moves=np.int32(moves)))
+    after = rows(model, attrs.evolve(joined(*(run_of([9], slot=slot, start=8) for slot in range(3))), accepted=np.int32(moves)))
 
     assert np.array_equal(after[0], after[1])
     assert not np.array_equal(after[0], after[2])
@@ -208,8 +208,8 @@ def test_a_tree_that_does_not_fit_is_refused(load):
 
 @pytest.mark.parametrize("move", [(4, 0, 0), (0, N_CTX, 0), (0, 0, N_CTX), (0, -1, 0)])
 def test_a_move_outside_the_slots_is_refused(load, move):
-    with pytest.raises(CapacityError, match=f"a move from position {move[1]} to {move[2]} of slot {move[0]}"):
-        load("llama-dense").forward(attrs.evolve(run_of([1]), moves=np.int32([(0, 1, 2), move])))
+    with pytest.raises(CapacityError, match=f"a token moves from cell {move[1]} to position {move[2]} of slot {move[0]}"):
+        load("llama-dense").forward(attrs.evolve(run_of([1]), accepted=np.int32([(0, 1, 2), move])))
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -10,7 +10,6 @@ import numpy as np
 from attrs import frozen
 
 from augury import Draft, Drafter, hookimpl
-from augury.batch import Batch
 from augury.options import option
 
 ERRORS = (RuntimeError, ValueError, MemoryError, RecursionError, StopIteration, AssertionError, SystemExit, KeyboardInterrupt)
@@ -109,10 +108,10 @@ class Hostile(Drafter):
         self._fails("end")
 
     def _pass(self, n):
-        """A pass whose every array is wrong in some way."""
+        """A pass of which everything is wrong in some way."""
         bad = self._rng.choice([-1, 2**31 - 1, n, 10**6])
-        arrays = [np.array([self._rng.choice([bad, 0, n])]) for _ in range(4)]
-        self.session.target.forward(Batch(*arrays, n_layers=self._rng.choice([None, 0, 1, -1, 99])))
+        slot, token = (self._rng.choice([bad, 0, n]) for _ in range(2))
+        self.session.target.forward({slot: np.array([token])}, self._rng.choice([None, 0, 1, -1, 99]))
 
     def _write(self, history):
         if self.options.rate:

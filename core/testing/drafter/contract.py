@@ -21,10 +21,6 @@ REPRODUCIBLE = Contract(
 )
 SCOPE = Contract("What a drafter learns lives no longer than its `scope` says.", "augury.Drafter.scope")
 TOGETHER = Contract("`draft_together` drafts what `draft` does slot by slot.", "augury.Drafter.draft_together")
-LAYERS = Contract(
-    "A drafter's passes take some of the target's layers, and store nothing where a slot holds something.",
-    "augury.interfaces.Target",
-)
 OPTIONS = Contract(
     "Options have defaults inside their bounds, and refuse with an OptionError what is outside.", "augury.options.option"
 )

@@ -20,9 +20,9 @@ from augury.types import Draft, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from augury.engine.context import EngineContext
     from augury.interfaces import Drafter
     from augury.testing.contract import Contract
-    from augury.testing.drafter.driven_target import DrivenTarget
     from augury.testing.drafter.script import Request
 
 __all__ = ["DrivenSlot"]
@@ -35,20 +35,20 @@ _TOLERANCE = 1e-3  # of the sum of float32 probabilities
 class DrivenSlot:
     """One drafter with its history."""
 
-    def __init__(self, drafter: Drafter, target: DrivenTarget, slot: int, period: int) -> None:
+    def __init__(self, drafter: Drafter, context: EngineContext, slot: int, period: int) -> None:
         """Take over a drafter.
 
         Args:
             drafter: Just made.
-            target: Fed what the slot's requests hold.
+            context: Of the target, which is fed what the slot's requests hold.
             slot: Of the target.
             period: The target's own tokens repeat what came so many tokens before.
         """
         self.drafter = drafter
         self.drafts: list[tuple[int, ...]] = []  # of the request
-        self._target = target
-        self._n_vocab = target.model.info.n_vocab
-        self._n_ctx = target.model.state_spec.n_ctx
+        self._context = context
+        self._n_vocab = context.info.n_vocab
+        self._n_ctx = context.spec.n_ctx
         self._slot = slot
         self._period = period
         self._journal: deque[str] = deque(maxlen=8)
@@ -88,7 +88,7 @@ class DrivenSlot:
         self._n_own_references = sys.getrefcount(self._buffer)
         self._n = len(request.prompt)
         self._buffer[: self._n] = request.prompt
-        self._target.feed(self._slot, 0, self._buffer[: self._n].copy())
+        self._feed(0, self._n)
         self._emit([self._own_token(Round(Way.SILENT, 0, 0, 0))])
         self.drafts = []
         n_both = min(len(self._held), self._n - 2)
@@ -104,6 +104,13 @@ class DrivenSlot:
                 return
             yield
         raise self.broken(contract.BEGIN, f"more than {self._n} steps for as many tokens")
+
+    def _feed(self, start: int, end: int) -> None:
+        """Let the target's slot hold the history from `start` to `end` behind what it holds before."""
+        self._context.truncate(self._slot, start)
+        feed = self._context.feed(self._slot, self._buffer[start:end].copy())
+        self._context.forward([feed])
+        self._context.commit(feed)
 
     def ask(self, each: Round) -> Ask | None:
         """What the drafter is asked in a round, or None where it is not."""
@@ -154,7 +161,7 @@ class DrivenSlot:
             tokens = [self._own_token(each) for _ in range(min(each.n_right, self._n_ctx - self._n - 1))]
         start = self._n - 1
         n_emitted = self._emit([*tokens, self._own_token(each)])
-        self._target.feed(self._slot, start, self._buffer[start : self._n - 1].copy())
+        self._feed(start, self._n - 1)
         verdict = Verdict(
             n_offered=len(offered),
             n_accepted=len(accepted),

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Factory, frozen
 
+from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.sampling import SamplingParams
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend
+from augury.loader import Loader, make_backend, make_memory
 from augury.options import build
 from augury.testing.drafter import contract
 from augury.testing.drafter.driven_slot import DrivenSlot
-from augury.testing.drafter.driven_target import DrivenTarget
 from augury.testing.tiny_model import PERIOD
 from augury.testing.toys import TINY_TARGET
 from augury.types import ModelOptions
@@ -84,14 +84,16 @@ class World:
     def __init__(self, subject: Subject, n_slots: int, options: Any) -> None:
         self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
         load_options = ModelOptions(n_slots=n_slots, n_ctx=N_CTX, threads=1)
-        target = DrivenTarget(self._loader.load(TINY_TARGET, load_options, purpose="target"))
+        model = self._loader.load(TINY_TARGET, load_options, purpose="target")
+        context = EngineContext(model, make_memory(subject.registry, "auto", model))
+        target = EngineTarget(context)
         tokenizer = self._loader.load_tokenizer(TINY_TARGET)
         self.slots: list[DrivenSlot] = []
         try:
             for slot in range(n_slots):
-                session = EngineSession(slot, target.model.info, load_options, tokenizer, self._loader, target)
+                session = EngineSession(slot, context.info, load_options, tokenizer, self._loader, target)
                 session.sampling, session.verify = _SAMPLING, subject.verify
-                self.slots.append(DrivenSlot(subject.drafter(options, session), target, slot, PERIOD))
+                self.slots.append(DrivenSlot(subject.drafter(options, session), context, slot, PERIOD))
         except AuguryError:
             self._loader.close()
             raise

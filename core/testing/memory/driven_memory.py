@@ -137,14 +137,14 @@ class DrivenMemory:
         room = int(self._call(f"room of slot {slot}", lambda: self._memory.room(slot)))
         if not 0 <= room <= n_ctx - n_kept:
             raise self._broken(contract.ROOM, f"{room} with {n_kept} of {n_ctx} positions taken")
-        self._refused(f"prepare of {room + 1}", lambda: self._memory.prepare(slot, room + 1))
+        self._refused(f"prepare of {room + 1}", lambda: self._memory.prepare(slot, room + 1, 0))
         if self._memory.n_bytes < n_kept * self.model.state_spec.n_bytes_per_position:
             raise self._broken(contract.BYTES, f"{self._memory.n_bytes} bytes for {n_kept} tokens")
         return room
 
     def _share(self, slot: int, kept: list[int], tokens: list[int], parents: list[int]) -> Share:
         told = f"prepare of {len(tokens)} in slot {slot}"
-        step = self._call(told, lambda: self._memory.prepare(slot, len(tokens)))
+        step = self._call(told, lambda: self._memory.prepare(slot, len(tokens), 0))
         if not 0 <= step.mark <= len(kept) or list(step.replay) != kept[step.mark :]:
             raise self._broken(contract.STEP, f"{step} where {kept} is kept")
         share = Share(slot, step, tokens, parents)
@@ -158,7 +158,7 @@ class DrivenMemory:
         positions: list[int] = []
         parents: list[int] = []
         rows: list[int] = []
-        moves: list[tuple[int, int, int]] = []
+        accepted: list[tuple[int, int, int]] = []
         for share in shares:
             first, n_replayed = len(tokens), len(share.step.replay)
             tokens += [*share.step.replay, *share.tokens]
@@ -168,7 +168,7 @@ class DrivenMemory:
             root = first + n_replayed - 1 if n_replayed else -1
             parents += [*chain, *(first + n_replayed + parent if parent >= 0 else root for parent in share.parents)]
             rows += range(first + n_replayed, len(tokens))
-            moves += [(share.slot, origin, target) for origin, target in share.step.moves]
+            accepted += [(share.slot, *pair) for pair in share.step.accepted]
         if not shares:
             return
         batch = Batch(
@@ -177,7 +177,7 @@ class DrivenMemory:
             positions=np.array(positions, np.int32),
             rows=np.array(rows, np.int32),
             parents=np.array(parents, np.int32),
-            moves=np.array(moves, np.int32) if moves else None,
+            accepted=np.array(accepted, np.int32) if accepted else None,
         )
         try:
             logits = self.model.forward(batch).rows()

@@ -122,7 +122,7 @@ def test_evaluate_waits_for_a_free_slot(engine):
 
 def test_requests_go_on_beside_a_long_evaluation():
     with toy_engine(n_ctx=3000, slots=2) as engine:
-        toy = engine._worker._loop._model
+        toy = engine._worker._loop._context.model
         runnings = []
 
         def submit_once():
@@ -141,7 +141,7 @@ def test_an_evaluation_that_is_interrupted_frees_its_slot(monkeypatch):
         raise KeyboardInterrupt
 
     with toy_engine(n_ctx=3000, slots=1) as engine:
-        toy, was_interrupted = engine._worker._loop._model, threading.Event()
+        toy, was_interrupted = engine._worker._loop._context.model, threading.Event()
         toy.on_forward = lambda: was_interrupted.wait(30)
         monkeypatch.setattr(Channel, "block", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -167,7 +167,7 @@ def test_closing_the_engine_ends_evaluations():
             engine.evaluate([1] * 2900, rows=[0])
         outcome.append(caught.value)
 
-    engine._worker._loop._model.on_forward = stay_until_closing
+    engine._worker._loop._context.model.on_forward = stay_until_closing
     evaluating = threading.Thread(target=evaluate)
     evaluating.start()
     assert has_begun.wait(30)

@@ -62,7 +62,7 @@ def test_counts_hold_a_request_before_its_caller_hears_of_its_end(monkeypatch):
 def test_an_evaluation_takes_a_slot():
     seen = []
     with toy_engine() as engine:
-        engine._worker._loop._model.on_forward = lambda: seen.append(engine.stats().slots[0].state)
+        engine._worker._loop._context.model.on_forward = lambda: seen.append(engine.stats().slots[0].state)
         engine.evaluate([1, 2, 3])
         assert engine.stats().slots[0].state == "idle"
     assert seen == ["evaluating"]

@@ -110,7 +110,7 @@ def test_a_long_prompt_is_processed_in_chunks_between_the_rounds_of_others():
         next(pieces)
         long = engine.generate([3] * 900, max_tokens=2, **GREEDY)
         running.cancel()
-        batches = engine._worker._loop._model.batches
+        batches = engine._worker._loop._context.model.batches
     assert list(long.tokens) == ToyModel(n_ctx=2000).plain([3] * 900, 2)
     sizes = [len(batch.tokens) for batch in batches]
     assert max(sizes) <= 512
@@ -162,7 +162,7 @@ class SteppingDrafter(ScriptedDrafter):
 
 def test_others_decode_between_the_steps_of_a_drafter_s_begin():
     with toy_engine(slots=2, drafter=SteppingDrafter) as engine:
-        model, both = engine._worker._loop._model, threading.Event()
+        model, both = engine._worker._loop._context.model, threading.Event()
         log_pass = model.on_forward
         model.on_forward = lambda: both.wait() and log_pass()
         other = engine.submit([1, 2], max_tokens=40, speculative={"n_max": 0}, **GREEDY)
@@ -251,7 +251,7 @@ def test_prompt_time_is_its_own_tokens_time_whoever_shares_its_passes_or_goes_be
     monkeypatch.setattr("augury.engine.loop.perf_counter", lambda: now[0])
     monkeypatch.setattr("augury.engine.stats.perf_counter", lambda: now[0])
     with toy_engine(n_ctx=2000, slots=2) as engine:
-        model, held = engine._worker._loop._model, threading.Event()
+        model, held = engine._worker._loop._context.model, threading.Event()
         model.on_forward = lambda: held.wait() and now.__setitem__(0, now[0] + len(model.batches[-1].tokens))
         prompts = [[1, 2], [3] * 300, [4] * 700, [5] * 600]
         runnings = [engine.submit(prompt, max_tokens=20, **GREEDY) for prompt in prompts]
@@ -267,7 +267,7 @@ def test_prompt_time_is_its_own_tokens_time_whoever_shares_its_passes_or_goes_be
 
 def test_a_prompt_cancelled_half_way_counts_what_was_processed():
     with toy_engine(n_ctx=2000) as engine:
-        model, running = engine._worker._loop._model, []
+        model, running = engine._worker._loop._context.model, []
         held = threading.Event()
         model.on_forward = lambda: held.wait() and running[0].cancel()
         running.append(engine.submit([3] * 900, max_tokens=5, **GREEDY))

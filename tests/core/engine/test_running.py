@@ -163,7 +163,7 @@ def test_errors_reach_every_kind_of_reader(error):
         return [piece async for piece in engine.astream([1])]
 
     with toy_engine() as engine:
-        engine._worker._loop._model.on_forward = fail
+        engine._worker._loop._context.model.on_forward = fail
         for call in (engine.submit([1]).result, lambda: list(engine.stream([1])), lambda: run(result()), lambda: run(stream())):
             with pytest.raises((RuntimeError, AuguryError), match=type(error).__name__):
                 call()

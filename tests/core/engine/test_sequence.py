@@ -46,7 +46,7 @@ DRAFTERS = {"no drafts": None, "chains": lambda model: ScriptedDrafter(model, [(
 
 def poison(engine, trouble, is_sick):
     """Put `trouble` into the logits behind the texts that `is_sick`."""
-    model = engine._worker._loop._model
+    model = engine._worker._loop._context.model
     healthy = model.logits
 
     def logits(tokens, **how):
@@ -134,7 +134,7 @@ def test_rows_beyond_the_tokenizer_s_vocabulary_are_never_chosen(way, drafter):
     answers = []
     for trouble in ([np.inf], [50.0], [np.nan], [-np.inf]):
         with toy_engine(slots=2, tokenizer=tokenizer, drafter=DRAFTERS[drafter]) as engine:
-            model = engine._worker._loop._model
+            model = engine._worker._loop._context.model
             healthy = model.logits
             model.logits = lambda tokens, healthy=healthy, trouble=trouble, **how: np.append(
                 healthy(tokens, **how)[:12], trouble * 4

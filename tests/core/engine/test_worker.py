@@ -69,7 +69,8 @@ def site(engine, where):
     loop = engine._worker._loop
     if owner == "drafter":
         return engine._drafters[0], method
-    return {"loop": loop, "model": loop._model, "memory": loop._memory, "drafting": loop._drafting}[owner], method
+    context = loop._context
+    return {"loop": loop, "model": context.model, "memory": context.memory, "drafting": loop._drafting}[owner], method
 
 
 def plain(prompt, n):
@@ -130,7 +131,7 @@ def test_a_slot_that_cannot_be_freed_is_asked_for_again_and_nobody_waits_for_it_
         assert all("has no free slot" in str(each) for each in others)
         with pytest.raises(AuguryError, match="has no free slot"):
             engine.evaluate([1])
-        del engine._worker._loop._memory.end
+        del engine._worker._loop._context.memory.end
         assert engine.generate([1], max_tokens=5, **GREEDY).tokens == plain([1], 5)
 
 
@@ -147,11 +148,11 @@ def test_a_slot_is_freed_once():
 
 def test_what_memory_makes_of_a_pass_may_be_nonsense(monkeypatch):
     with toy_engine() as engine:
-        monkeypatch.setattr(engine._worker._loop._memory, "prepare", lambda slot, n: None)
+        monkeypatch.setattr(engine._worker._loop._context.memory, "prepare", lambda *_: None)
         (found,) = outcomes([engine.submit([1], **GREEDY).result])
         assert isinstance(found, AttributeError)
         monkeypatch.undo()
-        assert isinstance(engine._worker._loop._memory, MemoryManager)
+        assert isinstance(engine._worker._loop._context.memory, MemoryManager)
         assert engine.generate([1], max_tokens=5, **GREEDY).tokens == plain([1], 5)
 
 
@@ -161,7 +162,7 @@ def test_a_changed_model_file_refuses_requests_as_they_start():
 
     with toy_engine(slots=1) as engine:
         gate = Gate(engine)
-        model = engine._worker._loop._model
+        model = engine._worker._loop._context.model
         engine._loader.models.append(model)
         runnings = [engine.submit(prompt, max_tokens=5, **GREEDY) for prompt in PROMPTS[:2]]
         assert gate.has_begun.wait(SECONDS)
@@ -328,7 +329,7 @@ def test_what_cannot_be_closed_keeps_nothing_else_open(caplog):
 @pytest.mark.parametrize("is_used", [False, True])
 def test_an_engine_that_nobody_holds_gives_everything_back(is_used):
     engine = toy_engine(drafter=ScriptedDrafter)
-    drafter, model, thread = engine._drafters[0], weakref.ref(engine._worker._loop._model), engine._worker._thread
+    drafter, model, thread = engine._drafters[0], weakref.ref(engine._worker._loop._context.model), engine._worker._thread
     stream = engine.stream([1], max_tokens=5, **GREEDY) if is_used else ()
     del engine
     assert len(list(stream)) == 5 * is_used  # who reads still holds it

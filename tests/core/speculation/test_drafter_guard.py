@@ -3,16 +3,14 @@
 import logging
 from contextlib import suppress
 
-import attrs
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.passes import run_of
 from toys import ScriptedDrafter, toy_engine
 
+from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
-from augury.engine.session import EngineTarget
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 from augury.testing.toy_model import ToyModel
@@ -517,9 +515,8 @@ def test_a_pass_of_a_drafter_s_own_is_harmless_in_any_of_its_calls():
 
         def anywhere(self):
             for slot in range(2):
-                start = self.memory.prepare(slot, 0).mark
-                if start + 4 < 64:
-                    self.target.forward(attrs.evolve(run_of([7, 7, 7, 7], slot=slot, start=start, rows=[]), n_layers=1))
+                if self.target._context.room(slot) > 4:
+                    self.target.forward({slot: np.int32([7, 7, 7, 7])}, 1)
 
         def begin(self, history, n_reused):
             super().begin(history, n_reused)
@@ -540,6 +537,6 @@ def test_a_pass_of_a_drafter_s_own_is_harmless_in_any_of_its_calls():
     with toy_engine(drafter=Passing, slots=2) as engine:
         loop = engine._worker._loop
         for drafter in engine._drafters:
-            drafter.memory, drafter.target = loop._memory, EngineTarget(loop._model, loop._memory)
+            drafter.target = EngineTarget(loop._context)
         results = engine.generate([*PROMPTS, *PROMPTS], max_tokens=N, **GREEDY)
     assert [list(result.tokens) for result in results] == [ToyModel().plain(prompt, N) for prompt in [*PROMPTS, *PROMPTS]]

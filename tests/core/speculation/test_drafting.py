@@ -60,8 +60,10 @@ def constant(n_drafters, is_costly=None, per_token=0.02):
 class Replaying(Contiguous):
     """Has the last tokens that a slot keeps computed again, as a manager does that restored a checkpoint before them."""
 
-    def prepare(self, slot, n_new):
-        step = super().prepare(slot, n_new)
+    replays_accepted = True
+
+    def prepare(self, slot, n_certain, n_drafted):
+        step = super().prepare(slot, n_certain, n_drafted)
         n = min(2, step.mark)
         replay = tuple(self._slots[slot].tokens[step.mark - n : step.mark].tolist())
         return attrs.evolve(step, mark=step.mark - n, replay=replay)
@@ -226,7 +228,7 @@ def test_the_planner_learns_how_many_tokens_were_in_the_pass_beside_drafts(monke
     told, planner = [], constant(1)
     monkeypatch.setattr(planner, "observe_round", lambda slots, _, n, __: told.append(n + sum(1 + slot.k for slot in slots)))
     with toy_engine(slots=2, n_ctx=300, drafter=named("used", [(2, 1)]), planner=planner) as engine:
-        model, gate = engine._worker._loop._model, Gate(engine)
+        model, gate = engine._worker._loop._context.model, Gate(engine)
         asked = [([1, 2, 3], 30), ([5, 6], 5), ([4] * 250, 9)]  # the last takes the slot of the second, beside the first
         runnings = [engine.submit(prompt, max_tokens=n, **GREEDY) for prompt, n in asked]
         gate.open()

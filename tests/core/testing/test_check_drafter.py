@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from attrs import frozen
 
-from augury.batch import Batch
 from augury.errors import OptionError, PluginError
 from augury.interfaces import Ask, Drafter
 from augury.options import option
@@ -82,7 +81,7 @@ class Meddling(Honest):
     """Reaches behind everything that it was given."""
 
     def accept(self, history, verdict):
-        self.session.target._model.cells[:] = 0
+        self.session.target._context.model.cells[:] = 0
 
 
 class Short(Honest):
@@ -289,19 +288,9 @@ class Brief(Honest):
         return np.ones(1, np.int32)
 
 
-class Deep(Honest):
-    """Feeds the target what it holds already."""
-
-    def draft(self, history, limit):
-        one = np.ones(1, np.int32)
-        self.session.target.forward(Batch(one, one * self.session.slot, one * (len(history) - 2), one[:0], n_layers=1))
-        return Draft()
-
-
 class Whole(Honest):
     def draft(self, history, limit):
-        one = np.ones(1, np.int32)
-        self.session.target.forward(Batch(one, one * self.session.slot, one * len(history), one[:0]))
+        self.session.target.forward({self.session.slot: history[-1:]}, None)
         return Draft()
 
 
@@ -365,8 +354,7 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         (ANY_SCRIPT, Leaving, "SystemExit: 3"),
         ("leaves greedy output as it is", Leaving, "SystemExit: 3, in `accept`, in a running engine"),
         (ANY_SCRIPT, Brief, "`teacher_forced` returns (n,) int32 tokens, or None. Seen: array([1], dtype=int32) for"),
-        (ANY_SCRIPT, Whole, "a pass without n_layers"),
-        (ANY_SCRIPT, Deep, "position 0 of slot 0, which holds 1 tokens"),
+        (ANY_SCRIPT, Whole, "a pass through None layers, expected 1 to 3"),
         ("declines gracefully on short and odd texts", Short, "IndexError"),
         ("gives the same drafts for the same calls", Random, "The same calls give the same drafts"),
         ("gives the same drafts for the same calls", Global, "before it was"),

@@ -46,8 +46,8 @@ class Hesitant(Contiguous):
 
 
 class Boundless(Contiguous):
-    def prepare(self, slot, n_new):
-        return Step(mark=self._slots[slot].n, moves=self._slots[slot].moves)
+    def prepare(self, slot, n_certain, n_drafted):
+        return Step(mark=self._slots[slot].n, accepted=self._slots[slot].accepted)
 
 
 class Generous(Contiguous):
@@ -58,9 +58,9 @@ class Generous(Contiguous):
 class Keeping(Contiguous):
     """Never undoes what was rejected."""
 
-    def prepare(self, slot, n_new):
-        step = super().prepare(slot, n_new)
-        self.n_new = n_new
+    def prepare(self, slot, n_certain, n_drafted):
+        step = super().prepare(slot, n_certain, n_drafted)
+        self.n_new = n_certain + n_drafted
         return step
 
     def commit(self, slot, step, tokens, path=None):
@@ -79,15 +79,15 @@ class Hasty(Contiguous):
     """Believes that states were moved that were not."""
 
     def end(self, slot):
-        self._slots[slot].moves = ()
+        self._slots[slot].accepted = ()
         super().end(slot)
 
 
 class Replaying(Contiguous):
     """Replays other tokens than it keeps."""
 
-    def prepare(self, slot, n_new):
-        step = super().prepare(slot, n_new)
+    def prepare(self, slot, n_certain, n_drafted):
+        step = super().prepare(slot, n_certain, n_drafted)
         return attrs.evolve(step, mark=step.mark - 1, replay=(0,)) if step.mark else step
 
 
@@ -103,9 +103,9 @@ class Weightless(Contiguous):
 class Rewinding(Contiguous):
     """Honest: computes the last token of what it keeps once more with every pass."""
 
-    def prepare(self, slot, n_new):
-        step = super().prepare(slot, n_new)
-        if step.moves or not step.mark:
+    def prepare(self, slot, n_certain, n_drafted):
+        step = super().prepare(slot, n_certain, n_drafted)
+        if step.accepted or not step.mark:
             return step
         return attrs.evolve(step, mark=step.mark - 1, replay=(int(self._slots[slot].tokens[step.mark - 1]),))
 

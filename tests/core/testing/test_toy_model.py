@@ -39,7 +39,7 @@ def test_moves_bring_a_trees_path_together():
     model = ToyModel()
     model.forward(batch([1, 2]))
     model.forward(batch([3, 4, 5, 6], positions=[2, 3, 3, 4], parents=[-1, 0, 0, 2]))
-    row = model.forward(batch([8], start=5, moves=[(0, 4, 3), (0, 5, 4)])).rows()[0]
+    row = model.forward(batch([8], start=5, accepted=[(0, 4, 3), (0, 5, 4)])).rows()[0]
     assert np.array_equal(row, after(1, 2, 3, 5, 6, 8))
 
 

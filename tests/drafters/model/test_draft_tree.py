@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 from oracles.models import tiny_model
 
 from augury import Engine
-from augury.drafters.model.draft_runner import Written
+from augury.drafters.model.draft_runner import WrittenDraft
 from augury.drafters.model.draft_tree import TreeShape, branched
 from augury.errors import OptionError
 
-WRITTEN = Written(
+WRITTEN = WrittenDraft(
     tokens=[1, 2, 3],
     candidates=[[(1, 0.9), (9, 0.05)], [(2, 0.5), (7, 0.4), (6, 0.1)], [(3, 0.8), (5, 0.1)]],
 )
@@ -36,7 +36,7 @@ def test_every_tree_is_a_chain_with_leaves(width, depth, n_more, data):
     for _ in range(depth):
         tokens = data.draw(st.lists(st.integers(0, 20), min_size=width, max_size=width, unique=True))
         candidates.append([(token, 1 / (i + 2)) for i, token in enumerate(tokens)])
-    written = Written(tokens=[place[0][0] for place in candidates], candidates=candidates)
+    written = WrittenDraft(tokens=[place[0][0] for place in candidates], candidates=candidates)
     draft = branched(written, depth + n_more, 0.0)
     assert len(draft) == min(depth * width, depth + n_more)
     assert draft.parents[:depth].tolist() == list(range(-1, depth - 1))

@@ -6,8 +6,8 @@ from augury.plugins.memory.contiguous import Contiguous
 from augury.types import StateSpec
 
 
-def manager(n_slots=2, n_ctx=8):
-    return Contiguous(None, StateSpec(n_slots, n_ctx, 10))
+def manager(n_slots=2, n_ctx=8, n_bytes_per_sequence=0):
+    return Contiguous(None, StateSpec(n_slots, n_ctx, 10, n_bytes_per_sequence))
 
 
 def tokens(*values):
@@ -15,7 +15,7 @@ def tokens(*values):
 
 
 def fill(memory, slot, values):
-    memory.commit(slot, memory.prepare(slot, len(values)), tokens(*values))
+    memory.commit(slot, memory.prepare(slot, len(values), 0), tokens(*values))
 
 
 def test_a_slot_is_open_until_it_is_ended():
@@ -31,10 +31,10 @@ def test_commit_keeps_what_was_accepted_and_forgets_the_rest():
     memory = manager()
     slot = memory.open(tokens(1, 2), may_reuse=True).slot
     fill(memory, slot, [1, 2])
-    step = memory.prepare(slot, 4)
+    step = memory.prepare(slot, 1, 3)
     assert (step.mark, step.replay) == (2, ())
     memory.commit(slot, step, tokens(3, 4))
-    assert memory.prepare(slot, 1).mark == 4
+    assert memory.prepare(slot, 1, 0).mark == 4
     assert memory.room(slot) == 4
 
 
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_a_capacity_error_and_changes_nothing():
     slot = memory.open(tokens(1), may_reuse=True).slot
     fill(memory, slot, [1])
     with pytest.raises(CapacityError, match="room for 7"):
-        memory.prepare(slot, 8)
+        memory.prepare(slot, 1, 7)
     assert memory.room(slot) == 7
 
 
@@ -94,20 +94,51 @@ def test_a_tree_s_path_comes_to_lie_behind_the_mark():
     memory = manager()
     slot = memory.open(tokens(1, 2), may_reuse=True).slot
     fill(memory, slot, [1, 2])
-    step = memory.prepare(slot, 5)
+    step = memory.prepare(slot, 1, 4)
     memory.commit(slot, step, tokens(3, 4, 5), path=np.array([0, 2, 4], np.int32))
-    after = memory.prepare(slot, 1)
-    assert (after.mark, after.moves) == (5, ((4, 3), (6, 4)))
+    after = memory.prepare(slot, 1, 0)
+    assert (after.mark, after.accepted) == (5, ((4, 3), (6, 4)))
     fill(memory, slot, [6])
-    assert memory.prepare(slot, 1).moves == ()
+    assert memory.prepare(slot, 1, 0).accepted == ()
 
 
-def test_states_that_were_not_moved_are_not_reused():
-    memory = manager(n_slots=1)
+TREE = [3, 4], np.array([0, 2], np.int32)  # of a pass of three tokens these are kept
+
+
+@pytest.mark.parametrize(
+    ("n_bytes_per_sequence", "has_failed", "n_reused", "accepted"),
+    [
+        (0, False, 4, ((4, 3),)),
+        (0, True, 3, ()),  # whether the failed pass has moved anything is not known
+        (5, False, 4, ((4, 3),)),
+        (5, True, 0, ()),
+    ],
+)
+def test_what_was_accepted_last_waits_for_the_next_request(n_bytes_per_sequence, has_failed, n_reused, accepted):
+    memory = manager(n_slots=1, n_bytes_per_sequence=n_bytes_per_sequence)
     slot = memory.open(tokens(1, 2), may_reuse=True).slot
     fill(memory, slot, [1, 2])
-    memory.commit(slot, memory.prepare(slot, 3), tokens(3, 4), path=np.array([0, 2], np.int32))
+    memory.commit(slot, memory.prepare(slot, 1, 2), tokens(*TREE[0]), path=TREE[1])
+    if has_failed:
+        memory.prepare(slot, 1, 0)
     memory.end(slot)
-    opened = memory.open(tokens(1, 2, 3, 4, 5), may_reuse=True)
-    assert opened.n_reused == 3
-    assert memory.prepare(slot, 1).moves == ()
+    assert memory.open(tokens(1, 2, 3, 4, 5), may_reuse=True).n_reused == n_reused
+    assert memory.prepare(slot, 1, 0).accepted == accepted
+
+
+@pytest.mark.parametrize(("n", "n_kept", "accepted"), [(4, 4, ((3, 3),)), (3, 3, ()), (2, 0, ()), (9, 4, ((3, 3),))])
+def test_a_recurrent_state_is_cut_no_further_than_what_it_has_not_taken_in(n, n_kept, accepted):
+    memory = manager(n_slots=1, n_bytes_per_sequence=5)
+    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
+    fill(memory, slot, [1, 2])
+    memory.commit(slot, memory.prepare(slot, 1, 2), tokens(3, 4))
+    assert memory.truncate(slot, n) == n_kept
+    step = memory.prepare(slot, 1, 0)
+    assert (step.mark, step.accepted, step.keeps_aside) == (n_kept, accepted, True)
+
+
+def test_a_kv_cache_is_cut_anywhere():
+    memory = manager(n_slots=1)
+    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
+    fill(memory, slot, [1, 2, 3])
+    assert [memory.truncate(slot, n) for n in (5, 2, 0)] == [3, 2, 0]

@@ -1,0 +1,227 @@
+"""`EngineContext`: a model and its memory, and the one place where a pass is put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.batch import Batch
+from augury.errors import AuguryError, OptionError
+from augury.passes import Context, Target
+from augury.types import Draft, Feed, tokens_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.interfaces import MemoryManager, Model
+    from augury.passes import Pass
+    from augury.types import ModelInfo, Opened, StateSpec
+
+__all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
+
+_NO_TOKENS = np.empty(0, np.int32)
+_NO_DRAFT = Draft()
+
+
+class EngineContext(Context):
+    """See `augury.passes.Context`.
+
+    Attributes:
+        model: Whose passes.
+        memory: Of its slots.
+    """
+
+    def __init__(self, model: Model, memory: MemoryManager) -> None:
+        self.model = model
+        self.memory = memory
+        self.info = model.info
+        self.spec = model.state_spec
+        self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
+        self._ahead: dict[int, tuple[int, int, np.ndarray]] = {}  # by slot: mark, layers and tokens of `ahead`'s last pass
+        self._lost: set[int] = set()  # slots of which it is not known what they hold
+
+    @property
+    def may_branch(self) -> bool:
+        """Whether drafts may be trees."""
+        return not (self._has_sequence_state and self.memory.replays_accepted)
+
+    def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None:
+        """See `MemoryManager.open`."""
+        opened = self.memory.open(tokens, may_reuse=may_reuse)
+        if opened is not None:
+            self._ahead.pop(opened.slot, None)
+            self._lost.discard(opened.slot)
+        return opened
+
+    def room(self, slot: int) -> int:
+        """See `MemoryManager.room`."""
+        return self.memory.room(slot)
+
+    def truncate(self, slot: int, n: int) -> int:
+        """See `MemoryManager.truncate`."""
+        return self.memory.truncate(slot, n)
+
+    def end(self, slot: int) -> None:
+        """See `MemoryManager.end`."""
+        self.memory.end(slot)
+
+    def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
+        """See `Context.feed`."""
+        if slot in self._lost:
+            raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
+        draft = _NO_DRAFT if draft is None else draft
+        return Feed(slot, self.memory.prepare(slot, len(tokens), len(draft)), tokens, rows, draft)
+
+    def forward(self, feeds: Sequence[Feed]) -> Pass:
+        """See `Context.forward`."""
+        return self.model.forward(self._batch(feeds))
+
+    def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
+        """See `Context.commit`."""
+        step, tokens, draft, places = feed.step, feed.tokens, feed.draft, None
+        if len(path):
+            tokens = np.concatenate([tokens, draft.tokens[list(path)]])
+        if step.replay:
+            tokens = np.concatenate([np.array(step.replay, np.int32), tokens])
+        if draft.parents is not None:
+            n = len(tokens) - len(path)
+            places = np.array([*range(n), *(n + node for node in path)], np.int32)
+        self.memory.commit(feed.slot, step, tokens, places)
+
+    def ahead(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+        """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
+        feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.memory.replays_accepted else []
+        if feeds := [feed for feed in feeds if feed.step.replay]:
+            self.forward(feeds)  # through all layers, for what is replayed stays
+            for feed in feeds:
+                self.commit(feed)
+        feeds = []
+        for slot, tokens in written.items():
+            feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
+            feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
+        try:
+            logits = self.model.forward(self._batch(feeds, n_layers))
+        except BaseException:
+            self._lost.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
+            raise
+        for feed in feeds:
+            self.commit(feed)
+            self._ahead[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
+        return logits
+
+    def _not_yet_computed(self, feed: Feed, n_layers: int) -> Feed:
+        """Of a feed that is a draft alone what the last pass ahead of the slot has not left behind."""
+        mark, n_layers_then, known = self._ahead.pop(feed.slot, (-1, 0, _NO_TOKENS))
+        if (mark, n_layers_then) != (feed.step.mark, n_layers) or feed.step.replay:
+            return feed
+        tokens = feed.draft.tokens
+        n = min(len(known), len(tokens) - 1)
+        differs = known[:n] != tokens[:n]
+        n = int(differs.argmax()) if differs.any() else n
+        return Feed(feed.slot, feed.step, feed.tokens, feed.rows, Draft(tokens[n:]), n)
+
+    def _batch(self, feeds: Sequence[Feed], n_layers: int | None = None) -> Batch:
+        """One pass over everything."""
+        columns: tuple[list[np.ndarray], ...] = ([], [], [], [])
+        tokens, slots, positions, rows = columns
+        accepted: list[tuple[int, ...]] = []
+        n, is_chain = 0, True
+        for feed in feeds:
+            step, draft, first, m = feed.step, feed.draft, n, feed.n_tokens
+            if step.replay:
+                tokens.append(np.array(step.replay, np.int32))
+            tokens.append(feed.tokens)
+            if len(draft):
+                tokens.append(draft.tokens)
+                is_chain = is_chain and draft.parents is None
+            start = step.mark + feed.n_before
+            positions.append(np.arange(start, start + m, dtype=np.int32))
+            slots.append(np.full(m, feed.slot, np.int32))
+            n += m
+            if isinstance(feed.rows, int):
+                rows.append(np.arange(n - feed.rows, n, dtype=np.int32))
+            else:
+                rows.append(feed.rows + (first + len(step.replay)))
+            accepted += [(feed.slot, *pair) for pair in step.accepted]
+        joined = [each[0] if len(each) == 1 else np.concatenate(each) for each in columns]
+        parents = None
+        if not is_chain:
+            parents, depths = _trees(feeds)
+            starts = np.concatenate([np.full(feed.n_tokens, feed.step.mark, np.int32) for feed in feeds])
+            joined[2] = starts + depths
+        taken = np.array(accepted, np.int32) if accepted else None
+        if not self._has_sequence_state:
+            return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, n_layers)
+        return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, n_layers, *_of_sequences(feeds))
+
+
+class CheckedContext(EngineContext):
+    """A context that plugins feed: kernels do not look at what they are given, so it is checked here."""
+
+    def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
+        """See `Context.feed`."""
+        tokens = _checked(slot, tokens, self.spec, self.info)
+        if draft is not None:
+            _checked(slot, draft.tokens, self.spec, self.info)
+        n = len(tokens) + (0 if draft is None else len(draft))
+        if not (n and isinstance(rows, int) and 0 <= rows <= n):
+            raise OptionError(f"a feed of {n} tokens with logits of {rows!r}, expected some, and at most as many")
+        return super().feed(slot, tokens, rows, draft)
+
+
+class EngineTarget(Target):
+    """The loaded model as its drafters see it: nothing that a slot holds is written over."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self.n_layers = context.info.n_layers
+        self._context = context
+
+    def forward(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+        """See `Target.forward`."""
+        if not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= self.n_layers):
+            raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {self.n_layers}")
+        spec, info = self._context.spec, self._context.info
+        written = {slot: _checked(slot, tokens, spec, info) for slot, tokens in written.items()}
+        if not written or not all(map(len, written.values())):
+            raise OptionError("a pass over no tokens, expected some of each slot")
+        return self._context.ahead(written, int(n_layers))
+
+
+def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.ndarray:
+    """A copy of a plugin's tokens, which kernels can read without a look at them."""
+    if not (isinstance(slot, int) and 0 <= slot < spec.n_slots):
+        raise OptionError(f"a feed of slot {slot!r}, expected 0 to {spec.n_slots - 1}")
+    try:
+        copy = tokens_array(tokens)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"a feed of slot {slot} whose {error}") from None
+    if len(copy) and not 0 <= copy.min() <= copy.max() < info.n_vocab:
+        raise OptionError(f"a feed of tokens from {copy.min()} to {copy.max()}, expected 0 to {info.n_vocab - 1}")
+    return copy
+
+
+def _of_sequences(feeds: Sequence[Feed]) -> tuple[np.ndarray | None, ...]:
+    """`is_drafted`, `restores` and `saves` of a pass."""
+    is_drafted = np.concatenate([np.arange(feed.n_tokens) >= feed.n_tokens - len(feed.draft) for feed in feeds])
+    keeps_aside = np.concatenate([np.full(feed.n_tokens, feed.step.keeps_aside) for feed in feeds])
+    restores = np.array([feed.slot for feed in feeds if feed.step.restore], np.int32)
+    saves = np.array([(feed.slot, feed.step.save) for feed in feeds if feed.step.save is not None], np.int32)
+    aside = is_drafted & keeps_aside
+    return aside if aside.any() else None, restores if len(restores) else None, saves if len(saves) else None
+
+
+def _trees(feeds: Sequence[Feed]) -> tuple[np.ndarray, np.ndarray]:
+    """Which token of the pass each follows, -1 at a feed's beginning, and how deep it stands in its feed, both (n,) int32."""
+    parents: list[int] = []
+    depths: list[int] = []
+    for feed in feeds:
+        first, tree = len(parents), feed.draft.parents
+        n_chain = feed.n_tokens if tree is None else feed.n_tokens - len(tree)
+        follows = list(range(-1, n_chain - 1))
+        if tree is not None:
+            follows += (tree + n_chain).tolist()  # -1, the history, is the chain's last token
+        for place in follows:
+            parents.append(first + place if place >= 0 else -1)
+            depths.append(depths[first + place] + 1 if place >= 0 else 0)
+    return np.array(parents, np.int32), np.array(depths, np.int32)

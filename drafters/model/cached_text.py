@@ -1,0 +1,49 @@
+"""What a slot of a draft model holds of a text."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import define
+
+__all__ = ["CachedText"]
+
+
+@define(eq=False)
+class CachedText:
+    """The cached text of one request.
+
+    What was long not followed of it may be left out: what stands behind it moves up into its positions.
+
+    Attributes:
+        slot: Of the draft model.
+        tokens: (n_ctx,) int32; the slot holds the first `n`.
+        n: See there.
+        n_before: How many tokens stand before those that are left out.
+        n_left_out: How many are.
+        is_parked: The text has left what the draft model can follow.
+    """
+
+    slot: int
+    tokens: np.ndarray
+    n: int = 0
+    n_before: int = 0
+    n_left_out: int = 0
+    is_parked: bool = False
+
+    def text(self, history: np.ndarray) -> np.ndarray:
+        """Of `history` (h,) int32 what is not left out."""
+        if not self.n_left_out:
+            return history
+        return np.concatenate([history[: self.n_before], history[self.n_before + self.n_left_out :]])
+
+    def n_agreed(self, text: np.ndarray) -> int:
+        """How many tokens of `text` (t,) int32 are cached."""
+        n = min(self.n, len(text))
+        differs = self.tokens[:n] != text[:n]
+        return int(differs.argmax()) if differs.any() else n
+
+    def leave_out(self, history: np.ndarray, n_kept: int) -> None:
+        """Of `history` keep what was cached before anything was left out, and the last `n_kept` tokens."""
+        n_agreed = self.n_agreed(self.text(history))
+        self.n_before = min(n_agreed, self.n_before) if self.n_left_out else n_agreed
+        self.n_left_out = len(history) - n_kept - self.n_before
