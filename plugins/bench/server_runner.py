@@ -66,7 +66,7 @@ class ServerRunner(Runner):
             AuguryError: There is no such program.
         """
         if not options.path.is_file() or not os.access(options.path, os.X_OK):
-            raise AuguryError(f"{options.path} is no program; --vs takes the path of a llama-server")
+            raise AuguryError(f"{options.path} is not a program; --vs takes the path of a llama-server")
         self._options = options
         self._tokens = tokens.tolist()
         self._n_vocab = n_vocab
@@ -121,7 +121,7 @@ class ServerRunner(Runner):
     def prepare(self, depth: int) -> None:
         """Let the server hold `depth` tokens."""
         if depth:
-            self._ask(self._tokens[:depth], n_predict=1, may_reuse=True)
+            self._ask(self._tokens[:depth], 1, may_reuse=True)
 
     def seconds(self, measurement: Measurement) -> float:
         """Run a measurement once.
@@ -134,9 +134,7 @@ class ServerRunner(Runner):
         prompt = self._tokens[: depth + n_prompt]
         self._n_asked += 1
         prompt[depth] = (prompt[depth] + self._n_asked) % self._n_vocab  # never the token that the server has there
-        timings = self._ask(prompt, n_predict=n_predict, may_reuse=depth > 0)
-        self._check("prompt_n", timings, n_prompt)
-        self._check("predicted_n", timings, n_predict)
+        timings = self._ask(prompt, n_predict, n_new=n_prompt, may_reuse=depth > 0)["timings"]
         # the first token comes out of the prompt's pass, and the server's clock for generation starts after it
         return self._seconds("predicted_ms" if measurement.kind == "decode" else "prompt_ms", timings)
 
@@ -146,24 +144,15 @@ class ServerRunner(Runner):
         Raises:
             AuguryError: As `seconds` does.
         """
-        told = self._post({"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": False, "return_tokens": True})
-        timings = self._timings(told)
-        self._check("prompt_n", timings, len(prompt))
-        self._check("predicted_n", timings, n_predict)
+        reply = self._ask(prompt, n_predict, n_new=len(prompt), may_reuse=False)
+        timings = reply["timings"]
         return Answer(
-            tokens=tuple(told.get("tokens", ())),
+            tokens=tuple(reply.get("tokens", ())),
             prompt_per_second=len(prompt) / self._seconds("prompt_ms", timings),
             per_second=(n_predict - 1) / self._seconds("predicted_ms", timings) if n_predict > 1 else 0.0,
             n_drafted=timings.get("draft_n", 0),
             n_accepted=timings.get("draft_n_accepted", 0),
         )
-
-    def _check(self, key: str, timings: dict[str, Any], expected: int) -> None:
-        if timings.get(key) != expected:
-            raise AuguryError(
-                f"{self._options.path.name} reports {key} {timings.get(key)!r}, expected {expected}; "
-                "it did not do what was asked, so its times mean nothing"
-            )
 
     def _seconds(self, key: str, timings: dict[str, Any]) -> float:
         ms = timings.get(key)
@@ -171,26 +160,27 @@ class ServerRunner(Runner):
             raise AuguryError(f"{self._options.path.name} says that {key} is {ms!r}, expected a positive number of ms")
         return ms / 1e3
 
-    def _ask(self, prompt: list[int], *, n_predict: int, may_reuse: bool) -> dict[str, Any]:
-        """The server's timings of a request."""
-        return self._timings(self._post({"prompt": prompt, "n_predict": n_predict, "cache_prompt": may_reuse}))
-
-    def _timings(self, told: dict[str, Any]) -> dict[str, Any]:
-        timings = told.get("timings")
-        if not isinstance(timings, dict):
-            raise AuguryError(f"{self._options.path.name} answers without timings; --vs needs a llama-server")
-        return timings
-
-    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, prompt: Sequence[int], n_predict: int, *, may_reuse: bool, n_new: int | None = None) -> dict[str, Any]:
+        """The reply to a prompt, of which the server computes `n_new` tokens; None: those that it does not hold."""
+        name = self._options.path.name
+        body = {"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": may_reuse, "return_tokens": True} | _GREEDY
         request = urllib.request.Request(  # noqa: S310 - our own server
-            f"{self._url}/completion", json.dumps(body | _GREEDY).encode(), {"Content-Type": "application/json"}
+            f"{self._url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as reply:  # noqa: S310
-                told = json.load(reply)
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
+                reply = json.load(answer)
         except (OSError, ValueError) as error:
-            raise AuguryError(f"{self._options.path.name} does not answer: {error}{self._last_words()}") from None
-        return told if isinstance(told, dict) else {}
+            raise AuguryError(f"{name} does not answer: {error}{self._last_words()}") from None
+        if not isinstance(reply, dict) or not isinstance(timings := reply.get("timings"), dict):
+            raise AuguryError(f"{name} answers without timings; --vs needs a llama-server")
+        for key, expected in (("prompt_n", n_new), ("predicted_n", n_predict)):
+            if expected is not None and timings.get(key) != expected:
+                raise AuguryError(
+                    f"{name} reports {key} {timings.get(key)!r}, expected {expected}; "
+                    "it did not do what was asked, so its times mean nothing"
+                )
+        return reply
 
     def _wait(self) -> None:
         """Until the model is loaded."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.plugins.bench.pair_stats import PairStats
 
-__all__ = ["DEFAULTS", "TURNS", "exit_code", "run_drafters"]
+__all__ = ["DEFAULTS", "TURNS", "engine_loader", "exit_code", "run_drafters"]
 
 # without a seed plain and drafted texts would differ
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 128}
@@ -47,7 +47,7 @@ def run_drafters(args: argparse.Namespace) -> int:
         states = ("cold", "warm") if args.warm else ("cold",)
         n_pairs, numbers = len(compared) * len(states) * len(prompts) * turns, count()
         for spec_type, draft_model in compared:
-            load = _loader(args, spec_type, draft_model, display)
+            load = engine_loader(args, spec_type, draft_model, display)
             for state in states:
                 pairs = []
                 for prompt in prompts:
@@ -103,12 +103,12 @@ def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | 
     return found
 
 
-def _loader(
-    args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, display: Progress
+def engine_loader(
+    args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, display: Progress, *, is_shown: bool = True
 ) -> Callable[[], Engine]:
-    """Loads one drafter's engine again and again, and shows its configuration and how far it has come once."""
+    """Loads one drafter's engine again and again; only the first time, if at all, it shows its configuration and progress."""
     quiet = argparse.Namespace(**{**vars(args), "verbose": 0, "quiet": True})
-    ways = chain([(args, display)], repeat((quiet, Progress())))  # later loads are short, and say nothing
+    ways = chain([(args, display)] * is_shown, repeat((quiet, Progress())))  # later loads are short, and say nothing
 
     def load() -> Engine:
         flags, progress = next(ways)

@@ -10,7 +10,7 @@ import numpy as np
 from augury.cli.model_flags import load_engine
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import OptionError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.interfaces import Progress
@@ -22,7 +22,7 @@ from augury.plugins.bench.paired_runs import check_drafters
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.workload import prompts_to_compare
-from augury.text.chat_template import ChatTemplate
+from augury.text.chat_template import ChatTemplate, prompt_ids
 
 if TYPE_CHECKING:
     import argparse
@@ -82,21 +82,12 @@ def _token_ids(path: Path, tokenizer: Tokenizer | None, prompts: Sequence[Prompt
     """Token ids by the prompts' ids: the very same for both, however each would read the texts."""
     with ModelFile.open(path) as file:
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-    return {prompt.id: _ids(prompt.arguments(), tokenizer, template) for prompt in prompts}
-
-
-def _ids(arguments: Mapping[str, Any], tokenizer: Tokenizer | None, template: ChatTemplate | None) -> list[int]:
-    if "messages" in arguments:
-        if template is None:
-            raise UnsupportedError("this model has no chat template; give prompts instead of messages")
-        kwargs = arguments.get("chat_template_kwargs")
-        return template.encode(arguments["messages"], tools=arguments.get("tools"), kwargs=kwargs)
-    prompt = arguments["prompt"]
-    if not isinstance(prompt, str):
-        return list(prompt)
-    if tokenizer is None:
-        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of texts")
-    return list(tokenizer.encode(prompt, add_special=True, parse_special=True))
+    found = {}
+    for prompt in prompts:
+        given = prompt.arguments()
+        context = {"tools": given.get("tools"), "kwargs": given.get("chat_template_kwargs")}
+        found[prompt.id] = list(prompt_ids(given.get("prompt"), given.get("messages"), tokenizer, template, **context))
+    return found
 
 
 def _answer(engine: Engine, prompt: Sequence[int], n_predict: int) -> Answer:

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import drafter_options, names_in_use
-from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.model_flags import add_model_flags
 from augury.cli.parser import counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.prompts import add_prompt_flags
@@ -15,9 +15,8 @@ from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.table import table
 from augury.errors import OptionError
-from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
-from augury.plugins.bench.commands.drafters import DEFAULTS, exit_code
+from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit_code
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import PairedRuns
@@ -25,9 +24,9 @@ from augury.plugins.bench.tuning import Candidate, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from augury.engine.engine import Engine
+    from augury.interfaces import Progress
     from augury.plugins.bench.paired_runs import Pair
     from augury.plugins.bench.tuning import Trial
     from augury.registry import Registry
@@ -169,7 +168,10 @@ class _PairRunner:
     def pair(self, candidate: Candidate, trial: Trial) -> Pair:
         """A candidate and plain decoding, beside each other."""
         self._display("tuning", self._n_done, self.n_pairs)
-        runs = PairedRuns(self._loader(candidate), self._params, trial.prompt)
+        args = argparse.Namespace(**{**vars(self._args), "draft_max": candidate.draft_max})
+        is_first = self._n_done == 0
+        load = engine_loader(args, candidate.spec_type, candidate.draft_model, self._display, is_shown=is_first)
+        runs = PairedRuns(load, self._params, trial.prompt)
         try:
             pair = runs.pair(trial.number)
         finally:
@@ -177,13 +179,6 @@ class _PairRunner:
         self.config = runs.config
         self._n_done += 1
         return pair
-
-    def _loader(self, candidate: Candidate) -> Callable[[], Engine]:
-        is_first = self._n_done == 0
-        changed = {"draft_max": candidate.draft_max, "verbose": self._args.verbose if is_first else 0, "quiet": not is_first}
-        args = argparse.Namespace(**{**vars(self._args), **changed})
-        progress = self._display if is_first else Progress()  # which says nothing; later loads are short
-        return lambda: load_engine(args, candidate.spec_type, candidate.draft_model, progress)
 
 
 def _lines(tuning: Tuning) -> list[str]:

@@ -94,7 +94,7 @@ def test_a_faulty_server_is_an_error_that_says_why(program, monkeypatch, fault, 
 
 
 def test_a_program_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(AuguryError, match="absent is no program"):
+    with pytest.raises(AuguryError, match="absent is not a program"):
         runner(tmp_path / "absent")
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from augury.cli.command_line import main
 from augury.errors import AuguryError
-from augury.plugins.bench import startup
-from augury.plugins.bench.startup import measure_startup
+from augury.plugins.bench.commands import startup
+from augury.plugins.bench.commands.startup import measure_startup
 
 MODEL = str(Path(__file__).parents[2] / "data" / "models" / "llama-dense-q4_k.gguf")
 
