@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_template_flag
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.cli.text_file import check_writable
 from augury.errors import AuguryError
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def _run(args: argparse.Namespace) -> int:
         )
         try:
             for text in _texts(is_terminal=is_terminal):
-                if not conversation.hear(text):
+                if not conversation.respond(text):
                     break
         finally:
-            conversation.keep()
+            conversation.save_session()
     return AuguryError.exit_code if conversation.has_failed and not is_terminal else 0
 
 
@@ -71,12 +71,7 @@ def _session_of(path: Path | None) -> list[dict[str, str]]:
     """The messages of a session, and whether it can be kept, before a model is loaded for nothing."""
     if path is None:
         return []
-    if not path.parent.is_dir():
-        raise AuguryError(f"--session: there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        raise AuguryError(f"--session: {path} is no file, expected one to keep a conversation in")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise AuguryError(f"--session: {path} cannot be written; choose another place")
+    check_writable(path, "--session")
     return read_messages(path) if path.exists() else []
 
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from augury.cli.prompts import read_text
 from augury.cli.report import drafting_lines, run_line, say
 from augury.cli.table import table
+from augury.cli.text_file import read_text
 from augury.cli.writer import Writer
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
@@ -71,31 +71,31 @@ class Conversation:
         self._has_stats = has_stats
         self._is_stoppable = is_stoppable
         self._session = session
-        self._kept = list(self.messages)  # what the session's file holds
+        self._saved = list(self.messages)  # what the session's file holds
         self._summary: Summary | None = None  # of the last answer
 
-    def hear(self, text: str) -> bool:
-        """Answer a message, or do what a command says; false where the user wants to leave."""
+    def respond(self, text: str) -> bool:
+        """Answer a message, or run a command; false where the user wants to leave."""
         if text.startswith("/") and "\n" not in text:  # several lines are never a command
             command, _, argument = text.partition(" ")
             if command == "/exit":
                 return False
-            self._obey(command, argument.strip())
+            self._run_command(command, argument.strip())
         elif text:
             self._answer([*self.messages, {"role": "user", "content": text}])
         try:
-            self.keep()
+            self.save_session()
         except OSError as error:  # the conversation is worth more than its file
             say(f"augury: {self._session}: {error.strerror}; the conversation is not saved, /save FILE takes another place")
         return True
 
-    def keep(self) -> None:
+    def save_session(self) -> None:
         """Write what has changed to the session's file."""
-        if self._session is not None and self.messages != self._kept:
+        if self._session is not None and self.messages != self._saved:
             write_messages(self._session, self.messages)
-            self._kept = list(self.messages)
+            self._saved = list(self.messages)
 
-    def _obey(self, command: str, argument: str) -> None:
+    def _run_command(self, command: str, argument: str) -> None:
         match command:
             case "/help":
                 for line in table(list(_COMMANDS.items()), has_head=False):
@@ -149,7 +149,7 @@ class Conversation:
         """Write the model's answer to `asked`, or the rest of one that `asked` ends with."""
         writer = Writer(has_tokenizer=True, is_coloured=self._has_stats)
         try:
-            result = self._written(asked, writer)
+            result = self._stream_answer(asked, writer)
         except UnsupportedError:  # no other message will do better
             raise
         except AuguryError as error:
@@ -171,7 +171,7 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": begun + result.text}]
         self._say_why_it_ended(result)
 
-    def _written(self, asked: Messages, writer: Writer) -> Result | None:
+    def _stream_answer(self, asked: Messages, writer: Writer) -> Result | None:
         """Write an answer as it comes; None where it was stopped before it could begin."""
         running = None
         try:
@@ -213,7 +213,7 @@ def read_messages(path: Path) -> Messages:
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         is_right = False
     if not is_right:
-        raise AuguryError(f"{path}: this is no conversation that augury saved; it is left as it is, name another file")
+        raise AuguryError(f"{path}: this is not a conversation that augury saved; it is left as it is, name another file")
     return messages
 
 

@@ -26,8 +26,8 @@ __all__ = [
     "drafter_of_model",
     "drafter_options",
     "flag_of",
-    "limits_apart",
     "names_in_use",
+    "split_draft_limits",
     "warn_of_synthetic",
 ]
 
@@ -182,7 +182,7 @@ def drafter_of_model(registry: Registry) -> str | None:
     return next((name for name, each in options if any("model-draft" in option.aliases for option in each)), None)
 
 
-def limits_apart(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
+def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
     """`n_max` and `n_min` of one drafter alone, which are the limits of all drafts where it has no such options itself.
 
     So `--spec-type draft:n_max=4` is read as in ik_llama.cpp.

@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
         path = resolve(args.model, args.registry, progress)
     with ModelFile.open(path) as file:
         if args.json:
-            print_json(_told(file))
+            print_json(_as_json(file))
         else:
             print_lines(_lines(file, lists_tensors=args.tensors))
     return 0
@@ -93,7 +93,7 @@ def _totals(file: ModelFile) -> list[list[str]]:
     ]
 
 
-def _told(file: ModelFile) -> dict[str, Any]:
+def _as_json(file: ModelFile) -> dict[str, Any]:
     template = file.metadata.get(_TEMPLATE)
     return {
         "files": [str(path) for path in file.paths],

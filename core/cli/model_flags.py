@@ -10,8 +10,8 @@ from augury.cli.drafter_flags import (
     add_speculation_flags,
     drafter_of_model,
     drafter_options,
-    limits_apart,
     names_in_use,
+    split_draft_limits,
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
@@ -94,7 +94,7 @@ def load_engine(
     in_use = names_in_use(spec_type, args.registry)
     if draft_model and (drafter := drafter_of_model(args.registry)) is not None:
         in_use.append(drafter)
-    rest, limits = limits_apart(spec_type, args.registry)
+    rest, limits = split_draft_limits(spec_type, args.registry)
     n_max, n_min = limits.get("draft_max", args.draft_max), limits.get("draft_min", args.draft_min)
     if n_min > n_max > 0:
         names = args.typed.get("draft_min", "n_min"), args.typed.get("draft_max", "--draft-max")

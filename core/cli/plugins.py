@@ -37,7 +37,7 @@ def _run(args: argparse.Namespace) -> int:
         for each in registry.broken
     ]
     if args.json:
-        print_json({"plugins": [_told(record) for record in records], "broken": broken})
+        print_json({"plugins": [_as_json(record) for record in records], "broken": broken})
         return 0
     print_lines(_lines(records))
     print_lines(f"broken: {each['name']} of {each['distribution']} {each['version']}: {each['reason']}" for each in broken)
@@ -61,7 +61,7 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     return lines
 
 
-def _told(record: PluginRecord) -> dict[str, Any]:
+def _as_json(record: PluginRecord) -> dict[str, Any]:
     options = options_of(record.plugin.options_class).values()
     return {
         "kind": record.kind,
@@ -69,11 +69,11 @@ def _told(record: PluginRecord) -> dict[str, Any]:
         "aliases": list(record.plugin.aliases),
         "distribution": record.distribution,
         "version": record.version,
-        "options": [_told_option(option, record) for option in options],
+        "options": [_option_as_json(option, record) for option in options],
     }
 
 
-def _told_option(option: Option, record: PluginRecord) -> dict[str, Any]:
+def _option_as_json(option: Option, record: PluginRecord) -> dict[str, Any]:
     flags = [flag_of(alias) for alias in option.aliases]
     if record.kind == "drafter":
         flags.insert(0, f"--spec-{record.name}-{option.name.replace('_', '-')}")

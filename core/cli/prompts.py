@@ -6,16 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import Any
 
 from attrs import Factory, evolve, frozen
 
 from augury.cli.report import say
+from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
 
-__all__ = ["Prompt", "add_prompt_flags", "add_template_flag", "prompts_of_lines", "read_prompts", "read_text"]
+__all__ = ["Prompt", "add_prompt_flags", "add_template_flag", "prompts_of_lines", "read_prompts"]
 
-_MAX_SIZE = 2**28  # bytes of a file, or characters of standard input: several times what the longest contexts hold
 _KINDS = {"prompt": "a text", "tokens": "a list of token ids", "messages": 'a list of {"role": ..., "content": ...}'}
 
 
@@ -93,21 +93,6 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     return [_as_chat(prompt) for prompt in prompts] if args.chat else prompts
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a file that a user names, without a byte order mark.
-
-    Raises:
-        AuguryError: It cannot be read, or is larger than any prompt; devices such as /dev/zero have no end.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            return _bounded(file.read(_MAX_SIZE + 1), path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise AuguryError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise AuguryError(f"{path}: {error.strerror or error}") from None
-
-
 def prompts_of_lines(text: str, where: str) -> list[Prompt]:
     """The prompts of JSON lines, such as `{"id": "a", "prompt": "Once", "seed": 1}`; a bad line is one with an `error`."""
     return [_from_line(line, f"{where}:{number}") for number, line in _lines(text)]
@@ -118,20 +103,11 @@ def _from_input() -> list[Prompt]:
         return []
     if sys.stdin.isatty():
         say("reading a prompt from the terminal; end it with Ctrl-D")
-    try:
-        return _from_text(_bounded(sys.stdin.read(_MAX_SIZE + 1), "standard input"), "standard input", is_lines=False)
-    except UnicodeDecodeError:
-        raise AuguryError("standard input: not text in UTF-8") from None
+    return _from_text(read_text(sys.stdin), "standard input", is_lines=False)
 
 
 def _from_file(path: Path) -> list[Prompt]:
     return _from_text(read_text(path), str(path), is_lines=path.suffix in {".jsonl", ".ndjson"})
-
-
-def _bounded(content: AnyStr, where: str | Path) -> AnyStr:
-    if len(content) > _MAX_SIZE:
-        raise AuguryError(f"{where}: larger than {_MAX_SIZE >> 20} MiB, more than any context holds; give a smaller prompt")
-    return content
 
 
 def _from_text(text: str, where: str, *, is_lines: bool) -> list[Prompt]:

@@ -123,7 +123,7 @@ def spec_type_of(engine: Engine) -> str:
 def as_json(engine: Engine, result: Result) -> dict[str, Any]:
     """The object that `run --json` prints for one prompt."""
     summary, timings = result.stats, result.stats.timings
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "model": engine.config["model"],
         "backend": engine.config["backend"],
         "spec_type": spec_type_of(engine),
@@ -150,9 +150,9 @@ def as_json(engine: Engine, result: Result) -> dict[str, Any]:
         },
     }
     if rates := summary.effective.get("synthetic"):
-        told["synthetic"] = list(rates)
+        found["synthetic"] = list(rates)
     if any(piece.logprob is not None for piece in result.pieces):
-        told["logprobs"] = [
+        found["logprobs"] = [
             {
                 **_logprob(TokenLogprob(piece.token, piece.logprob, piece.bytes)),
                 "top": [_logprob(each) for each in piece.top_logprobs],
@@ -161,8 +161,8 @@ def as_json(engine: Engine, result: Result) -> dict[str, Any]:
             if piece.logprob is not None
         ]
     if result.prompt is not None:
-        told |= {"prompt": list(result.prompt), "prompt_text": result.prompt_text}
-    return told
+        found |= {"prompt": list(result.prompt), "prompt_text": result.prompt_text}
+    return found
 
 
 def _logprob(each: TokenLogprob) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, 
         metavar="TEXT",
         help="end before this text; repeats",
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on behind end tokens")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after end tokens")
     group.add_argument(
         "--min-tokens",
         type=count(least=0),
@@ -113,7 +113,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, 
         default=[],
         dest="stop_token_ids",
         metavar="ID,ID",
-        help="end behind these tokens as well; repeats",
+        help="end after these tokens as well; repeats",
     )
     parser.add_argument(
         "--logprobs", type=count(least=0), metavar="N", help="report log-probabilities, and those of the N best tokens"
@@ -127,25 +127,15 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         OptionError: A value is out of range.
     """
-    params = {name: value for name in sampling_options() if (value := getattr(args, name)) is not None}
     if args.n_predict == 0:
         raise OptionError(f"{args.typed['n_predict']} is 0, expected at least 1, or -1 for no limit")
+    names = (*sampling_options(), "samplers", "constraint", "logprobs")
+    params = {name: value for name in names if (value := getattr(args, name)) is not None}
+    params |= {name: value for name in ("stop", "min_tokens", "stop_token_ids") if (value := getattr(args, name))}
     if args.n_predict > 0:
         params["max_tokens"] = args.n_predict
-    if args.samplers is not None:
-        params["samplers"] = args.samplers
     if args.logit_bias:
         params["logit_bias"] = dict(args.logit_bias)
-    if args.constraint is not None:
-        params["constraint"] = args.constraint
-    if args.stop:
-        params["stop"] = args.stop
-    if args.min_tokens:
-        params["min_tokens"] = args.min_tokens
-    if args.stop_token_ids:
-        params["stop_token_ids"] = args.stop_token_ids
-    if args.logprobs is not None:
-        params["logprobs"] = args.logprobs
     return params | {"ignore_eos": args.ignore_eos, "cache_prompt": not args.no_cache_prompt}
 
 

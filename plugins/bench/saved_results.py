@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, frozen
 
-from augury.cli.prompts import read_text
 from augury.cli.table import table
+from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 

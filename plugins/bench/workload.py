@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from augury.cli.prompts import prompts_of_lines, read_prompts, read_text
+from augury.cli.prompts import prompts_of_lines, read_prompts
+from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ from augury.cli.model_flags import add_model_flags
 from augury.cli.parser import count
 from augury.cli.prompts import add_prompt_flags
 from augury.cli.sampling_flags import add_sampling_flags
-from augury.errors import AuguryError, OptionError
+from augury.cli.text_file import check_writable
+from augury.errors import OptionError
 from augury.plugins.bench.commands.drafters import TURNS, run_drafters
 from augury.plugins.bench.commands.passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
 from augury.plugins.bench.commands.prompts import run_prompts
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.html is not None and (args.startup or is_about_passes or args.vs):
         raise OptionError("--html shows drafters; leave out what times passes, starts or another program")
     if args.html is not None:
-        _check_page(args.html)
+        check_writable(args.html, "--html")
     if args.roofline and (args.startup or args.vs or args.html or args.compare or args.prompt or args.n_predict != -1):
         raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
     if args.roofline:
@@ -99,13 +99,3 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError("-n is 0, but prompts are answered here; -p 512 -n 0 times the processing of 512 tokens alone")
     warn_of_synthetic(args)
     return run_prompts(args) if args.vs else run_drafters(args)
-
-
-def _check_page(path: Path) -> None:
-    """Say before minutes of work that a page cannot be written."""
-    if not path.parent.is_dir():
-        raise AuguryError(f"--html: there is no folder {path.parent}")
-    if path.is_dir():
-        raise AuguryError(f"--html: {path} is a folder, expected the name of a file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise AuguryError(f"--html: {path} cannot be written; choose another place")

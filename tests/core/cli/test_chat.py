@@ -149,13 +149,13 @@ def test_a_damaged_session_is_an_error_and_is_left_as_it_is(tmp_path, piped):
     session.write_text('{"messages": [')
     code, out, err = piped(b"hello\n", "--session", session)
     assert (code, out) == (1, "")
-    assert err.startswith(f"augury: {session}: this is no conversation that augury saved; it is left as it is")
+    assert err.startswith(f"augury: {session}: this is not a conversation that augury saved; it is left as it is")
     assert session.read_text() == '{"messages": ['
 
 
 @pytest.mark.parametrize(
     ("place", "expected"),
-    [("absent/talk.json", "there is no folder"), (".", "is no file"), ("/dev/full", "is no file")],
+    [("absent/talk.json", "there is no folder"), (".", "is not a file"), ("/dev/full", "is no file")],
 )
 def test_a_session_that_cannot_be_kept_is_an_error_before_anything_is_loaded(tmp_path, capsys, place, expected):
     code, out, err = run(capsys, "chat", "-m", "no-such-model", "--session", tmp_path / place)

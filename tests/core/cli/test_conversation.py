@@ -11,7 +11,7 @@ from augury.errors import AuguryError, UnsupportedError
 
 def talk(*lines, **kwargs):
     conversation = Conversation(Engine(), {"seed": 1}, **kwargs)
-    return conversation, [conversation.hear(line) for line in lines]
+    return conversation, [conversation.respond(line) for line in lines]
 
 
 def contents(conversation):
@@ -34,9 +34,9 @@ def test_reset_forgets_the_conversation():
 def test_drop_forgets_the_oldest_question_and_answer(capsys):
     conversation, _ = talk("one", "two", "/drop", "three")
     assert contents(conversation) == ["two", "TWO", "three", "THREE"]
-    conversation.hear("/drop")
-    conversation.hear("/drop")
-    conversation.hear("/drop")
+    conversation.respond("/drop")
+    conversation.respond("/drop")
+    conversation.respond("/drop")
     assert conversation.messages == []
     assert "nothing to forget" in capsys.readouterr().err
 
@@ -132,9 +132,9 @@ def test_a_file_that_is_no_conversation_is_left_as_it_is(tmp_path, capsys, comma
     file = tmp_path / "notes"
     file.write_text(text)
     conversation, _ = talk("hello", f"{command} {file}")
-    assert f"{file}: this is no conversation that augury saved" in capsys.readouterr().err
+    assert f"{file}: this is not a conversation that augury saved" in capsys.readouterr().err
     assert (file.read_text(), contents(conversation)) == (text, ["hello", "HELLO"])
-    with pytest.raises(AuguryError, match="no conversation"):
+    with pytest.raises(AuguryError, match="not a conversation"):
         read_messages(file)
 
 
@@ -150,7 +150,7 @@ def test_a_session_is_kept_after_every_change(tmp_path):
     file = tmp_path / "talk.json"
     conversation = Conversation(Engine(), {}, session=file)
     for line, n in [("/help", None), ("one", 2), ("two", 4), ("too long", 4), ("/drop", 2), ("/reset", 0)]:
-        conversation.hear(line)
+        conversation.respond(line)
         assert (len(json.loads(file.read_text())["messages"]) if file.exists() else None) == n
 
 
@@ -163,4 +163,4 @@ def test_a_session_that_cannot_be_written_ends_no_conversation(tmp_path, capsys,
     assert heard == [True, True]
     assert "talk.json: No space left on device; the conversation is not saved" in capsys.readouterr().err
     with pytest.raises(OSError, match="No space"):
-        conversation.keep()
+        conversation.save_session()

@@ -8,7 +8,7 @@ import pytest
 
 from augury import cli
 from augury.cli.command_line import make_parser
-from augury.cli.drafter_flags import drafter_options, limits_apart, names_in_use
+from augury.cli.drafter_flags import drafter_options, names_in_use, split_draft_limits
 from augury.drafters.draft_model import DraftModelOptions
 from augury.errors import OptionError
 from augury.options import options_of
@@ -123,7 +123,7 @@ def test_spec_config_is_spec_type_by_another_name():
     ],
 )
 def test_limits_in_ik_llama_cpps_spec_type_are_those_of_all_drafts(texts, rest, limits):
-    assert limits_apart(texts, REGISTRY) == (rest, limits)
+    assert split_draft_limits(texts, REGISTRY) == (rest, limits)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_limits_in_ik_llama_cpps_spec_type_are_those_of_all_drafts(texts, rest, 
 )
 def test_limits_that_cannot_be_had_are_refused(texts, told):
     with pytest.raises(OptionError, match=told):
-        limits_apart(texts, REGISTRY)
+        split_draft_limits(texts, REGISTRY)
 
 
 # --spec-self

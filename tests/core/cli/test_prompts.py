@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from commands import here, run
 
-from augury.cli import prompts
-from augury.cli.prompts import Prompt, prompts_of_lines, read_text
+from augury.cli import prompts, text_file
+from augury.cli.prompts import Prompt, prompts_of_lines
+from augury.cli.text_file import check_writable, read_text
 from augury.errors import AuguryError
 
 
@@ -19,6 +20,11 @@ def read(tmp_path, name, text):
 
 def test_a_text_file_is_one_prompt_without_its_last_line_end(tmp_path):
     assert read(tmp_path, "a.txt", "one\ntwo\n") == [Prompt(text="one\ntwo")]
+
+
+def test_lines_may_end_as_on_windows_and_a_byte_order_mark_is_not_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert read_text(tmp_path / "a.txt") == "one\ntwo\n"
 
 
 def test_json_lines_are_known_by_what_they_hold(tmp_path):
@@ -66,7 +72,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("words", [["-f", "/dev/zero"], ["-f", "-"], []])
 def test_what_has_no_end_is_an_error(capsys, monkeypatch, words):
-    monkeypatch.setattr(prompts, "_MAX_SIZE", 2**20)
+    monkeypatch.setattr(text_file, "_MAX_SIZE", 2**20)
     with Path("/dev/zero").open(encoding="utf-8") as zeros:
         monkeypatch.setattr(sys, "stdin", zeros)
         code, out, err = run(capsys, "run", *here(), *words)
@@ -76,5 +82,14 @@ def test_what_has_no_end_is_an_error(capsys, monkeypatch, words):
 
 
 def test_a_prompt_of_the_largest_size_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "_MAX_SIZE", 4)
+    monkeypatch.setattr(text_file, "_MAX_SIZE", 4)
     assert read(tmp_path, "a.txt", "1234") == [Prompt(text="1234")]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("absent/x", "there is no folder"), (".", "not a file"), ("locked", "not writable")]
+)
+def test_what_cannot_be_written_is_said_beforehand(tmp_path, monkeypatch, name, expected):
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    with pytest.raises(AuguryError, match=f"^--html: .*{expected}"):
+        check_writable(tmp_path / name, "--html")

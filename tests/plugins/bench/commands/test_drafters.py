@@ -166,7 +166,7 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--startup", "--compare", "x.json"], 2, "--compare"),
         (["--curve", "1", "--html", "x.html"], 2, "--html"),
         (["--html", "absent/x.html"], 1, "no folder absent"),
-        (["--html", "."], 1, ". is a folder"),
+        (["--html", "."], 1, ". is not a file"),
         (["--spec-type", "suffix", "-md", "x.gguf"], 2, "no drafter compared takes one"),
         (["--pairs", "9"], 2, "--pairs and --vs-args are about --vs"),
         (["--startup", "--against", "suffix"], 2, "--startup times starts alone"),
