@@ -155,7 +155,7 @@ def test_a_damaged_session_is_an_error_and_is_left_as_it_is(tmp_path, piped):
 
 @pytest.mark.parametrize(
     ("place", "expected"),
-    [("absent/talk.json", "there is no folder"), (".", "is not a file"), ("/dev/full", "is no file")],
+    [("absent/talk.json", "there is no folder"), (".", "is not a file"), ("/dev/full", "is not a file")],
 )
 def test_a_session_that_cannot_be_kept_is_an_error_before_anything_is_loaded(tmp_path, capsys, place, expected):
     code, out, err = run(capsys, "chat", "-m", "no-such-model", "--session", tmp_path / place)

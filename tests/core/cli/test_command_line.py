@@ -244,7 +244,8 @@ def test_verbose_shows_configuration_and_memory(capsys):
 
 @pytest.mark.parametrize(("flag", "n"), [("-v", 0), ("-vv", 1)])
 def test_very_verbose_shows_every_draft(capsys, flag, n):
-    _, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", REPEATING, flag, "-md", MODEL, "--spec-type", "draft-model")
+    words = ["-md", MODEL, "--spec-type", "draft-model", "--spec-fixed"]  # else times may leave the model out
+    _, _, err = run(capsys, "run", *GREEDY, "--prompt-tokens", REPEATING, flag, *words)
     assert ("DEBUG augury.drafts slot 0: draft-model drafted " in err) == bool(n)
     assert ("the target's own" in err) == bool(n)
     drafted = re.findall(r"^  \d+ +(0\.\d{3})  \d+ +(0\.\d{3})  accepted$", err, re.MULTILINE)
