@@ -1,4 +1,4 @@
-"""A constrained output is that of plain constrained decoding, whatever drafts, and no token of it was forbidden."""
+"""Constrained and processed output is that of plain decoding, whatever drafts, and no token of it was forbidden."""
 
 import functools
 
@@ -24,10 +24,25 @@ SPECS = {  # how a drafter is made to draft on the tiny models; one without an e
     "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
     "a chain": f"forced;ngram-simple:n=2,m=5;draft-model:model={tiny_model('llama-dense-q4_0')},tree=3x2",
 }
+
+
+def seldom_again(history, ids, logits):
+    """What is among the last three tokens is less likely; a pure function of history and logits."""
+    logits[history[-3:]] -= 4
+    return ids, logits
+
+
+def reversed_odd(_, ids, logits):
+    """Odd tokens are more likely, and all come in another order."""
+    return ids[::-1], (logits + ids % 2)[::-1]
+
+
 WAYS = {
     "greedy": {"temperature": 0.0},
     "greedy with a penalty": {"temperature": 0.0, "repeat_penalty": 1.1},
     "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
+    "processed": {"temperature": 0.8, "seed": 5, "logits_processors": [seldom_again, reversed_odd]},
+    "processed, greedy": {"temperature": 0.0, "logits_processors": [seldom_again]},
     "sampled of all": {"temperature": 0.9, "seed": 3, "top_k": 0, "min_p": 0.0, "logit_bias": {3: 2.0, 5: -np.inf}},
 }
 OPTIONS = {"modulus": 2, "stretch": 5}
@@ -81,7 +96,7 @@ def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
 def test_masks_hold_by_rejection_and_greedy_output_is_that_of_plain_decoding(drafter, way):
     results = answers(way, spec_type=SPECS.get(drafter, drafter), spec_verify="rejection", slots=2, threads=2)
     assert sum(result.stats.n_accepted for result in results) > 0
-    if way.startswith("greedy"):
+    if WAYS[way]["temperature"] == 0:
         assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way)
 
 

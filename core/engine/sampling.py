@@ -278,7 +278,7 @@ class Sampler:
             ids, values = best_first(ids, values, self._n_top)
         if self._constraint is not None and allowed is not None and not (len(ids) and values[0] > -np.inf):
             told = f"after {index} tokens constraint {self._constraint.name} allows none that the request does not forbid"
-            raise PluginError(f"{told}; it forbids by logit_bias, ignore_eos and min_tokens")
+            raise PluginError(f"{told}; look at logit_bias, logits_processors, ignore_eos and min_tokens")
         return ids, values
 
     def _best(self, logits: Pass, row: int, n: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 
-def distribution(row, history, params) -> dict[int, float]:
+def distribution(row, history, params, processors=(), allowed=None) -> dict[int, float]:
     """Token → probability, of those that may be drawn after `history`, from one row (V,) of logits."""
     is_greedy = params.temperature == 0 and "temperature" in params.samplers
-    logits = {token: float(value) + params.logit_bias.get(token, 0.0) for token, value in enumerate(row)}
+    tokens = np.arange(len(row))
+    for processor in processors:
+        tokens, row = processor(np.array(history, np.int32), tokens, row.copy())
+    logits = {
+        int(token): float(value) + params.logit_bias.get(int(token), 0.0) for token, value in zip(tokens, row, strict=True)
+    }
+    if allowed is not None:
+        logits = {token: value for token, value in logits.items() if allowed[token]}
+    if not any(np.isfinite(value) for value in logits.values()):
+        return {}
     for name in params.samplers:
         if name == "penalties" or not is_greedy:
             logits = _STEPS[name](logits, list(history), params)

@@ -27,17 +27,21 @@ class Countdown(Constraint):
     """Allows 3, 2 and 1 in turn, then the end."""
 
     name = "countdown"
+    calls = ()  # of the latest
 
     def __init__(self, options, session):
         super().__init__(options, session)
         self.n_left = 3
+        Countdown.calls = self.calls = []
 
     def allowed(self):
+        self.calls.append("allowed")
         mask = np.zeros(self.session.n_vocab, bool)
         mask[[self.n_left] if self.n_left else sorted(self.session.end_tokens)] = True
         return mask
 
     def accept(self, token):
+        self.calls.append(token)
         assert token == self.n_left
         self.n_left -= 1
 
@@ -151,6 +155,8 @@ def test_a_draft_that_goes_on_after_the_end_does_no_harm(constraint):
         result = engine.generate([0], constraint=constraint, **GREEDY)
     assert result.tokens == ((3, 2, 1, EOS) if constraint == "countdown" else (3, 2, 1))
     assert result.stats.n_rounds == 2
+    asked = ["allowed", 3, "allowed", 2, "allowed", 1, *(["allowed"] if constraint == "countdown" else [])]
+    assert Countdown.calls == asked, "neither end tokens nor what follows reach it"
 
 
 def failing(method, error):

@@ -119,13 +119,39 @@ def some_case(rng):
     return row, [rng.randrange(rng.choice([4, V])) for _ in range(rng.randrange(12))], params
 
 
+class Mask:
+    name = "mask"
+
+    def __init__(self, mask):
+        self.mask = mask
+
+    def allowed(self, history, n_emitted):
+        return self.mask
+
+
+def halved(history, ids, logits):
+    """In place, by history."""
+    logits[ids % 2 == len(history) % 2] /= 2
+    return ids, logits
+
+
+def odd_ones(history, ids, logits):
+    """Fewer tokens, the last first."""
+    return ids[ids % 2 == 1][::-1], logits[ids % 2 == 1][::-1]
+
+
 @settings(max_examples=300, derandomize=True)  # at a border of top_p rounding alone decides
 @given(st.integers(0, 2**32).map(Random))
 def test_what_is_drawn_from_is_what_the_oracle_says(rng):
     """In any order, at every limit; only the top of the vocabulary is looked at, but the result is as if all of it were."""
     row, history, params = some_case(rng)
-    ids, probabilities = Sampler(params, n_vocab=V).distribution(of([row]), 0, np.array(history, np.int32), 0)
-    expected = oracle.distribution(row, history, params)
+    processors = rng.choice([(), (), (halved,), (halved, odd_ones), (odd_ones, halved)])
+    share = rng.choice([None, None, 0.05, 0.5, 0.95])
+    allowed = None if share is None else np.array([rng.random() < share for _ in range(V)])
+    sampler = Sampler(params, n_vocab=V, processors=processors, constraint=None if allowed is None else Mask(allowed))
+    ids, probabilities = sampler.distribution(of([row]), 0, np.array(history, np.int32), 0)
+    expected = oracle.distribution(row, history, params, processors, allowed) or {-1: 1.0}
+    assert (sampler.error is not None) == (-1 in expected)
     assert (np.diff(probabilities) <= 0).all()
     assert probabilities.sum() == pytest.approx(1)
     found = {token: p for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True) if p > 0}
