@@ -27,6 +27,20 @@ def test_slots_and_the_queue_are_told_while_a_pass_goes_on():
         assert (stats.slots, stats.n_running, stats.n_waiting) == ((SlotStats(0), SlotStats(1)), 0, 0)
 
 
+def test_those_wait_that_the_loop_has_taken_in_and_those_that_it_has_not():
+    seen, runnings = [], []
+
+    def submit(**_):
+        if len(runnings) < 2:
+            runnings.append(engine.submit([2], max_tokens=1, **GREEDY))
+            seen.append(engine.stats().n_waiting)
+
+    with toy_engine(observers=(submit, None)) as engine:
+        engine.generate([1], max_tokens=3, **GREEDY)
+        [running.result() for running in runnings]
+    assert seen == [1, 2]
+
+
 def test_a_slot_that_decodes_says_what_it_holds():
     seen = []
     with toy_engine(observers=(lambda **_: seen.append(engine.stats().slots[0]), None)) as engine:

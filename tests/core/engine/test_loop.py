@@ -120,7 +120,7 @@ def test_a_long_prompt_is_processed_in_chunks_between_the_rounds_of_others():
 def test_prompts_beside_each_other_share_what_a_pass_takes_of_prompts():
     prompts = [[1], [2] * 300, [3] * 300]
     with toy_engine(n_ctx=500, slots=3) as engine:
-        gate, model = Gate(engine), engine._worker._loop._model
+        gate, model = Gate(engine), engine._worker._loop._context.model
         runnings = [engine.submit(prompts[0], max_tokens=20, **GREEDY)]
         assert gate.has_begun.wait(60)
         runnings += [engine.submit(prompt, max_tokens=20, **GREEDY) for prompt in prompts[1:]]

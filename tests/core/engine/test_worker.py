@@ -137,13 +137,27 @@ def test_a_slot_that_cannot_be_freed_is_asked_for_again_and_nobody_waits_for_it_
 
 def test_a_slot_is_freed_once():
     with toy_engine(slots=2) as engine:
-        memory = engine._worker._loop._memory
+        memory = engine._worker._loop._context.memory
         freed, end = [], memory.end
         memory.end = lambda slot: freed.append(slot) or end(slot)
         Fault(RuntimeError("planted"), 1).into(*site(engine, "memory.end"))
         for prompt in ([1], [2], [3]):
             engine.generate(prompt, max_tokens=2, **GREEDY)
     assert freed == [0, 1, 0]  # and the first in vain before
+
+
+def test_a_slot_that_was_freed_with_an_error_is_not_freed_again_while_it_is_in_use():
+    with toy_engine() as engine:
+        memory = engine._worker._loop._context.memory
+        end = memory.end
+
+        def fail(slot):
+            end(slot)
+            raise RuntimeError("planted")
+
+        memory.end = fail
+        found = outcomes([engine.submit([i], max_tokens=9, **GREEDY).result for i in range(4)])
+    assert [each.tokens for each in found] == [plain([i], 9) for i in range(4)]
 
 
 def test_what_memory_makes_of_a_pass_may_be_nonsense(monkeypatch):

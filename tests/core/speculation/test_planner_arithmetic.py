@@ -90,13 +90,16 @@ def test_slots_share_the_time_of_a_pass_by_their_drafts():
     requests = [planner.new_request() for _ in range(3)]
     drafts = zip(requests, (None, 0, 0), (0, 1, 3), (0, 0, 1), strict=True)
     slots = [slot_of(drafters, drafter=m, k=k, n_accepted=n_accepted) for drafters, m, k, n_accepted in drafts]
+    requests[0].n_right[0], requests[0].budgets[0].seconds = 1, -8.0
     before = planner.costs.seconds(7, DEPTH)
     planner.observe_round(slots, DEPTH, 5, 99.0)
     # eight plain tokens take 5.5 s and four more two seconds
     assert planner.costs.seconds(7, DEPTH) == before, "a pass with a prompt's tokens says nothing of others"
     expected = [0.4 + 0.005 * (5.5 / 3 + own_s) - own_s for own_s in (0.0, 0.5, 1.5)]
+    expected[0] += -8.4 + 5.5 / 3  # of the token that it had right unused
     expected[2] += 5.5 / 3  # of the accepted token
     assert [drafters.budgets[0].seconds for drafters in requests] == pytest.approx(expected)
+    planner.observe_round(slots, DEPTH, 99, 99.0)  # more tokens than there are figures for
 
 
 @pytest.mark.parametrize(
