@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
 BIN := $(VENV)/bin
-# setuptools warns on every strict install that build/ must stay, which the rules below see to
-PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet
+# setuptools warns on every strict install that build/ must stay, which the rules below see to. Most modules are never imported:
+# to compile them all takes as long as the rest of the installation.
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile
 # Half of the tests to each of two processes, and the rest to whoever is ready: what a module has made serves its next tests.
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 

@@ -1,7 +1,7 @@
 """64-bit ARM on any machine: kernels compiled for it as on a host of its own, and run by the emulator Unicorn.
 
 `pretend()` comes before anything imports numba or kernels, in a process of its own: from then on numba believes that the host
-is such a CPU, and a call of a kernel runs in the emulator, which shares this process's memory, page by page as it is touched.
+is such a CPU, and a call of a kernel runs in the emulator, which shares this process's memory, block by block as it is touched.
 The library calls that compiled code makes are made by the host.
 """
 
@@ -17,6 +17,7 @@ from unicorn import arm64_const as arm
 TRIPLE = "aarch64-unknown-linux-gnu"
 CPU = "neoverse-n1"
 _PAGE = 4096
+_BLOCK = 1 << 20  # of memory that is mapped together: each mapping takes the longer the more there are
 _RETURN = _PAGE * 16  # where no kernel lies
 _ARGUMENTS = [getattr(arm, f"UC_ARM64_REG_X{index}") for index in range(8)]
 _LIBRARY = {"memset": 3, "memcpy": 3, "memmove": 3, "sched_yield": 0}  # C functions and how many arguments they take
@@ -80,8 +81,8 @@ class Emulator:
         self._cpu.emu_start(address, _RETURN)
 
     def _map(self, cpu, access, address, size, value, data) -> bool:
-        for page in range(address // _PAGE, (address + max(size, 1) - 1) // _PAGE + 1):
-            cpu.mem_map_ptr(page * _PAGE, _PAGE, unicorn.UC_PROT_ALL, page * _PAGE)
+        for block in range(address // _BLOCK, (address + max(size, 1) - 1) // _BLOCK + 1):
+            cpu.mem_map_ptr(block * _BLOCK, _BLOCK, unicorn.UC_PROT_ALL, block * _BLOCK)
         return True
 
     def _forward(self, function, count: int) -> None:

@@ -32,6 +32,7 @@ _CHOICES: dict[str, Any] = {
     "min_p": 0.0,
 }  # three tokens at a time, none of them nearly sure
 _N_ANSWERS = 1200
+_N_SLOTS = 4  # answers at once, in half the time that they take one by one
 _LENGTH = 4  # of an answer; the first token has no draft, the second and third have one together
 _RARE = 5.0  # answers expected less often are counted together: chi-square needs about that many of each
 _LARGEST = 6.0  # standard deviations: chance alone goes beyond it about once in a billion
@@ -59,7 +60,7 @@ def counts(subject: Subject) -> None:
 
 def distribution(subject: Subject) -> None:
     """Of many short answers each comes about as often as the target's own probabilities say."""
-    with engine_with(_by_rejection(subject), registry=subject.registry) as engine:
+    with engine_with(_by_rejection(subject), registry=subject.registry, slots=_N_SLOTS) as engine:
         chances = _chances(engine)
         results = counted(subject.name, lambda: _many(engine), subject.tally)
     seen = Counter(result.tokens for result in results)

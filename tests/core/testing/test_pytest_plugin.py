@@ -88,6 +88,7 @@ def test_a_drafter_that_declines_every_time_is_told_so(run):
     assert "none: nothing was drafted, which proves little" in ended.stdout
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
