@@ -1,1 +1,1 @@
-"""The command line `augury`, and what commands of plugins are made of."""
+"""The command line `augury`: its commands, and the flags and output that commands of plugins share with them."""

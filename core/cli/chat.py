@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _session_of(path: Path | None) -> list[dict[str, str]]:
-    """The messages of a session, and whether it can be kept, before a model is loaded for nothing."""
+    """Read the messages of a session, and check that it can be saved, before a model is loaded for nothing."""
     if path is None:
         return []
     check_writable(path, "--session")
@@ -76,7 +76,7 @@ def _session_of(path: Path | None) -> list[dict[str, str]]:
 
 
 def _texts(*, is_terminal: bool) -> Iterator[str]:
-    """What a person types, or each line that is piped in."""
+    """Yield what a person types, or each line that is piped in."""
     try:
         yield from _typed() if is_terminal else (line.strip() for line in sys.stdin)
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def _texts(*, is_terminal: bool) -> Iterator[str]:
 
 
 def _typed() -> Iterator[str]:
-    """What a person types, with editing and a history; a text that is pasted is one message, whatever lines it has."""
+    """Yield what a person types, with editing and a history; pasted text is one message, however many lines it has."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.application import create_app_session
     from prompt_toolkit.output import create_output

@@ -88,6 +88,6 @@ def _fail(message: str, code: int = AuguryError.exit_code) -> int:
 
 
 def _discard_output() -> None:
-    """Let what waits to be written go nowhere, so that Python has nothing to complain about when it flushes at exit."""
+    """Discard buffered output, so that Python does not complain when it flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`augury completion`: what a shell needs to complete commands and flags."""
+"""`augury completion`: prints a script that lets a shell complete commands and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation: what was said, the commands that a line may be instead of a message, and the file that keeps it."""
+"""A conversation: its messages, the commands that a user may type instead of one, and the file that stores it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from augury.cli.report import drafting_lines, run_line, say
 from augury.cli.table import table
 from augury.cli.text_file import read_text
-from augury.cli.writer import Writer
+from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
 
@@ -37,7 +37,7 @@ _MAKE_ROOM = "/drop forgets the oldest question and its answer"
 
 
 class Conversation:
-    """The messages so far.
+    """Messages so far, and what to do with the next line that a user types.
 
     Attributes:
         messages: As `Engine.submit` takes them.
@@ -54,7 +54,7 @@ class Conversation:
         session: Path | None = None,
         messages: Messages | None = None,
     ) -> None:
-        """Begin or go on.
+        """Start a conversation, or continue one.
 
         Args:
             engine: Answers.
@@ -120,7 +120,7 @@ class Conversation:
                 say(f"there is no command {command}; /help lists those that there are")
 
     def _drop(self) -> None:
-        """Forget the first question with what follows it; what stands before it, such as a system prompt, stays."""
+        """Forget the first question and its answer, but not what comes before it, such as a system prompt."""
         questions = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
         if not questions:
             say("there is nothing to forget")
@@ -146,8 +146,8 @@ class Conversation:
             say(f"augury: {path}: {error.strerror}")
 
     def _answer(self, asked: Messages) -> None:
-        """Write the model's answer to `asked`, or the rest of one that `asked` ends with."""
-        writer = Writer(has_tokenizer=True, is_coloured=self._has_stats)
+        """Write the model's answer to `asked`, or continue the answer that `asked` ends with."""
+        writer = TokenWriter(has_tokenizer=True, is_coloured=self._has_stats)
         try:
             result = self._stream_answer(asked, writer)
         except UnsupportedError:  # no other message will do better
@@ -171,8 +171,8 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": begun + result.text}]
         self._say_why_it_ended(result)
 
-    def _stream_answer(self, asked: Messages, writer: Writer) -> Result | None:
-        """Write an answer as it comes; None where it was stopped before it could begin."""
+    def _stream_answer(self, asked: Messages, writer: TokenWriter) -> Result | None:
+        """Write an answer as it is generated; None if it was stopped before it began."""
         running = None
         try:
             running = self._engine.submit(messages=asked, **self._params)
@@ -198,7 +198,7 @@ class Conversation:
 
 
 def read_messages(path: Path) -> Messages:
-    """The conversation in a file.
+    """Read the conversation in a file.
 
     Raises:
         AuguryError: The file cannot be read, or holds something else.

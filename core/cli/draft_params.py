@@ -1,4 +1,4 @@
-"""`--draft-params "-m MODEL -c 2048"`: the draft model's options, by the flags that the target has for the same.
+"""`--draft-params "-m MODEL -c 2048"`: the draft model's options, as flags that mean the same for the target.
 
 As in ik_llama.cpp (pull request 932), where such a text goes through the parser of the target's own flags: so here too all of
 those are known, and what a draft model has no option for, because it follows the target, is ignored with a line that says so.
@@ -45,14 +45,14 @@ _AS_TARGET = (
 
 
 class DraftParams(FlagsAction):
-    """Reads the text, and keeps what it says where the draft model's own flags keep it."""
+    """Parses the text, and stores its values where the draft model's own flags store theirs."""
 
     def __init__(self, *, drafter: str, options: Mapping[str, Option], keep_as: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._drafter, self._options, self._keep_as = drafter, options, keep_as
 
     def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
-        """Keep what the text says."""
+        """Parse the text."""
         try:
             words = shlex.split(values)
         except ValueError as error:  # a quotation that does not end
@@ -66,7 +66,7 @@ class DraftParams(FlagsAction):
                 setattr(namespace, self._keep_as, (*getattr(namespace, self._keep_as), kept))
 
     def _pairs(self, words: Sequence[str], where: str, outer: Parser) -> list[tuple[str, str]]:
-        """Names of options and what they are to be, in order."""
+        """Names of options and their values, in order."""
         parser = Parser(prog=where, add_help=False)
         follows = [flag for flag, action in outer.flags.items() if action.dest in _AS_TARGET]
         for name in self._options:

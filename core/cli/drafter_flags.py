@@ -43,7 +43,7 @@ def flag_of(alias: str) -> str:
 
 
 def add_speculation_flags(parser: Any, registry: Registry) -> None:
-    """Add what chooses and bounds drafters of any kind."""
+    """Add the flags that choose drafters and limit drafts, whatever the drafter."""
     names = ", ".join(name for name in registry.drafters if name != "none")
     parser.add_argument(
         *_SPEC_TYPE,
@@ -147,7 +147,7 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
 
 
 def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The values that flags gave, by drafter; a flag that several drafters share goes to those in use.
+    """Values given by flags, by drafter. A flag that several drafters share applies to those in use.
 
     A drafter's option may have an alias that is a general flag, such as `--draft-min`: then it is that, unless given by itself.
     """
@@ -183,15 +183,15 @@ def drafter_of_model(registry: Registry) -> str | None:
 
 
 def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:
-    """`n_max` and `n_min` of one drafter alone, which are the limits of all drafts where it has no such options itself.
+    """Separate `n_max` and `n_min` from the options of a single drafter that has no options of those names.
 
-    So `--spec-type draft:n_max=4` is read as in ik_llama.cpp.
+    They limit all drafts, so that `--spec-type draft:n_max=4` means what it does in ik_llama.cpp.
 
     Returns:
-        What `--spec-type` says besides, and the limits as `Engine.load` calls them.
+        `--spec-type` without them, and the limits by the names of the arguments of `Engine.load`.
 
     Raises:
-        OptionError: Several drafters are to have limits of their own, or one is no number.
+        OptionError: Several drafters are given, or a limit is not a number.
     """
     specs = [spec for text in spec_types for spec in parse_specs(text)]
     limits: dict[str, int] = {}
@@ -210,10 +210,10 @@ def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[S
 
 
 def warn_of_synthetic(args: argparse.Namespace) -> None:
-    """Say so where flags ask for synthetic acceptance.
+    """Warn if flags ask for synthetic acceptance.
 
     Raises:
-        OptionError: They do in a way that makes no sense.
+        OptionError: The rates are out of range, or given twice.
     """
     if rates := synthetic_rates(args.spec_synth_rates, args.spec_synth_len):
         say(f"augury: {synthetic_text(rates)}: texts are not the model's, only their speed means something")
@@ -227,7 +227,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 class _Keep(argparse.Action):
-    """Collects values in the order of the command line, under the drafters that they are for."""
+    """Collects values in the order of the command line, by the drafters that they are for."""
 
     def __init__(self, *, targets: tuple[tuple[str, str], ...], option: Option, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -246,7 +246,7 @@ def _spellings(name: str, option: Option) -> Iterator[str]:
 def _grouped(
     owners: dict[str, list[tuple[str, Option]]],
 ) -> dict[tuple[tuple[tuple[str, str], ...], Option], list[str]]:
-    """Flags that mean the same of the same drafters become one entry of the help."""
+    """Group flags that mean the same option of the same drafters into one entry of the help."""
     groups: dict[tuple[tuple[tuple[str, str], ...], Option], list[str]] = {}
     for flag, found in owners.items():
         key = tuple((name, option.name) for name, option in found)

@@ -1,4 +1,4 @@
-"""Flags of llama.cpp and ik_llama.cpp that augury does not have: which of them change nothing here, and what to use instead.
+"""Flags of llama.cpp and ik_llama.cpp that augury does not have: which are ignored, and what to use instead of the others.
 
 Command lines get pasted, so all flags of `llama-cli`, `llama-completion`, `llama-server`, `llama-speculative-simple` and of
 ik_llama.cpp's programs are known. Those that augury has under another name are declared with its own flags; the rest is below.

@@ -76,7 +76,7 @@ def _lines(file: ModelFile, *, lists_tensors: bool) -> Iterable[str]:
 
 
 def _by_type(file: ModelFile) -> dict[str, dict[str, int]]:
-    """Per tensor type, most bytes first: how many tensors, parameters and bytes."""
+    """Count tensors, parameters and bytes by tensor type, most bytes first."""
     totals: dict[str, Counter[str]] = {}
     for tensor in file.tensors.values():
         of_type = totals.setdefault(tensor.type.name, Counter())
@@ -110,7 +110,7 @@ def _as_json(file: ModelFile) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """A metadata value as JSON has it: of long arrays the count and the first items, NaN and infinities as text."""
+    """A metadata value for JSON: long arrays as count and first items, NaN and infinities as text."""
     if (array := _array(value)) is not None:
         n, first = array
         items = [_plain(item) for item in first]
@@ -141,7 +141,7 @@ def _array(value: object) -> tuple[int, list[Any]] | None:
 
 
 def _printable(text: str) -> str:
-    """Text of a file without what a terminal would obey."""
+    """Text with control characters escaped, which a terminal would obey."""
     return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in text)
 
 

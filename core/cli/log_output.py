@@ -1,4 +1,4 @@
-"""Where the command line shows what augury logs, and how: `-v` shows events, `-vv` every draft as a table."""
+"""How the command line shows what augury logs: `-v` shows events, `-vv` also every draft as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that say what is loaded and how, and the loading itself."""
+"""Flags that choose what is loaded and how, and the loading itself."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
 def load_engine(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, progress: Progress | None = None
 ) -> Engine:
-    """Load what the flags ask for, and show how far that has come unless `progress` is to be told.
+    """Load what the flags ask for, and show the progress of that, or report it to `progress`.
 
     Raises:
         AuguryError: As `Engine.load` does.
@@ -129,5 +129,5 @@ def load_engine(
 
 
 def _for_these(values: dict[str, dict[str, Any]], in_use: Sequence[str], *, is_strict: bool) -> dict[str, dict[str, Any]]:
-    """Where one of several drafters is loaded, the others' options are left out; else the engine refuses what nobody reads."""
+    """Drop options of drafters that are not loaded, if a command loads one after the other: the engine refuses unused ones."""
     return values if is_strict else {name: given for name, given in values.items() if name in in_use}

@@ -1,4 +1,4 @@
-"""argparse that reads flags in full words only, knows other programs' flags, and names a flag as it was typed."""
+"""An argparse parser without abbreviations that knows other programs' flags, and names a flag as it was typed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _EXPECTED = {int: "a whole number", float: "a number"}
 
 
 def are_counts(text: str) -> bool:
-    """Whether a text is whole numbers with commas."""
+    """Whether a text is whole numbers separated by commas."""
     return _COUNTS.fullmatch(text) is not None
 
 
 def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
-    """The type of a flag whose value is whole numbers with commas.
+    """The type of a flag whose value is whole numbers separated by commas.
 
     >>> counts(least=1)("1,2,4")
     (1, 2, 4)
@@ -82,7 +82,7 @@ def converted(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
 
 
 class FlagsAction(argparse.Action):
-    """For a flag whose value is a text of flags itself, and may be one flag alone."""
+    """For a flag whose value is text that contains flags, and may be a single flag."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
         """Keep the text."""
@@ -90,9 +90,9 @@ class FlagsAction(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses in full words only, so that a new flag never changes what an abbreviation means.
+    """Reads no abbreviations, so that a new flag never changes what one means.
 
-    What it gives has one attribute more, `typed`: by the name of each other the flag that gave it, for messages.
+    The namespace that it returns has an attribute `typed`: by attribute the flag that set it, as typed, for messages.
 
     Attributes:
         foreign: Flags of other programs that are ignored, refused or rewritten where this parser has none of that name.
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def has_commands(self) -> bool:
-        """Whether the words from the first on that is no flag are for another parser."""
+        """Whether everything from the first word that is not a flag is for another parser."""
         return any(action.nargs in {argparse.PARSER, argparse.REMAINDER} for action in self._actions)
 
 

@@ -1,4 +1,4 @@
-"""Shows how far long tasks have come: bars on a terminal, now and then a line elsewhere."""
+"""Shows the progress of long tasks: bars on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MANY = 1_000_000  # totals from here on are bytes
 
 
 class ProgressDisplay(Progress):
-    """Draws on standard error, and takes its bars away when it is closed. Short tasks leave no line outside a terminal.
+    """Draws on standard error, and removes its bars when it is closed. Outside a terminal short tasks print nothing.
 
-    It draws only when it is told something, never from a thread of its own: what is timed meanwhile is not disturbed.
+    It draws only when it is called, never from a thread of its own, which would disturb what is being timed.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ProgressDisplay(Progress):
             self._write(task, done, total)
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

@@ -21,7 +21,7 @@ _KINDS = {"prompt": "a text", "tokens": "a list of token ids", "messages": 'a li
 
 @frozen
 class Prompt:
-    """A text, token ids or messages, and the parameters that came with it; or what is wrong with a line of a file."""
+    """A text, token ids or messages, with request parameters; or a line of a file that is not a prompt, and why."""
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
@@ -33,7 +33,7 @@ class Prompt:
     error: str = ""  # why the line is not a prompt
 
     def arguments(self) -> dict[str, Any]:
-        """As `Engine.submit` takes it.
+        """The arguments of `Engine.submit`.
 
         Raises:
             AuguryError: The line is not a prompt.
@@ -46,7 +46,7 @@ class Prompt:
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard input") -> None:
-    """Add the flags that give prompts; `default` says where they come from without."""
+    """Add the flags that give prompts; `default` says where prompts come from without them."""
     group = parser.add_argument_group(f"prompts (default: {default})")
     group.add_argument("-p", "--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeats")
     group.add_argument(
@@ -67,7 +67,7 @@ def add_prompt_flags(parser: argparse.ArgumentParser, default: str = "standard i
 
 
 def add_template_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that gives the chat template more than the messages."""
+    """Add the flag that gives the chat template more variables than the messages."""
     parser.add_argument(
         "--chat-template-kwargs",
         type=_object,
@@ -94,7 +94,7 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
 
 
 def prompts_of_lines(text: str, where: str) -> list[Prompt]:
-    """The prompts of JSON lines, such as `{"id": "a", "prompt": "Once", "seed": 1}`; a bad line is one with an `error`."""
+    """Parse JSON lines such as `{"id": "a", "prompt": "Once", "seed": 1}`; a bad line becomes a prompt with an `error`."""
     return [_from_line(line, f"{where}:{number}") for number, line in _lines(text)]
 
 
@@ -123,7 +123,7 @@ def _lines(text: str) -> list[tuple[int, str]]:
 
 
 def _is_object(line: str) -> bool:
-    """Whether a line is one of JSON lines; a text that merely starts with a brace has none."""
+    """Whether a line is a prompt in JSON; a plain text that starts with a brace has no such line."""
     try:
         return _is_prompt(json.loads(line))
     except (ValueError, RecursionError):

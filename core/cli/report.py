@@ -1,4 +1,4 @@
-"""What the command line says about a run: what is in force, what came of it, and JSON."""
+"""What the command line reports: the configuration, statistics of requests, and JSON."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ __all__ = [
 
 
 def say(text: str) -> None:
-    """Tell the user something that is not output."""
+    """Write a line to standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def print_json(found: Mapping[str, Any]) -> None:
-    """One object, alone in its line of standard output."""
+    """Write an object as one line of standard output."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")  # elsewhere letters would be replaced
     sys.stdout.write(json.dumps(found, ensure_ascii=not is_unicode) + "\n")
     sys.stdout.flush()
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Lines of standard output."""
+    """Write lines to standard output."""
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def run_line(summaries: Sequence[Summary]) -> str:
-    """Prompt and generation speed and acceptance of one or more requests, in one line."""
+    """Prompt and generation speed and acceptance of one or more requests."""
     timings = [summary.timings for summary in summaries]
     n_emitted = sum(summary.n_emitted for summary in summaries)
     parts = [
@@ -71,7 +71,7 @@ def run_line(summaries: Sequence[Summary]) -> str:
 
 
 def engine_line(stats: EngineStats) -> str:
-    """What an engine has done since it was loaded, in one line."""
+    """What an engine has done since it was loaded."""
     counts = stats.counts
     return (
         f"requests {counts.n_finished} finished, {counts.n_failed} failed, {counts.n_cancelled} cancelled | "
@@ -87,12 +87,12 @@ def _mean_speed(timings: Sequence[Any], what: str) -> float:
 
 
 def synthetic_text(rates: Sequence[float]) -> str:
-    """That drafts were accepted by chance, and by which."""
+    """That drafts were accepted by chance, and at which rates."""
     return f"acceptance is synthetic ({', '.join(f'{rate:g}' for rate in rates)} by position)"
 
 
 def drafting_lines(summary: Summary) -> list[str]:
-    """How a request was drafted for, in a few lines."""
+    """What each drafter did for a request."""
     lines = [f"{summary.n_emitted} tokens in {summary.n_rounds} rounds, {summary.mean_accepted_length:.2f} tokens per round"]
     if rates := summary.effective.get("synthetic"):
         lines.append(synthetic_text(rates))
@@ -111,7 +111,7 @@ def drafting_lines(summary: Summary) -> list[str]:
 
 
 def spec_type_of(engine: Engine) -> str:
-    """The drafter in force, with its options, as `--spec-type` would say it."""
+    """The drafters in use with their options, in the form of `--spec-type`."""
     speculative = engine.config["speculative"]
     specs = []
     for name in str(speculative["type"]).split(";"):
@@ -175,7 +175,7 @@ def _logprob(each: TokenLogprob) -> dict[str, Any]:
 
 
 def show_configuration(engine: Engine) -> None:
-    """Say what is in force, and what it holds in memory."""
+    """Show the whole configuration, and what takes memory."""
     say("configuration:")
     for key, value in _flat(engine.config):
         say(f"  {key} = {value}")
@@ -188,7 +188,7 @@ def show_configuration(engine: Engine) -> None:
 
 
 def show_in_brief(engine: Engine) -> None:
-    """Say on a terminal what is in force, for one who did not ask: above all who drafts."""
+    """Show on a terminal, without being asked, the essentials of the configuration: above all who drafts."""
     if sys.stderr.isatty():
         for line in _brief_lines(engine.info.name, engine.config):
             say(line)

@@ -12,7 +12,7 @@ from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_prompt_flags, add_template_flag, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
-from augury.cli.writer import Writer
+from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, OptionError
 from augury.types import TokenLogprob
 
@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
         show_in_brief(engine)
-        writer = Writer(has_tokenizer=engine.tokenizer is not None, is_coloured=args.stats)
+        writer = TokenWriter(has_tokenizer=engine.tokenizer is not None, is_coloured=args.stats)
         results = []
         for prompt, running in _submitted(engine, prompts, params, n_ahead=2 * args.parallel):
             try:
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _with_kwargs(prompt: Prompt, kwargs: Mapping[str, Any] | None) -> Prompt:
-    """A conversation that gives its chat template these names, unless it says otherwise itself."""
+    """Give the chat template of a conversation these variables, below those of its own."""
     own = prompt.params.get("chat_template_kwargs", {})
     if kwargs is None or prompt.messages is None or not isinstance(own, dict):
         return prompt
@@ -86,7 +86,7 @@ def _with_kwargs(prompt: Prompt, kwargs: Mapping[str, Any] | None) -> Prompt:
 def _submitted(
     engine: Engine, prompts: Iterable[Prompt], params: Mapping[str, Any], n_ahead: int
 ) -> Iterator[tuple[Prompt, Running | AuguryError]]:
-    """Each prompt with its request, or with what is wrong with it.
+    """Yield each prompt with its request, or with the error that it has instead.
 
     However many prompts there are, no more than `n_ahead` of them run or wait in the engine beside the one that is shown.
     """
@@ -108,8 +108,8 @@ def _print_json(engine: Engine, prompt: Prompt, running: Running) -> Result:
     return result
 
 
-def _print_text(writer: Writer, running: Running) -> Result:
-    """Write an answer as it comes; others, which run meanwhile, follow in the order of their prompts."""
+def _print_text(writer: TokenWriter, running: Running) -> Result:
+    """Write an answer as it is generated. Others run meanwhile, and follow in the order of their prompts."""
     try:
         for piece in running:
             writer.write(piece)
@@ -121,7 +121,7 @@ def _print_text(writer: Writer, running: Running) -> Result:
 
 
 def _print_failure(prompt: Prompt, error: AuguryError, args: argparse.Namespace) -> None:
-    """Say which line had no answer, and why; the others go on."""
+    """Report which line has no answer, and why; the others go on."""
     message = f"{prompt.where}: {str(error).removeprefix(f'{prompt.where}: ')}"
     say(f"augury: {message}")
     if args.json:

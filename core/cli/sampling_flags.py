@@ -1,4 +1,4 @@
-"""Flags that say how tokens are chosen and when a text ends."""
+"""Flags for sampling, and for where a text ends."""
 
 from __future__ import annotations
 

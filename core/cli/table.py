@@ -1,4 +1,4 @@
-"""Lines of aligned columns, and what becomes of them where a terminal is too narrow."""
+"""Tables as lines of text, folded where the terminal is too narrow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BLANK = "\N{NO-BREAK SPACE}"  # which `textwrap` leaves alone
 
 
 def table(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = (), *, has_head: bool = True) -> list[str]:
-    """One text per row of aligned columns; in a narrow terminal of several lines.
+    """Format rows as aligned columns, one text per row; in a narrow terminal a row has several lines.
 
     There the last column is folded. Where that is not enough, a row is its first cell and, below it, each other cell with the
     name of its column; the head is left out.
 
     Args:
         rows: Cells, the head's first.
-        is_right: Which columns are set flush right.
+        is_right: Which columns are aligned to the right.
         has_head: Whether there is a head.
     """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -48,7 +48,7 @@ def table(rows: Sequence[Sequence[str]], is_right: Sequence[bool] = (), *, has_h
 
 
 def fold(begin: str, text: str, indent: str) -> str:
-    """`begin` and `text`, in lines as wide as the terminal, of which all but the first begin with `indent`."""
+    """Fold `begin` and `text` to the width of the terminal; all lines but the first begin with `indent`."""
     n_columns = _terminal_width()
     if n_columns is None:
         return begin + text

@@ -1,4 +1,4 @@
-"""What a figure depends on beside the code: figures of two machines, or of one in two states, compare nothing."""
+"""The machine and the configuration that figures were measured with: others cannot be compared with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEPENDENCIES = ("numpy", "numba")
 
 
 def machine_facts() -> dict[str, Any]:
-    """The machine and what augury runs on, in words that two runs may be compared by."""
+    """The machine and the software, to tell whether two runs can be compared."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

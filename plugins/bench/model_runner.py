@@ -1,4 +1,4 @@
-"""Times a model's passes, below the engine: what speculation costs and yields depends on them alone."""
+"""Times a model's passes without the engine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelRunner(Runner):
         """Fill the slot; what earlier measurements left there is as good as anything."""
         for start in range(self._n_filled, depth, _CHUNK):
             self._progress("fill the slot", start, depth)
-            self._model.forward(self._batch(start, min(_CHUNK, depth - start), n_rows=0))
+            self._model.forward(self.batch(start, min(_CHUNK, depth - start), n_rows=0))
         if depth > self._n_filled:
             self._progress("fill the slot", depth, depth)
             self._n_filled = depth
@@ -58,8 +58,8 @@ class ModelRunner(Runner):
                 f"{measurement.n} tokens at depth {measurement.depth} do not fit into a slot of {n_ctx} positions"
             )
         if measurement.kind == "decode":
-            return self._decode([self._batch(position, 1, n_rows=1) for position in range(measurement.depth, end)])
-        batch = self._batch(measurement.depth, measurement.n, n_rows=measurement.n if measurement.kind == "curve" else 1)
+            return self._decode([self.batch(position, 1, n_rows=1) for position in range(measurement.depth, end)])
+        batch = self.batch(measurement.depth, measurement.n, n_rows=measurement.n if measurement.kind == "curve" else 1)
         start = perf_counter()
         self._model.forward(batch).argmax()
         return perf_counter() - start
@@ -72,7 +72,7 @@ class ModelRunner(Runner):
             token = max(self._model.forward(batch).argmax()[0], 0)
         return perf_counter() - start
 
-    def _batch(self, start: int, n: int, *, n_rows: int) -> Batch:
+    def batch(self, start: int, n: int, *, n_rows: int) -> Batch:
         """Tokens `start` to `start + n`, of which the last `n_rows` have logits."""
         positions = np.arange(start, start + n, dtype=np.int32)
         rows = np.arange(n - n_rows, n, dtype=np.int32)

@@ -61,12 +61,12 @@ class PairStats:
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> PairStats:
-        """Those of pairs. A pair that emitted one token only has no speed."""
+        """Statistics of pairs. A pair that emitted one token only has no speed."""
         return cls.pool(_of_pair(pair) for pair in pairs)
 
     @classmethod
     def pool(cls, parts: Iterable[PairStats]) -> PairStats:
-        """All pairs of several figures."""
+        """Join statistics as if of all their pairs."""
         several = list(parts)
         sums: dict[str, Any] = {name: sum(getattr(part, name) for part in several) for name in _COUNTS.values()}
         sums |= {name: _sums(getattr(part, name) for part in several) for name in _BY_POSITION}
@@ -105,7 +105,7 @@ class PairStats:
 
     @property
     def p10(self) -> float:
-        """One pair in ten has a lower ratio: what speculation costs where it fails."""
+        """The ratio below which one pair in ten is: what speculation costs where it fails."""
         ratios = self.ratios
         return statistics.quantiles(ratios, n=10, method="inclusive")[0] if len(ratios) > 1 else self.speedup
 
@@ -150,7 +150,7 @@ class PairStats:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PairStats:
-        """What `as_json` gave.
+        """Read what `as_json` gave.
 
         Raises:
             OptionError: It is something else.
@@ -170,7 +170,7 @@ class PairStats:
 
 
 def drafter_label(spec_type: str, state: str, *, is_synthetic: bool) -> str:
-    """A drafter, as tables name it: with what its figures must not be mistaken without.
+    """Name a drafter in a table, marked if its figures are not those of a cold start or of real acceptance.
 
     >>> drafter_label("suffix", "warm", is_synthetic=True)
     'suffix (warm, synthetic)'

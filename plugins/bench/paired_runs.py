@@ -56,7 +56,7 @@ class Pair:
 
 
 class PairedRuns:
-    """Runs one prompt with and without a drafter. `open` it, let both run, and `close` it; then again for another pair."""
+    """Runs one prompt with and without a drafter. Each pair needs `open`, both runs, and `close`."""
 
     def __init__(self, load: Callable[[], Engine], params: Mapping[str, Any], prompt: Prompt) -> None:
         """Nothing is loaded yet.

@@ -1,19 +1,18 @@
-"""What each kernel of a pass reads and computes per second, beside what the machine can at the same time."""
+"""The bytes and multiply-adds per second of each kernel of a pass, against the limits of the machine."""
 
 from __future__ import annotations
 
 import statistics
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
 from attrs import frozen
 
-from augury.batch import Batch
 from augury.plugins.bench.timing import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.batch import Batch
     from augury.plugins.bench.model_runner import ModelRunner
 
 __all__ = ["KernelTime", "Limits", "Profiled", "Roofline", "measure_roofline"]
@@ -42,10 +41,10 @@ class Limits:
 
 @runtime_checkable
 class Profiled(Protocol):
-    """A model that can say where the time of a pass goes."""
+    """A model that can profile its passes."""
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
-        """Compute a pass like `Model.forward`, and tell its steps in order."""
+        """Compute a pass like `Model.forward`, and return its steps in order."""
         ...
 
     def limits(self) -> Limits:
@@ -81,8 +80,7 @@ def measure_roofline(model: Profiled, runner: ModelRunner, n: int, depth: int, r
     """
     runner.prepare(depth)
     measurement = Measurement("curve", n, depth)
-    positions = np.arange(depth, depth + n, dtype=np.int32)
-    batch = Batch(runner.tokens[depth : depth + n].copy(), np.zeros(n, np.int32), positions, np.arange(n, dtype=np.int32))
+    batch = runner.batch(depth, n, n_rows=n)
     model.profile(batch)
     passes: list[Sequence[KernelTime]] = []
     seconds, limits = [], []

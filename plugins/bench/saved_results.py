@@ -34,7 +34,7 @@ Key = tuple[str, ...]
 
 @frozen
 class SavedResults:
-    """Rows of values by what they are about, and the machine that they were measured on.
+    """Saved values, by what they are about, and the machine that they were measured on.
 
     Attributes:
         facts: The machine and what was loaded.
@@ -51,7 +51,7 @@ class SavedResults:
 
     @classmethod
     def read(cls, path: str | Path) -> SavedResults:
-        """Those of a file.
+        """Read a file.
 
         Raises:
             AuguryError: It cannot be read, or holds something else.
@@ -67,7 +67,7 @@ class SavedResults:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> SavedResults:
-        """Those of an object that `augury bench --json` prints or pytest-benchmark saves."""
+        """Read an object that `augury bench --json` prints or pytest-benchmark saves."""
         if "benchmarks" in found:
             return cls._of_benchmarks([each["extra_info"] for each in found["benchmarks"]])
         if "runs" in found:
@@ -134,7 +134,7 @@ def changes(then: SavedResults, now: SavedResults) -> tuple[list[Change], list[s
 
 
 def check_saved(path: Path | None, *, of_passes: bool) -> None:
-    """Say what is wrong with a file to compare with before minutes of work.
+    """Check a file to compare with, before minutes of work.
 
     Raises:
         OptionError: It holds no figures, or those of drafters where passes are timed, or the other way round.
@@ -147,7 +147,7 @@ def check_saved(path: Path | None, *, of_passes: bool) -> None:
 
 
 def change_lines(path: Path, result: dict[str, Any]) -> list[str]:
-    """A table of what is in `path` against what this run's JSON has, and what to mind when reading it."""
+    """A table of the changes from `path` to this run's JSON, and what else differs between the runs."""
     now = SavedResults.of(result)
     found, differences = changes(SavedResults.read(path), now)
     rows: dict[Key, dict[str, str]] = {}

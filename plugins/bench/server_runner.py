@@ -1,4 +1,4 @@
-"""Times the passes of another engine, through its HTTP server: one that speaks llama.cpp's `/completion`."""
+"""Times another engine through its HTTP server, which must have llama.cpp's `/completion`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": Tr
 
 @frozen
 class ServerOptions:
-    """How the server is started: as augury is."""
+    """How the server is started: with the settings of augury."""
 
     path: Path  # of the program
     model: Path
@@ -161,7 +161,7 @@ class ServerRunner(Runner):
         return ms / 1e3
 
     def _ask(self, prompt: Sequence[int], n_predict: int, *, may_reuse: bool, n_new: int | None = None) -> dict[str, Any]:
-        """The reply to a prompt, of which the server computes `n_new` tokens; None: those that it does not hold."""
+        """Ask for a completion; the server must compute `n_new` tokens of the prompt, None: however many."""
         name = self._options.path.name
         body = {"prompt": list(prompt), "n_predict": n_predict, "cache_prompt": may_reuse, "return_tokens": True} | _GREEDY
         request = urllib.request.Request(  # noqa: S310 - our own server
@@ -183,7 +183,7 @@ class ServerRunner(Runner):
         return reply
 
     def _wait(self) -> None:
-        """Until the model is loaded."""
+        """Wait until the model is loaded."""
         assert self._process is not None
         end = monotonic() + _READY_S
         while monotonic() < end:

@@ -7,6 +7,7 @@ the drafted runs, a processed prompt before them. Ratios to the plain runs besid
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,9 +77,8 @@ def runs(request: pytest.FixtureRequest, spec: str, prompt: Prompt) -> Iterator[
             spec_synth_len=option("augury_synth_len"),
         )
 
-    runs = PairedRuns(load, {"temperature": 0, "seed": _SEED, "max_tokens": option("augury_tokens")}, prompt)
-    yield runs
-    runs.close()
+    with closing(PairedRuns(load, {"temperature": 0, "seed": _SEED, "max_tokens": option("augury_tokens")}, prompt)) as runs:
+        yield runs
 
 
 class Turns:

@@ -1,4 +1,4 @@
-"""What is timed below the engine, who can be timed, and in which order, so that it is fair to all."""
+"""Measurements of passes, the runners that take them, and a sweep that is fair to all of them."""
 
 from __future__ import annotations
 

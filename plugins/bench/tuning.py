@@ -32,7 +32,7 @@ _SAME = 1.01  # of two candidates nearer than this the first is taken, which is 
 
 @frozen
 class Candidate:
-    """What could be drafted with."""
+    """Drafters and a draft length to try."""
 
     spec_type: tuple[str, ...]  # a chain, as repeated --spec-type flags name it
     draft_max: int
@@ -41,7 +41,7 @@ class Candidate:
 
 @frozen
 class Trial:
-    """A prompt, its place among all, and which time it is answered."""
+    """A prompt, its index, and how often it was answered before."""
 
     prompt: Prompt
     place: int
@@ -63,7 +63,7 @@ def trials_of(prompts: Iterable[Prompt], turns: int) -> list[Trial]:
 
 
 class Tuning:
-    """Measures candidates. Results stand in `pairs`, which grow while it runs."""
+    """Measures candidates. Results are in `pairs`, which grow while it runs."""
 
     def __init__(self, measure: Callable[[Candidate, Trial], Pair], trials: Sequence[Trial]) -> None:
         """Nothing runs yet.
@@ -95,19 +95,12 @@ class Tuning:
 
     def speedup(self, candidate: Candidate) -> float:
         """Of the workload as a whole, where every prompt takes plain decoding equally long."""
-        by_prompt: dict[str, list[float]] = {}
-        for pair in self.pairs[candidate]:
-            if (ratio := _ratio(pair)) is not None:
-                by_prompt.setdefault(pair.prompt.id, []).append(ratio)
-        return statistics.harmonic_mean(statistics.median(ratios) for ratios in by_prompt.values()) if by_prompt else 0.0
+        medians = self._medians(candidate, lambda pair: pair.prompt.id)
+        return statistics.harmonic_mean([*medians.values()]) if medians else 0.0
 
     def by_category(self, candidate: Candidate) -> dict[str, float]:
         """The median of the pairs' speed-ups in each category."""
-        found: dict[str, list[float]] = {}
-        for pair in self.pairs[candidate]:
-            if (ratio := _ratio(pair)) is not None:
-                found.setdefault(pair.prompt.category, []).append(ratio)
-        return {category: statistics.median(ratios) for category, ratios in found.items()}
+        return self._medians(candidate, lambda pair: pair.prompt.category)
 
     def stats(self, candidate: Candidate) -> PairStats:
         """What its pairs came to."""
@@ -120,7 +113,7 @@ class Tuning:
         return about | figures | self.stats(candidate).as_json()
 
     def _best(self, candidates: Sequence[Candidate]) -> Candidate:
-        """Run them all on some trials, the better half on twice as many, and so on, until the last two have run all."""
+        """Run all candidates on some trials, the better half on twice as many, and so on, until the last two have run all."""
         left = list(dict.fromkeys(candidates))
         for n, n_left in self._rungs(len(left)):
             left = sorted(sorted(left, key=self._rank, reverse=True)[:n_left], key=left.index)
@@ -131,6 +124,14 @@ class Tuning:
                         pairs.append(self._measure(candidate, trial))
         fastest = max(self.speedup(each) for each in left)
         return next(each for each in left if self.speedup(each) * _SAME >= fastest)
+
+    def _medians(self, candidate: Candidate, key: Callable[[Pair], str]) -> dict[str, float]:
+        """The median speed-up of the pairs of each key."""
+        found: dict[str, list[float]] = {}
+        for pair in self.pairs[candidate]:
+            if (ratio := _ratio(pair)) is not None:
+                found.setdefault(key(pair), []).append(ratio)
+        return {name: statistics.median(ratios) for name, ratios in found.items()}
 
     def _rank(self, candidate: Candidate) -> float:
         return self.speedup(candidate) if self.pairs.get(candidate) else 0.0

@@ -1,4 +1,4 @@
-"""What drafters are compared on: prompts, each of a category, for a drafter is good at some texts and useless at others."""
+"""Workloads: prompts by category, for a drafter may be good at some kinds of text and useless at others."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def read_workload(path: str | Path) -> list[Prompt]:
 
 
 def digest(prompts: Iterable[Prompt]) -> str:
-    """A short name of a workload: figures are of the same prompts where it is the same."""
+    """A short hash of a workload, to tell whether two runs had the same prompts."""
     content = json.dumps([[each.id, each.category, each.arguments()] for each in prompts], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 def _labelled(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The same prompts, each with an id of its own and a category, both texts.
+    """Give each prompt a unique id and a category, both text.
 
     Raises:
         AuguryError: One is a line that is not a prompt.

@@ -1,1 +1,1 @@
-"""`augury new-drafter`."""
+"""`augury new-drafter`, and the template of the package that it writes."""

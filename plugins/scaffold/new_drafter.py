@@ -1,4 +1,4 @@
-"""`augury new-drafter`: writes a pip package with a drafter that works, to be changed into another one."""
+"""`augury new-drafter`: writes a pip package with a working drafter, as a starting point for your own."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _checked(name: str, registry: Registry) -> str:
-    """The name, if it can be one.
+    """Check the name of the drafter.
 
     Raises:
-        OptionError: It cannot, or is taken.
+        OptionError: It cannot be a name, or is taken.
     """
     if _NAME.fullmatch(name) is None:
         good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789") or "my-drafter"

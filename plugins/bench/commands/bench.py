@@ -1,4 +1,4 @@
-"""`augury bench`: drafters against plain decoding; what else it times lies beside: passes, another program, starts."""
+"""`augury bench`: compares drafters, or times passes, another program or starts, each in a module beside this one."""
 
 from __future__ import annotations
 

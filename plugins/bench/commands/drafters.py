@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +52,10 @@ def run_drafters(args: argparse.Namespace) -> int:
             for state in states:
                 pairs = []
                 for prompt in prompts:
-                    runs = PairedRuns(load, params, prompt)
-                    try:
+                    with closing(PairedRuns(load, params, prompt)) as runs:
                         for turn in range(turns):
                             display("pairs", next(numbers), n_pairs)
                             pairs.append(runs.pair(turn, is_warm=state == "warm"))
-                    finally:
-                        runs.close()
                     config = runs.config
                 results.append(DrafterResult(config["spec_type"], state, tuple(pairs)))
     facts = run_facts(config, prompts, params["max_tokens"])
@@ -76,7 +74,7 @@ def run_drafters(args: argparse.Namespace) -> int:
 
 
 def exit_code(found: Iterable[PairStats]) -> int:
-    """1, and a word about it, where a drafter changed an output that it never may; else 0."""
+    """1, with a message, if a drafter changed an output that it must not change; else 0."""
     if any(stats.is_changed for stats in found):
         say("augury: a drafter changed the output, which is a bug; please report it with this command")
         return 1
@@ -106,7 +104,7 @@ def _drafters_compared(args: argparse.Namespace) -> list[tuple[list[str], str | 
 def engine_loader(
     args: argparse.Namespace, spec_type: Sequence[str], draft_model: str | None, display: Progress, *, is_shown: bool = True
 ) -> Callable[[], Engine]:
-    """Loads one drafter's engine again and again; only the first time, if at all, it shows its configuration and progress."""
+    """Make a function that loads an engine; only its first call, if any, shows the configuration and progress."""
     quiet = argparse.Namespace(**{**vars(args), "verbose": 0, "quiet": True})
     ways = chain([(args, display)] * is_shown, repeat((quiet, Progress())))  # later loads are short, and say nothing
 

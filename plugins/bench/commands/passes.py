@@ -43,7 +43,7 @@ _NAMES = {"curve": "pass", "prefill": "prefill", "decode": "decode"}
 
 
 def add_pass_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what chooses passes."""
+    """Add the flags that choose passes."""
     group = parser.add_argument_group(
         "passes, instead of drafters, and another program", "-p 512 and -n 64 count tokens here, as in llama-bench; 0 is none."
     )
@@ -156,7 +156,7 @@ def pairs_of(args: argparse.Namespace) -> int:
 
 
 def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> ServerRunner:
-    """The peer over the same tokens."""
+    """The other program, which is given the same tokens."""
     path = resolve(args.model, args.registry, Progress())
     # room for one token more than augury needs: the last one generated is stored, too
     options = server_options(args, path, model.n_threads, model.state_spec.n_ctx + _MARGIN)
@@ -164,14 +164,14 @@ def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> Server
 
 
 def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> ServerOptions:
-    """How `--vs` is started: with the same model, threads, room and cache."""
+    """Start the program of `--vs` with the same model, threads, context and cache types."""
     more = tuple(shlex.split(args.vs_args))
     return ServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
 
 
 @contextmanager
 def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
-    """The model alone, with one slot, closed afterwards.
+    """Load the model alone, with one slot, and close it afterwards.
 
     Raises:
         AuguryError: As loading does.
@@ -191,7 +191,7 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
 
 
 def _timings_as_json(timings: Sequence[Timing]) -> dict[str, Any]:
-    """PairStats as JSON has them, by kind."""
+    """Timings as JSON, by kind."""
     rows: dict[str, list[dict[str, Any]]] = {"curve": [], "prefill": [], "decode": []}
     for timing in timings:
         measurement = timing.measurement

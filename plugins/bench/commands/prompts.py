@@ -73,13 +73,13 @@ def run_prompts(args: argparse.Namespace) -> int:
 
 
 def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
-    """The peer, which is given prompts later."""
+    """The other program, which is given prompts later."""
     options = server_options(args, path, int(engine.config["threads"]), int(engine.config["n_ctx"]))
     return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
 
 
 def _token_ids(path: Path, tokenizer: Tokenizer | None, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """Token ids by the prompts' ids: the very same for both, however each would read the texts."""
+    """Token ids by the prompts' ids: the same for both programs, however each would tokenize the text."""
     with ModelFile.open(path) as file:
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
     found = {}

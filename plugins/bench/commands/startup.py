@@ -1,4 +1,4 @@
-"""`augury bench --startup`: how long it takes to the first token, with nothing compiled and with everything compiled."""
+"""`augury bench --startup`: the time to the first token, with nothing compiled and with everything compiled."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""`augury tune`: which drafter, and how far, is fastest here; the answer is an option line."""
+"""`augury tune`: finds the fastest drafter and draft length, and prints the options for them."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import drafter_options, names_in_use
@@ -130,7 +131,7 @@ def _are_installed(text: str, registry: Registry) -> bool:
 
 
 def _given(spec: Spec, given: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The options of a drafter that flags give, for the line to name them."""
+    """The options of a drafter that were given as flags, to be named in the option line."""
     named = {key.replace("-", "_") for key, _ in spec.values}
     return [(key, str(value)) for key, value in given.get(spec.name, {}).items() if key not in named]
 
@@ -171,11 +172,8 @@ class _PairRunner:
         args = argparse.Namespace(**{**vars(self._args), "draft_max": candidate.draft_max})
         is_first = self._n_done == 0
         load = engine_loader(args, candidate.spec_type, candidate.draft_model, self._display, is_shown=is_first)
-        runs = PairedRuns(load, self._params, trial.prompt)
-        try:
+        with closing(PairedRuns(load, self._params, trial.prompt)) as runs:
             pair = runs.pair(trial.number)
-        finally:
-            runs.close()
         self.config = runs.config
         self._n_done += 1
         return pair

@@ -57,7 +57,7 @@ def best_after(history):
     model = Watched()
     n = len(history)
     runner = ModelRunner(model)
-    batch = runner._batch(0, n, n_rows=1)
+    batch = runner.batch(0, n, n_rows=1)
     batch.tokens[:] = history
     return model.forward(batch).argmax()[0]
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from augury.cli.writer import Writer
+from augury.cli.token_writer import TokenWriter
 from augury.types import Token
 
 
@@ -18,7 +18,7 @@ def written(monkeypatch):
         monkeypatch.delenv("FORCE_COLOR", raising=False)
         for name, value in {"TERM": "xterm-256color", "COLORTERM": "", "NO_COLOR": "", **env}.items():
             monkeypatch.setenv(name, value)
-        writer = Writer(has_tokenizer=True, is_coloured=True)
+        writer = TokenWriter(has_tokenizer=True, is_coloured=True)
         for drafter in drafters:
             writer.write(Token(1, "ab", drafter))
         return terminal.getvalue(), writer.legend

@@ -1,4 +1,4 @@
-"""Writes generated text as it comes, marked by who proposed it where that is asked for: in colours, or as NO_COLOR allows."""
+"""Writes generated text, on request marked by the drafter of each token: in colours, or as NO_COLOR allows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from augury.types import Token
 
-__all__ = ["Writer"]
+__all__ = ["TokenWriter"]
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue")
 _MARKS = ("underline", "bold", "italic", "reverse", "strike")  # for those who set NO_COLOR
 
 
-class Writer:
+class TokenWriter:
     """Writes to standard output; tokens of a model without a tokenizer are written as their ids."""
 
     def __init__(self, *, has_tokenizer: bool, is_coloured: bool) -> None:
@@ -28,7 +28,7 @@ class Writer:
             self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
     def write(self, piece: Token) -> None:
-        """Write what a token made printable."""
+        """Write the text that a token completed."""
         text = piece.text if self._has_tokenizer else f"{piece.token} "
         if not text:
             return
@@ -48,7 +48,7 @@ class Writer:
 
     @property
     def legend(self) -> str:
-        """Which mark means which drafter; empty where nothing is marked."""
+        """Which mark means which drafter; empty if nothing was marked."""
         return ", ".join(f"{style}: {name}" for name, style in self._styles.items())
 
     def _style(self, drafter: str) -> str:
