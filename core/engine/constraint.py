@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.engine.guard import told
+from augury.engine.guard import describe
 from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import build, parse_specs
 
@@ -139,7 +139,7 @@ class ConstraintGuard:
         return result
 
     def _failed(self, method: str, error: BaseException) -> PluginError:
-        return PluginError(f"constraint {self.name} failed in `{method}`: {told(error)}")
+        return PluginError(f"constraint {self.name} failed in `{method}`: {describe(error)}")
 
 
 def _checked_mask(mask: Any, n_vocab: int) -> np.ndarray:

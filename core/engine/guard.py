@@ -1,8 +1,7 @@
-"""Calls of plugins whose failure reaches nobody else: it becomes a warning."""
+"""Calls of plugins that cannot end the engine's thread, whatever a plugin does."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +10,36 @@ from augury.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["guarded", "told"]
+__all__ = ["attempt", "describe", "guarded", "warn"]
+
+
+def attempt(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
+    """Call a plugin; returns what it returned and None, or None and what it raised, `SystemExit` included.
+
+    >>> attempt(int, "7")
+    (7, None)
+    """
+    try:
+        return call(*arguments, **keywords), None
+    except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
+        return None, error
 
 
 def guarded(call: Callable[..., object], *arguments: Any, **keywords: Any) -> bool:
-    """Call a plugin on the engine's thread, which outlives even its `SystemExit`; returns whether the call succeeded."""
-    try:
-        call(*arguments, **keywords)
-    except BaseException as error:  # noqa: BLE001 - whatever a stranger's code does
-        with suppress(BaseException):  # a warning fails where standard error is closed, or an error cannot say what it is
-            plugin = getattr(call, "__qualname__", str(call))
-            get_logger("augury.engine.loop").warning("plugin failed", plugin=plugin, error=repr(error))
-        return False
-    return True
+    """Call a plugin whose failure becomes a warning; returns whether the call succeeded."""
+    _, error = attempt(call, *arguments, **keywords)
+    if error is not None:
+        plugin, _ = attempt(lambda: getattr(call, "__qualname__", None) or str(call))
+        warn("augury.engine.loop", "plugin failed", error, plugin=plugin)
+    return error is None
 
 
-def told(error: BaseException) -> str:
-    """An error of a stranger's code in one line; it may fail itself."""
-    try:
-        return shorten(f"{type(error).__name__}: {error}", 300, placeholder="…")
-    except BaseException:  # noqa: BLE001
-        return type(error).__name__
+def warn(logger: str, message: str, error: BaseException, **facts: Any) -> None:
+    """Log a plugin's failure. Where even that fails, as with standard error closed, nobody is told."""
+    attempt(lambda: get_logger(logger).warning(message, **facts, error=describe(error)))
+
+
+def describe(error: BaseException) -> str:
+    """An error in a line of text."""
+    text, _ = attempt(lambda: shorten(f"{type(error).__name__}: {error}", 300, placeholder="…"))
+    return text or type(error).__name__  # a stranger's error may not be able to say what it is

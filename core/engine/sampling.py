@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
-from augury.engine.guard import told
+from augury.engine.guard import describe
 from augury.engine.sampling_step import Penalties, Step, best_first, min_p, temperature, top_k, top_p, typical
 from augury.errors import OptionError, PluginError
 from augury.options import Option, nearest, option, options_of
@@ -315,7 +315,7 @@ class Sampler:
                 left = np.full(self._n_vocab, -np.inf, np.float32)
                 left[ids] = values
             except BaseException as error:  # SystemExit, too: it is not meant for the engine's thread
-                raise OptionError(f"logits_processors[{i}] failed: {told(error)}") from error
+                raise OptionError(f"logits_processors[{i}] failed: {describe(error)}") from error
             if not np.isfinite(left.max()):
                 raise OptionError(f"logits_processors[{i}] leaves no token whose logit is a finite number, or one that is none")
         return ArrayPass(left[None])

@@ -8,22 +8,19 @@ it, to the same tokens. It fails if it raises, returns what its contract does no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from textwrap import shorten
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.engine import guard
 from augury.errors import PluginError
 from augury.interfaces import Drafter
-from augury.log import get_logger
 from augury.types import Draft, read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from collections.abc import Sequence as Items
-    from typing import Self
 
     from augury.engine.sequence import Sequence
     from augury.interfaces import Ask
@@ -42,10 +39,8 @@ _NO_DRAFT = Draft()
 def warn(drafter: str, method: str, error: BaseException, *ids: str) -> None:
     """Log that a drafter failed, in the requests of these ids."""
     then = "asked slot by slot" if method == _TOGETHER else "left out of the rest of the request"
-    with suppress(BaseException):  # such as that standard error is closed, which is not the request's fault either
-        get_logger("augury.speculation.drafting").warning(
-            f"a drafter failed and is {then}", id=",".join(ids), plugin=drafter, method=method, error=_told(error)
-        )
+    facts = {"id": ",".join(ids), "plugin": drafter, "method": method}
+    guard.warn("augury.speculation.drafting", f"a drafter failed and is {then}", error, **facts)
 
 
 class DrafterGuard:
@@ -97,60 +92,62 @@ class DrafterGuard:
 
     def begin(self, options: Any) -> Generator[None, None, float]:
         """Let it begin; yields where others shall go on in between, and returns the seconds that it took."""
-        sequence, drafter = self._sequence, self.drafter
-        n_left = _SPARE_STEPS + len(sequence.history)
-        steps: Iterator[object] = iter(())
-        with _Call([self], "begin"):
-            drafter.options = options
-            if drafter.session is not None:
-                drafter.session.sampling = sequence.sampler.params
-                drafter.session.verify = sequence.request.speculation.verify
-                drafter.session.forced = sequence.forced
-            begun: Any = drafter.begin(self.history, sequence.recorder.n_reused)
-            if not isinstance(begun, Iterator | None):
-                raise PluginError(f"returned a {type(begun).__name__}, expected None or an iterator")
-            steps = steps if begun is None else begun
+        steps: Iterator[object] = self._call("begin", self._begin, options) or iter(())
         seconds = self._begun()
-        while not self.is_left_out:
-            is_through = True
-            with _Call([self], "begin"):
-                is_through = next(steps, _THROUGH) is _THROUGH
-                if (n_left := n_left - 1) < 0:
-                    raise PluginError(f"takes more steps than a text of {len(sequence.history)} tokens can need")
+        for _ in range(_SPARE_STEPS + len(self._sequence.history)):
+            if self.is_left_out:
+                return seconds
+            is_through = self._call("begin", next, steps, _THROUGH) is _THROUGH
             seconds += self._begun()
             if is_through:
-                break
+                return seconds
             yield
+        n = len(self._sequence.history)
+        self.fail("begin", PluginError(f"takes more steps than a text of {n} tokens can need"))
         return seconds
+
+    def _begin(self, options: Any) -> Iterator[object] | None:
+        drafter, sequence = self.drafter, self._sequence
+        drafter.options = options
+        if drafter.session is not None:
+            drafter.session.sampling = sequence.sampler.params
+            drafter.session.verify = sequence.request.speculation.verify
+            drafter.session.forced = sequence.forced
+        steps: Any = drafter.begin(self.history, sequence.recorder.n_reused)
+        if not isinstance(steps, Iterator | None):
+            raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
+        return steps
+
+    def _begun(self) -> float:
+        self._sequence.recorder.begun(self.name, self.seconds)
+        return self.seconds
 
     def draft(self, ask: Ask) -> Draft | None:
         """What it drafts, at most `ask.limit` tokens; None where it fails."""
-        draft = _NO_DRAFT
-        with _Call([self], "draft"):
-            draft = self.checked(self.drafter.draft(ask.history, ask.limit), ask.limit)
-        return None if self.is_left_out else draft
+        draft: Draft | None = self._call("draft", lambda: self.checked(self.drafter.draft(ask.history, ask.limit), ask.limit))
+        return draft
 
     def teacher_forced(self, n: int) -> np.ndarray | None:
         """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
-        tokens: np.ndarray | None = None
-        with _Call([self], "teacher_forced"):
-            told: Any = self.drafter.teacher_forced(self.history, n)
-            if not isinstance(told, np.ndarray | None):
-                raise PluginError(f"returned a {type(told).__name__}, expected an array or None")
-            tokens = None if told is None else np.array(told)
-            if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.shape != (n,)):
-                raise PluginError(f"returned {tokens.dtype} of shape {tokens.shape}, expected int32 of shape ({n},)")
-        return None if self.is_left_out else tokens
+        tokens: np.ndarray | None = self._call("teacher_forced", self._teacher_forced, n)
+        return tokens
+
+    def _teacher_forced(self, n: int) -> np.ndarray | None:
+        told: Any = self.drafter.teacher_forced(self.history, n)
+        if not isinstance(told, np.ndarray | None):
+            raise PluginError(f"returned a {type(told).__name__}, expected an array or None")
+        tokens = None if told is None else np.array(told)
+        if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.shape != (n,)):
+            raise PluginError(f"returned {tokens.dtype} of shape {tokens.shape}, expected int32 of shape ({n},)")
+        return tokens
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""
-        with _Call([self], "accept"):
-            self.drafter.accept(self.history, verdict)
+        self._call("accept", lambda: self.drafter.accept(self.history, verdict))
 
     def end(self) -> None:
         """Tell it that the request is over."""
-        with _Call([self], "end"):
-            self.drafter.end()
+        self._call("end", self.drafter.end)
 
     def checked(self, draft: Any, limit: int) -> Draft:
         """A copy of the first `limit` tokens of a draft.
@@ -188,57 +185,51 @@ class DrafterGuard:
             self.is_asked_alone = True
         elif not self.is_left_out:
             self.is_left_out = True
-            self._sequence.recorder.failed(self.name, f"{method}: {_told(error)}")
+            self._sequence.recorder.failed(self.name, f"{method}: {guard.describe(error)}")
             self.on_failure(self.name, method, error, self.id)
 
-    def _begun(self) -> float:
-        self._sequence.recorder.begun(self.name, self.seconds)
-        return self.seconds
+    def _call(self, method: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns; None where it fails, or the drafter is left out for taking too long."""
+        result, _ = _call([self], method, call, *arguments)
+        return None if self.is_left_out else result
 
 
-class _Call:
-    """A call of a method for one or several slots, timed; what it raises goes no further."""
-
-    __slots__ = ("_guards", "_method", "_start", "error")
-
-    def __init__(self, guards: Items[DrafterGuard], method: str) -> None:
-        self._guards = guards
-        self._method = method
-
-    def __enter__(self) -> Self:
-        self._start = perf_counter()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        seconds = perf_counter() - self._start
-        self.error = error
-        for guard in self._guards:
-            guard.took(self._method, seconds, len(self._guards))
-            if error is not None:  # SystemExit and KeyboardInterrupt, too: this is not the thread that they are meant for
-                guard.fail(self._method, error)
-        return True
+def _call(
+    guards: Items[DrafterGuard], method: str, call: Callable[..., Any], *arguments: Any
+) -> tuple[Any, BaseException | None]:
+    """Call a drafter for one or several slots, and note what it took and whether it failed; returns as `attempt` does."""
+    start = perf_counter()
+    result, error = guard.attempt(call, *arguments)
+    seconds = perf_counter() - start
+    for each in guards:
+        each.took(method, seconds, len(guards))
+        if error is not None:
+            each.fail(method, error)
+    return result, error
 
 
 def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
     """What a drafter drafts for several slots, together where it can; None for each where it fails."""
-    together = [i for i, guard in enumerate(guards) if not guard.is_asked_alone]
+    together = [i for i, each in enumerate(guards) if not each.is_asked_alone]
     drafts = dict(zip(together, _together([guards[i] for i in together], [asks[i] for i in together]), strict=True))
-    return [drafts[i] if i in drafts else guard.draft(ask) for i, (guard, ask) in enumerate(zip(guards, asks, strict=True))]
+    return [drafts[i] if i in drafts else each.draft(ask) for i, (each, ask) in enumerate(zip(guards, asks, strict=True))]
 
 
 def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
-    if not guards:
-        return []
-    drafts: list[Draft | None] = []
-    with _Call(guards, _TOGETHER) as call:
+    def draft() -> list[Draft | None]:
         answers = list(type(guards[0].drafter).draft_together(list(asks)))
         if len(answers) != len(asks):
             raise PluginError(f"returned {len(answers)} drafts, expected {len(asks)}")
-        drafts = [guard.checked(draft, ask.limit) for guard, draft, ask in zip(guards, answers, asks, strict=True)]
-    if call.error is not None:
-        drafts = [guard.draft(ask) for guard, ask in zip(guards, asks, strict=True)]
-        if not any(guard.is_left_out for guard in guards):
-            guards[0].on_failure(guards[0].name, _TOGETHER, call.error, *(guard.id for guard in guards))
+        return [each.checked(answer, ask.limit) for each, answer, ask in zip(guards, answers, asks, strict=True)]
+
+    if not guards:
+        return []
+    drafts: list[Draft | None] | None
+    drafts, error = _call(guards, _TOGETHER, draft)
+    if drafts is None:
+        drafts = [each.draft(ask) for each, ask in zip(guards, asks, strict=True)]
+        if error is not None and not any(each.is_left_out for each in guards):
+            guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.id for each in guards))
     return drafts
 
 
@@ -258,10 +249,3 @@ def misfit(draft: Draft, n_vocab: int) -> str | None:
     if draft.confidence is not None and draft.confidence.shape != (len(tokens),):
         return f"confidence of shape {draft.confidence.shape}, expected {(len(tokens),)}"
     return None
-
-
-def _told(error: BaseException) -> str:
-    try:
-        return shorten(f"{type(error).__name__}: {error}", 300, placeholder="…")
-    except BaseException:  # noqa: BLE001 - a stranger's error may fail, too
-        return type(error).__name__
