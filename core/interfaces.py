@@ -196,6 +196,10 @@ class Drafter(Plugin, ABC):
     """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it
     asks; the others it asks every round, and takes from their drafts what promises to pay."""
 
+    n_top: int = 0
+    """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
+    `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
+
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options
         self.session = session

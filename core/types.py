@@ -244,6 +244,11 @@ class Verdict:
         is_used: Whether this drafter's proposal was verified; false where there was none.
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Of a tree, which of its tokens were accepted, rising; of a chain the first `n_accepted`.
+        top_after: (m,) int32, the tokens that the pass has logits after: what was the history's last token, then the tokens of
+            the draft that was verified, whoever drafted it and whether they were right or not. None unless the drafter has an
+            `n_top`; so are the next two.
+        top_ids: (m, `n_top`) int32, the most probable tokens after each of them, best first; -1 where logits are not finite.
+        top_logits: (m, `n_top`) float32, their logits.
     """
 
     n_offered: int
@@ -252,11 +257,14 @@ class Verdict:
     is_used: bool
     n_proposed: int = attrs.field(default=Factory(lambda self: self.n_offered, takes_self=True))
     path: Sequence[int] = attrs.field(default=Factory(lambda self: range(self.n_accepted), takes_self=True))
+    top_after: np.ndarray | None = attrs.field(default=None, eq=False)
+    top_ids: np.ndarray | None = attrs.field(default=None, eq=False)
+    top_logits: np.ndarray | None = attrs.field(default=None, eq=False)
 
     @property
-    def is_cut(self) -> bool:
-        """Whether only the beginning of the proposal was verified."""
-        return self.is_used and self.n_proposed > self.n_offered
+    def n_cut(self) -> int:
+        """How many tokens at the end of the proposal were not verified, though its beginning was."""
+        return self.n_proposed - self.n_offered if self.is_used else 0
 
 
 # Requests and results

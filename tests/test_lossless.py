@@ -24,6 +24,7 @@ SPECS = {  # how a drafter is made to draft on the tiny models, in one way or se
     "ngram-mod": "ngram-mod:n_match=1,n_min=1,n_max=6",
     "ngram-cache": "ngram-cache:m=5",
     "suffix": "suffix:max_depth=4,factor=2.0",
+    "recycle": "recycle:depth=3",
     "self-spec": "self-spec:draft_min=1,draft_max=5",
     "self-spec layers": "self-spec:mode=layers,layers=1,p_min=0.05",
     # the same model in a coarser weight type: often right, often not

@@ -46,6 +46,7 @@ class Drafting:
         self._chains = chains
         self._names = [drafter.name for drafter in chains[0]]
         self._is_costly = [drafter.is_costly for drafter in chains[0]]
+        self._n_top = [int(drafter.n_top) for drafter in chains[0]]
         self._planner = planner
         self._n_vocab = n_vocab
         self._drafters: dict[int, RequestDrafters] = {}  # by slot, of requests that draft
@@ -79,6 +80,10 @@ class Drafting:
         """A request is over: tell those of its drafters that have begun."""
         for guard in self._drafters.pop(sequence.slot, _NONE).guards.values():
             guard.end()
+
+    def n_top(self, slot: SlotDraft) -> int:
+        """How many of the most probable tokens its drafters want to be told of."""
+        return max((self._n_top[index] for index in slot.drafters.members), default=0)
 
     def name(self, slot: SlotDraft) -> str | None:
         """The drafter whose draft is verified."""
@@ -193,6 +198,9 @@ class Drafting:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if guard.is_left_out:
                 continue
+            if (n_top := self._n_top[index]) and slot.top is not None:
+                after, ids, logits = slot.top
+                own = attrs.evolve(own, top_after=after, top_ids=ids[:, :n_top], top_logits=logits[:, :n_top])
             if self._planner is not None:
                 truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
                 proposed = None if proposal is None else _as_chain(proposal, truth.tolist())

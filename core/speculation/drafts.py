@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Items
 
+    import numpy as np
+
     from augury.engine.sequence import Sequence
     from augury.speculation.drafter_guard import DrafterGuard
     from augury.speculation.estimates import Acceptance
 
 __all__ = ["LossBudget", "RequestDrafters", "SlotDraft"]
+
+_TINY = 1e-9  # where a drafter takes all of its tokens to be impossible
 
 
 @define
@@ -97,6 +101,7 @@ class SlotDraft:
     draft: Draft = Factory(Draft)
     draft_s: float = 0.0  # of drafters that are asked only if they are used
     n_accepted: int = 0
+    top: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # `Verdict.top_after`, `top_ids` and `top_logits`
 
     def offer(self, is_costly: Items[bool]) -> None:
         """Offer what was proposed, and of those costly drafters that were not asked as much as fits."""
@@ -104,6 +109,23 @@ class SlotDraft:
         self.offers = {index: len(proposal) for index, proposal in self.proposals.items() if len(proposal)}
         unasked = (index for index in self.drafters.members if is_costly[index] and index not in self.proposals)
         self.offers |= dict.fromkeys(unasked, self.limit)
+
+    def gains(self, drafter: int, limit: int) -> list[float]:
+        """[j]: how many tokens are expected of token j + 1 of a drafter's draft: the chance that all up to it are right.
+
+        Of a tree one token of each depth can be accepted: its nodes share that chance by how probable the drafter takes them.
+        """
+        estimate, proposal = self.drafters.estimates[drafter], self.proposals.get(drafter)
+        if proposal is None or proposal.parents is None:
+            return estimate.survival(limit)
+        depths, shares, totals = list[int](), list[float](), [0.0] * proposal.depth
+        confidence = [1.0] * limit if proposal.confidence is None else proposal.confidence.tolist()
+        for parent, chance in zip(proposal.parents.tolist(), confidence, strict=True):
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+            shares.append(chance * shares[parent] if parent >= 0 else chance)
+            totals[depths[-1]] += shares[-1]
+        alive = estimate.survival(len(totals))
+        return [alive[depth] * share / max(totals[depth], _TINY) for depth, share in zip(depths, shares, strict=True)]
 
     def choose(self, drafter: int, k: int, *, is_probe: bool = False) -> None:
         """Choose k tokens of a drafter."""

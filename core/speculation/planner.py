@@ -81,14 +81,16 @@ class _RestOfPass:
 class DraftPlanner:
     """Plans the rounds of one engine for all of its slots together."""
 
-    def __init__(self, costs: PassCosts, is_costly: Sequence[bool]) -> None:
+    def __init__(self, costs: PassCosts, is_costly: Sequence[bool], *, replays_accepted: bool = False) -> None:
         """Start to plan.
 
         Args:
             costs: Of passes.
             is_costly: By drafter: whether its length is settled before it is asked, because drafting takes time.
+            replays_accepted: Whether what was accepted of a draft has to be computed again where the rest of it was not.
         """
         self.costs = costs
+        self.replays_accepted = replays_accepted
         self.is_costly = list(is_costly)
         self._draft_costs = [DraftCost() for _ in is_costly]
         self._estimates = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
@@ -162,11 +164,13 @@ class DraftPlanner:
             expected = 1.0
             is_unknown = is_costly and not cost.n_asks  # what it takes
             n_most = min(limit, max(_PROBE_LENGTH, slot.n_min)) if is_unknown else limit
-            for k, alive in enumerate(drafters.estimates[m].survival(n_most), start=1):
+            for k, gain in enumerate(slot.gains(m, n_most), start=1):
                 if not is_costly and not budget.covers(rest.extra_s(k), is_least=k <= slot.n_min):
                     break
-                expected += alive
                 draft_s = cost.seconds(k, n_missed)
+                if self.replays_accepted:  # the tokens accepted where a later one is not, as dear as drafted ones
+                    draft_s += rest.extra_s(k) / k * max(expected - 1 - (k - 1) * gain, 0.0)
+                expected += gain
                 rate = rest.rate(expected, 1 + k, draft_s)
                 worth = rate / _MARGIN if is_costly else rate
                 if worth > best_rate and k >= slot.n_min:
@@ -252,7 +256,8 @@ class DraftPlanner:
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         self._n_waited = [n + 1 for n in self._n_waited]
         for slot in slots:
-            own_s = slot.draft_s + (extra_s * slot.k / n_drafted if slot.k else 0.0)
+            n_replayed = slot.n_accepted if self.replays_accepted and slot.n_accepted < slot.k else 0
+            own_s = slot.draft_s + (extra_s * (slot.k + n_replayed) / n_drafted if slot.k else 0.0)
             for m, budget in enumerate(slot.drafters.budgets):
                 budget.pass_time(plain_s / len(slots) + own_s)
                 if m != slot.drafter and not self.is_costly[m]:

@@ -169,9 +169,18 @@ class DrivenSlot:
             is_used=is_used,
             n_proposed=len(draft),
             path=tuple(accepted),
+            **self._top([int(self._buffer[start]), *(int(draft.tokens[place]) for place in offered)]),
         )
         told = f"accept of {verdict.n_accepted} of {verdict.n_offered} ({each.way.value})"
         self._call(told, self.drafter.accept, self.history, verdict)
+
+    def _top(self, after: list[int]) -> dict[str, np.ndarray]:
+        """What the target is said to think of after some tokens: their successors in the vocabulary."""
+        if not (n := min(self.drafter.n_top, self._n_vocab)):
+            return {}
+        ids = (np.array(after, np.int32)[:, None] + 1 + np.arange(n, dtype=np.int32)) % self._n_vocab
+        logits = np.tile(-np.arange(n, dtype=np.float32), (len(after), 1))
+        return {"top_after": np.array(after, np.int32), "top_ids": ids, "top_logits": logits}
 
     def end(self) -> None:
         """End the request; what a drafter reads from its history afterwards is poison."""

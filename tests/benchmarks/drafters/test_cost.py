@@ -8,7 +8,7 @@ from augury.registry import Registry
 
 pytestmark = pytest.mark.bench
 NS_PER_TOKEN = {"ngram-cache": 4000, "suffix": 4000}  # of a prompt; the others just index it
-DRAFTERS = ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix", "self-spec"]
+DRAFTERS = ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix", "recycle", "self-spec"]
 
 
 def drafter_of(name):

@@ -163,8 +163,8 @@ def test_what_was_only_scored_or_cut_is_told_as_such():
     with toy_engine(drafter=[named("used", [(1, 3)]), named("scored", [(4, 0)])], planner=planner) as engine:
         engine.generate([1], max_tokens=6, **GREEDY)
         used, scored = ([event[1] for event in drafter.events if event[0] == "accept"] for drafter in engine._drafters)
-    assert (used[0].n_proposed, used[0].n_offered, used[0].n_accepted, used[0].is_used, used[0].is_cut) == (4, 2, 1, True, True)
-    assert (scored[0].n_proposed, scored[0].n_offered, scored[0].is_used, scored[0].is_cut) == (4, 0, False, False)
+    assert (used[0].n_proposed, used[0].n_offered, used[0].n_accepted, used[0].is_used, used[0].n_cut) == (4, 2, 1, True, 2)
+    assert (scored[0].n_proposed, scored[0].n_offered, scored[0].is_used, scored[0].n_cut) == (4, 0, False, 0)
     assert scored[0].n_emitted == used[0].n_emitted == 2
 
 
@@ -258,6 +258,50 @@ def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
     with toy_engine(drafter=lambda _: Bushy(None, None), planner=planner) as engine:
         engine.generate([1], max_tokens=12, **GREEDY)
     assert planner.runs[0] >= 8  # of ten rounds each of which emitted the first token of a right path
+
+
+@pytest.mark.parametrize("n_wanted", [3, 99])
+def test_a_drafter_that_wants_them_is_told_the_best_tokens_after_every_verified_one(n_wanted):
+    class Drawing(TreeDrafter):
+        def draft(self, history, limit):
+            self.last = super().draft(history, limit)
+            return self.last
+
+        def accept(self, history, verdict):
+            assert verdict.top_after is verdict.top_ids is verdict.top_logits is None, "it did not ask for them"
+
+    class Watching(Drafter):
+        name = "watching"
+        n_top = n_wanted
+        n_seen = 0
+
+        def __init__(self, model):
+            super().__init__(None, None)
+            self.model = model
+
+        def draft(self, history, limit):
+            return Draft()
+
+        def accept(self, history, verdict):
+            text, after = history[: -verdict.n_emitted].tolist(), verdict.top_after.tolist()
+            assert after[0] == text[-1]
+            assert after[1:] == drawing[0].last.tokens[: len(after) - 1].tolist()
+            paths = [text]
+            for token, parent in zip(after[1:], drawing[0].last.parents.tolist(), strict=False):
+                paths.append([*paths[parent + 1], token])
+            for path, ids, logits in zip(paths, verdict.top_ids, verdict.top_logits, strict=True):
+                expected = self.model.logits(np.array(path)).astype(np.float32)
+                best = np.lexsort((np.arange(16), -expected))[:n_wanted]
+                assert ids.tolist() == best.tolist()
+                assert logits.tolist() == expected[best].tolist()
+                self.n_seen += 1
+
+    drawing = []
+    chain = [lambda model: drawing.append(Drawing(model)) or drawing[0], Watching]
+    with toy_engine(drafter=chain, n_max=8) as engine:
+        stats = engine.generate([1, 2, 3], max_tokens=40, **GREEDY).stats
+        watching = engine._drafters[1]
+    assert watching.n_seen == stats.n_drafted + stats.n_rounds - 1
 
 
 def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_left_out():

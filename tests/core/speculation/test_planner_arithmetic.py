@@ -1,6 +1,7 @@
 """What the planner keeps account of, to the second: rounds of known times, one at a time."""
 
 import attrs
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from oracles.worlds import DEPTH, chosen, slot_of
 
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
+from augury.types import Draft
 
 PLAIN = (None, 0, False)  # what is chosen for a slot that decodes plainly
 
@@ -216,6 +218,46 @@ def test_choices_are_the_best_by_definition_given_those_of_the_other_slots(data,
     assert chosen(planner, *slots, n_beside=n_beside) == expected
     nothing = [slot_of(slot.drafters) for slot in slots]
     assert chosen(planner, *nothing, n_beside=n_beside) == [PLAIN for _ in slots]
+
+
+def test_of_a_tree_one_token_of_each_depth_is_expected():
+    drafters = planner_of(False).new_request()
+    first, second = drafters.estimates[0].survival(2)
+    slot = slot_of(drafters, {0: 4})
+    slot.proposals[0] = Draft([5, 6, 7, 8], [-1, -1, 0, 1], confidence=np.float32([0.75, 0.25, 0.5, 0.5]))
+    assert slot.gains(0, 4) == pytest.approx([0.75 * first, 0.25 * first, 0.75 * second, 0.25 * second])
+    slot.proposals[0] = Draft([5, 6, 7, 8], [-1, -1, 0, 1])  # nobody knows which is more probable
+    assert slot.gains(0, 4) == pytest.approx([first / 2, first / 2, second / 2, second / 2])
+    slot.proposals[0] = Draft([5, 6, 7, 8])
+    assert slot.gains(0, 4) == drafters.estimates[0].survival(4)
+
+
+@pytest.mark.parametrize("replays_accepted", [False, True])
+def test_accepted_tokens_that_are_computed_again_cost_as_much_as_drafted_ones(replays_accepted):
+    costs = PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32)  # half a second for each token more
+    planner = DraftPlanner(costs, [False], replays_accepted=replays_accepted)
+    drafters = planner.new_request()
+    for _ in range(40):
+        drafters.estimates[0].see([1, 1, 1], [1, 1, 0])
+        drafters.estimates[0].see([1] * 9, [1] * 9)
+    drafters.budgets[0].seconds = 1e9
+    slot = slot_of(drafters, {0: 16})
+    planner.choose([slot])
+    alive, hoped = drafters.estimates[0].survival(16), costs.hopeful_curve(17, DEPTH)
+    rates = [1.02 / hoped[1]]
+    for k in range(1, 17):  # [a]: that exactly so many are accepted
+        exactly = [before - after for before, after in zip([1.0, *alive[: k - 1]], alive[:k], strict=True)]
+        replay_s = 0.5 * sum(n * chance for n, chance in enumerate(exactly)) if replays_accepted else 0.0
+        rates.append((1 + sum(alive[:k])) / (hoped[1 + k] + replay_s))
+    assert slot.k == np.argmax(rates)
+    before = drafters.budgets[0].seconds = 4.0
+    slot.k, slot.n_accepted = 4, 2
+    planner.observe_round([slot], DEPTH, 0, 4.0)
+    own_s = 2.0 + (1.0 if replays_accepted else 0.0)  # four drafted tokens, and two of them again
+    assert drafters.budgets[0].seconds == pytest.approx(before + 2 * 2.0 - own_s + 0.005 * (2.0 + own_s))
+    slot.k, slot.n_accepted, before = 4, 4, drafters.budgets[0].seconds
+    planner.observe_round([slot], DEPTH, 0, 4.0)
+    assert drafters.budgets[0].seconds == pytest.approx(before + 4 * 2.0 - 2.0 + 0.005 * 4.0), "nothing was rejected"
 
 
 @pytest.mark.parametrize(("seconds", "is_drafted"), [(2.4, True), (6.0, False)])

@@ -1,0 +1,130 @@
+"""`recycle`: Token Recycling, a tree of what the target last thought of after each token.
+
+Every verified token comes with logits, of which all but one are thrown away. Here the most probable successors of every token
+are kept in a table, a row for each token of the vocabulary, and a draft follows the table from the last token on, into several
+branches at once::
+
+    table    a → b c        draft after a    b ┬ d        ranks 0, 0 0 and 0 1
+             b → d e                         │ └ e
+             c → a f                         c ─ a        ranks 1 and 1 0
+
+The tree has one shape, whatever the text: so many nodes as are most likely to be right, going by how often successors of each
+rank were. A pass that computes a tree fills the rows of all of its tokens, wrong ones included. What is learnt is shared by the
+slots and lives as long as the engine. It needs no text that repeats itself.
+
+Source: Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
+(arXiv 2408.08696), section 3. What differs: rows begin empty, and the tree's nodes are in the order of their chances, so that a
+part of it is the best tree of that size.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+from augury.options import option
+from augury.types import Draft
+
+if TYPE_CHECKING:
+    from augury.interfaces import Session
+    from augury.types import Verdict
+
+__all__ = ["Recycle", "RecycleOptions"]
+
+_CHANCES = (0.37, 0.11, 0.06, 0.035, 0.02, 0.017, 0.012, 0.01)  # by rank, of what SmolLM2-135M writes for `augury bench`
+
+
+@frozen
+class RecycleOptions:
+    """Options of `recycle`."""
+
+    n_successors: int = option(8, help="successors kept for each token of the vocabulary", ge=1, le=64)
+    n_max: int = option(80, help="tokens of the tree at most", ge=1, le=1024, per_request=True)
+    depth: int = option(6, help="length of the tree's longest branch", ge=1, le=64, per_request=True)
+
+
+class Recycle(Drafter):
+    """Learns successors into the engine's table and drafts from it."""
+
+    name = "recycle"
+    scope = "process"
+    options_class = RecycleOptions
+
+    def __init__(self, options: RecycleOptions, session: Session) -> None:
+        super().__init__(options, session)
+        shape = (session.model.n_vocab, min(options.n_successors, session.model.n_vocab))
+        self.n_top = shape[1]
+        self._table: np.ndarray = session.shared(("recycle", shape), lambda: np.full(shape, -1, np.int32))
+
+    def draft(self, history: np.ndarray, limit: int) -> Draft:
+        """Follow the table from the last token, level by level."""
+        successors = self._table[history[-1]]
+        if successors[0] < 0:
+            return Draft()
+        shape = _tree_shape(min(self.options.n_max, limit), self.options.depth, self.n_top)
+        tokens = np.empty(len(shape.parents), np.int32)
+        tokens[shape.levels[0]] = successors[shape.ranks[shape.levels[0]]]
+        for level in shape.levels[1:]:
+            before = tokens[shape.parents[level]]
+            tokens[level] = np.where(before < 0, -1, self._table[before, shape.ranks[level]])
+        known = tokens >= 0
+        if known.all():
+            return Draft(tokens, shape.parents, confidence=shape.chances)
+        place = np.cumsum(known, dtype=np.int32) - 1  # where the nodes that are left go
+        parents = np.where(shape.parents < 0, -1, place[shape.parents])
+        return Draft(tokens[known], parents[known], confidence=shape.chances[known])
+
+    def accept(self, history: np.ndarray, verdict: Verdict) -> None:  # noqa: ARG002 - the interface's
+        """Keep the successors of every token that was verified."""
+        if verdict.top_after is not None and verdict.top_ids is not None:
+            is_finite = verdict.top_ids[:, 0] >= 0
+            self._table[verdict.top_after[is_finite]] = verdict.top_ids[is_finite]
+
+
+@frozen(eq=False)
+class _TreeShape:
+    """A tree of n nodes, the most promising first."""
+
+    parents: np.ndarray  # (n,) int32, -1: the text's last token
+    ranks: np.ndarray  # (n,) int32, which of its parent's successors a node is
+    chances: np.ndarray  # (n,) float32, that it is right where its parent is
+    levels: tuple[np.ndarray, ...]  # the nodes of each depth
+
+
+@cache
+def _tree_shape(n: int, depth: int, n_successors: int) -> _TreeShape:
+    """The n nodes that are most likely to be right, `depth` deep at most, with up to `n_successors` children each."""
+    found: list[tuple[int, int, float, int]] = []  # parent, rank, chance, depth
+    open_nodes = [(-_chance(0), 0, -1, 0, 0)]  # chance of the path, order found, parent, rank, depth
+    n_seen = 1
+    while open_nodes and len(found) < n:
+        path, _, parent, rank, level = heappop(open_nodes)
+        found.append((parent, rank, _chance(rank), level))
+        if rank + 1 < n_successors:
+            heappush(open_nodes, (path / _chance(rank) * _chance(rank + 1), n_seen, parent, rank + 1, level))
+        if level + 1 < depth:
+            heappush(open_nodes, (path * _chance(0), n_seen + 1, len(found) - 1, 0, level + 1))
+        n_seen += 2
+    parents, ranks, chances, levels = (np.array(column) for column in zip(*found, strict=True))
+    return _TreeShape(
+        parents.astype(np.int32),
+        ranks.astype(np.int32),
+        chances.astype(np.float32),
+        tuple(np.flatnonzero(levels == level) for level in range(levels.max() + 1)),
+    )
+
+
+def _chance(rank: int) -> float:
+    return _CHANCES[min(rank, len(_CHANCES) - 1)]
+
+
+@hookimpl
+def augury_drafters() -> list[type[Drafter]]:
+    """Offer `recycle`."""
+    return [Recycle]

@@ -1,0 +1,100 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.recycling import NaiveRecycle
+
+from augury.drafters.recycle import _CHANCES, Recycle, RecycleOptions
+from augury.types import Verdict
+
+N_VOCAB = 12
+
+
+def drafters_of(n_slots, n_vocab=N_VOCAB, **options):
+    common = {}
+
+    def shared(key, make):
+        if key not in common:
+            common[key] = make()
+        return common[key]
+
+    session = SimpleNamespace(model=SimpleNamespace(n_vocab=n_vocab), shared=shared)
+    return [Recycle(RecycleOptions(**options), session) for _ in range(n_slots)]
+
+
+def told(drafter, after, ids):
+    """Tell a drafter of a round that verified these tokens."""
+    ids = np.array(ids, np.int32)
+    best = {"top_after": np.array(after, np.int32), "top_ids": ids, "top_logits": -np.arange(ids.size).reshape(ids.shape)}
+    drafter.accept(np.array([after[0], ids[0][0]]), Verdict(0, 0, 1, is_used=False, **best))
+
+
+def paths_of(draft):
+    """The ranks that lead to each node of a draft; siblings come in the order of their ranks."""
+    paths = []
+    for i, parent in enumerate([] if draft.parents is None else draft.parents.tolist()):
+        rank = int((draft.parents[:i] == parent).sum())
+        paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
+    return paths
+
+
+successors = st.lists(st.permutations(range(N_VOCAB)), min_size=1, max_size=6)
+
+
+@given(
+    rounds=st.lists(st.tuples(st.lists(st.integers(0, N_VOCAB - 1), min_size=6, max_size=6), successors), max_size=6),
+    n_successors=st.integers(1, 4),
+    n_max=st.integers(1, 30),
+    depth=st.integers(1, 4),
+    limit=st.integers(1, 30),
+    last=st.integers(0, N_VOCAB - 1),
+)
+def test_a_draft_is_the_best_tree_of_what_was_learnt_last(rounds, n_successors, n_max, depth, limit, last):
+    (drafter,) = drafters_of(1, n_successors=n_successors, n_max=n_max, depth=depth)
+    naive = NaiveRecycle(n_successors, n_max, depth, _CHANCES)
+    for after, orders in rounds:
+        ids = [order[:n_successors] for order in orders]
+        told(drafter, after[: len(ids)], ids)
+        naive.learn(after[: len(ids)], ids)
+    draft = drafter.draft(np.array([5, last], np.int32), limit)
+    paths = paths_of(draft)
+    assert (last in naive.successors) == bool(paths)
+    for path, token in zip(paths, draft.tokens.tolist(), strict=True):
+        assert list(naive.tokens(last, path))[-1] == token
+    chances = [naive.chance(path) for path in paths]
+    assert chances == sorted(chances, reverse=True)
+    if len(naive.successors) == N_VOCAB:  # nothing is missing
+        assert chances == pytest.approx(naive.best(min(n_max, limit)))
+
+
+def test_all_of_a_tree_is_drafted_that_is_known():
+    (drafter,) = drafters_of(1, n_successors=2, n_max=6, depth=2)
+    told(drafter, [0, 1], [[1, 2], [3, 4]])
+    draft = drafter.draft(np.array([0], np.int32), 9)
+    assert draft.tokens.tolist() == [1, 3, 2, 4]  # what comes after 2 is not known
+    assert draft.parents.tolist() == [-1, 0, -1, 0]
+    assert len(drafter.draft(np.array([0], np.int32), 3)) == 3
+    assert not len(drafter.draft(np.array([2], np.int32), 9))
+
+
+def test_every_option_bounds_the_tree():
+    for options, n in (({"n_successors": 1}, 6), ({"depth": 1}, 8), ({"n_max": 5}, 5), ({}, 80)):
+        (drafter,) = drafters_of(1, **options)
+        for token in range(N_VOCAB):
+            told(drafter, [token], [np.roll(np.arange(N_VOCAB), token)[: drafter.n_top].tolist()])
+        assert len(drafter.draft(np.array([0], np.int32), 10**6)) == n
+
+
+def test_slots_learn_together_and_rows_that_are_not_finite_teach_nothing():
+    first, second = drafters_of(2, n_successors=2, depth=1)
+    told(first, [0], [[3, 4]])
+    told(first, [0, 1], [[-1, -1], [5, 6]])
+    assert second.draft(np.array([0], np.int32), 2).tokens.tolist() == [3, 4]
+    assert second.draft(np.array([1], np.int32), 2).tokens.tolist() == [5, 6]
+
+
+def test_a_vocabulary_smaller_than_the_row_is_kept_whole():
+    (drafter,) = drafters_of(1, n_vocab=3)
+    assert drafter.n_top == 3
