@@ -183,7 +183,7 @@ class Draft:
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
     parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
     probabilities: np.ndarray | None = None  # (k, V) float32: what each token was drawn from; None: it was certain
-    confidence: np.ndarray | None = None  # (k,) float32: how probable the drafter takes each token to be; -vv shows it
+    confidence: np.ndarray | None = None  # (k,) float32: how probable the drafter takes each token to be; a tree is cut by it
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -193,19 +193,17 @@ class Draft:
         """How many of the tokens can be accepted at most; of a chain all."""
         if self.parents is None:
             return len(self)
-        depths = [0] * len(self)
-        for i, parent in enumerate(self.parents.tolist()):
-            depths[i] = 1 + (depths[parent] if parent >= 0 else 0)
-        return max(depths, default=0)
+        depths = [0]  # of the history, then of each token
+        for parent in self.parents.tolist():
+            depths.append(depths[parent + 1] + 1)
+        return max(depths)
 
     def cut(self, k: int) -> Draft:
         """The first k tokens of it."""
         if k >= len(self):
             return self
-        parents = None if self.parents is None else self.parents[:k]
-        probabilities = None if self.probabilities is None else self.probabilities[:k]
-        confidence = None if self.confidence is None else self.confidence[:k]
-        return Draft(self.tokens[:k], parents, probabilities, confidence)
+        arrays = self.tokens, self.parents, self.probabilities, self.confidence
+        return Draft(*(None if array is None else array[:k] for array in arrays))
 
 
 @frozen(eq=False)
@@ -244,22 +242,20 @@ class Verdict:
         is_used: Whether this drafter's proposal was verified; false where there was none.
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Of a tree, which of its tokens were accepted, rising; of a chain the first `n_accepted`.
-        top_after: (m,) int32, the tokens that the pass has logits after: what was the history's last token, then the tokens of
-            the draft that was verified, whoever drafted it and whether they were right or not. None unless the drafter has an
-            `n_top`; so are the next two.
-        top_ids: (m, `n_top`) int32, the most probable tokens after each of them, best first; -1 where logits are not finite.
-        top_logits: (m, `n_top`) float32, their logits.
+        top_after: (m,) int32, what was the history's last token, then the tokens of the draft that was verified, right or
+            wrong, whoever drafted it. None unless the drafter has an `n_top`; so are the next two.
+        top_ids, top_logits: (m, n_top) int32 and float32, the most probable tokens after each, best first; id -1: not finite.
     """
 
     n_offered: int
     n_accepted: int
     n_emitted: int
     is_used: bool
-    n_proposed: int = attrs.field(default=Factory(lambda self: self.n_offered, takes_self=True))
-    path: Sequence[int] = attrs.field(default=Factory(lambda self: range(self.n_accepted), takes_self=True))
-    top_after: np.ndarray | None = attrs.field(default=None, eq=False)
-    top_ids: np.ndarray | None = attrs.field(default=None, eq=False)
-    top_logits: np.ndarray | None = attrs.field(default=None, eq=False)
+    n_proposed: int = field(default=Factory(lambda self: self.n_offered, takes_self=True))
+    path: Sequence[int] = field(default=Factory(lambda self: range(self.n_accepted), takes_self=True))
+    top_after: np.ndarray | None = field(default=None, eq=False)
+    top_ids: np.ndarray | None = field(default=None, eq=False)
+    top_logits: np.ndarray | None = field(default=None, eq=False)
 
     @property
     def n_cut(self) -> int:
