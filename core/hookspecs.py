@@ -78,7 +78,7 @@ def augury_round_done(round: Round) -> None:  # noqa: A002 - the field's word, a
 
 @hookspec
 def augury_request_done(summary: Summary) -> None:
-    """Watch a request. Called when it has finished, on the engine's thread. Result: ignored."""
+    """Watch a request. Called when it has ended in any way, on the engine's thread. Result: ignored."""
 
 
 # The command line

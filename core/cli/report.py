@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from augury.engine.engine import Engine
-    from augury.engine.engine_stats import EngineStats
+    from augury.engine.stats import EngineStats
     from augury.types import Result, Summary
 
 __all__ = [

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from augury.engine.engine_stats import EngineStats
     from augury.engine.request import Request
     from augury.engine.running import Stream
+    from augury.engine.stats import EngineStats
     from augury.interfaces import Drafter
     from augury.text.tokenizer import Tokenizer
     from augury.types import ModelInfo, Result

@@ -17,8 +17,8 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.engine.engine_stats import Tally
 from augury.engine.guard import guarded
+from augury.engine.stats import EngineCounter
 from augury.errors import PluginError
 from augury.log import get_logger
 from augury.speculation.draft_log import DRAFT_LOGGER, log_draft
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from augury.engine.context import EngineContext
-    from augury.engine.engine_stats import EngineStats
     from augury.engine.sequence import Sequence
+    from augury.engine.stats import EngineStats
     from augury.passes import Pass
     from augury.speculation.drafting import Drafting
     from augury.speculation.drafts import SlotDraft
@@ -86,7 +86,7 @@ class Loop:
         self._running: list[Sequence] = []
         self._taken: set[int] = set()  # slots, also those of evaluations
         self._evaluating: set[int] = set()  # slots
-        self._tally = Tally(context.spec.n_slots)
+        self._counter = EngineCounter(context.spec.n_slots)
         self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
 
     @property
@@ -101,7 +101,7 @@ class Loop:
 
     def stats(self, n_arriving: int) -> EngineStats:
         """What runs, and what was done; `n_arriving` wait to be added. Any thread may ask."""
-        return self._tally.stats(n_arriving + len(self._waiting), self._evaluating)
+        return self._counter.stats(n_arriving + len(self._waiting), self._evaluating)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for a slot."""
@@ -126,7 +126,7 @@ class Loop:
         for share in shares:
             if share.drafted is None:
                 n = len(share.feed.tokens)
-                share.sequence.recorder.chunk(n, forward_s * n / n_tokens)
+                share.sequence.counter.chunk(n, forward_s * n / n_tokens)
         emitted, row = [], 0
         for share in shares:
             emitted.append(self._attempt([share.sequence], self._verify, share, logits, argmax, row))
@@ -151,8 +151,8 @@ class Loop:
             forward_s=forward_s,
             ids=tuple(share.sequence.request.id for share in shares),
         )
-        self._tally.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.drafted is None))
-        self._tally.publish(self._running)
+        self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.drafted is None))
+        self._publish()
         for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
             self._end(sequence)
         if self._on_round is not None:
@@ -221,11 +221,11 @@ class Loop:
         if opened is not None:
             sequence.slot = opened.slot
             sequence.n_kept = opened.n_reused
-            sequence.recorder.start(len(sequence.request.prompt), opened.n_reused)
+            sequence.counter.n_reused = opened.n_reused
             self._running.append(sequence)
             self._waiting.popleft()
-            self._tally.started(opened.n_reused)
-            self._tally.publish(self._running)
+            self._counter.started(opened.n_reused)
+            self._publish()
 
     def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
         """A slot for a prompt, or None while all are taken."""
@@ -311,7 +311,7 @@ class Loop:
             self._keep(share)
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
-            sequence.recorder.first_token()
+            sequence.counter.first_token()
             return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             guarded(log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
@@ -331,22 +331,22 @@ class Loop:
     def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
         """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""
         if sequence.slot >= 0:
-            guarded(self._release, sequence)
-        for queue in (self._running, self._waiting):
-            if sequence in queue:
-                queue.remove(sequence)
-        self._tally.ended(sequence, error)
-        self._tally.publish(self._running)  # before its caller hears of the end, and asks
-        sequence.finish(error)
-
-    def _release(self, sequence: Sequence) -> None:
-        self._free(sequence.slot)
-        self._drafting.end(sequence)
-        summary = sequence.recorder.summary()
+            self._free(sequence.slot)
+            guarded(self._drafting.end, sequence)
+        summary = sequence.counter.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)
         if _LOGGER.isEnabledFor(logging.INFO):
             guarded(_log_request, summary)
+        for queue in (self._running, self._waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._counter.ended(sequence.error or error, sequence.finish_reason)
+        self._publish()  # before its caller hears of the end, and asks
+        sequence.finish(error)
+
+    def _publish(self) -> None:
+        self._counter.publish((each.slot, each.request, each.n_kept, each.n_emitted) for each in self._running)
 
 
 def _log_request(summary: Summary) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from augury.constraint import ConstraintSession
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.sampling import Sampler
-from augury.engine.stats import Recorder
+from augury.engine.stats import RequestCounter
 from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError
 from augury.text.text_stream import TextStream
@@ -63,8 +63,7 @@ class Sequence:
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
         self.error: Exception | None = None
-        members = request.speculation.members
-        self.recorder = Recorder(request.id, [member.name for member in members], request.speculation.effective())
+        self.counter = RequestCounter(request)
         eog: frozenset[int] = tokenizer.eog if tokenizer is not None else frozenset()
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
@@ -261,7 +260,7 @@ class Sequence:
             tokens=tuple(piece.token for piece in self.pieces),
             text="".join(piece.text for piece in self.pieces),
             finish_reason=self.finish_reason or "cancelled",
-            stats=self.recorder.summary(),
+            stats=self.counter.summary(),
             pieces=tuple(self.pieces),
             prompt=tuple(self.request.prompt.tolist()) if self.request.echo else None,
             prompt_text=self.request.prompt_text,

@@ -1,22 +1,25 @@
-"""Counts what one request did, and says it in a `Summary`."""
+"""What requests and the engine did, in figures: `RequestCounter` comes to a `Summary`, `EngineCounter` to `EngineStats`."""
 
 from __future__ import annotations
 
-from copy import deepcopy
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 
 from augury.types import DrafterStats, Summary, Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable
 
-    from augury.types import Verdict
+    from augury.engine.request import Request
+    from augury.types import Round, Verdict
 
-__all__ = ["Recorder"]
+__all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStats"]
+
+
+# One request
 
 
 @define
@@ -52,18 +55,22 @@ class _Counts:
         return DrafterStats(**counted | {name: tuple(counted[name]) for name in lists})
 
 
-class Recorder:
-    """Mutable counters of one request; only rounds that are over are counted, so there is nothing to roll back."""
+class RequestCounter:
+    """Counts what one request does. Only rounds that are over are counted, so there is nothing to roll back.
 
-    def __init__(self, request: str, drafters: Sequence[str], effective: dict[str, Any]) -> None:
-        self._request = request
-        self.n_prompt = 0
+    Attributes:
+        n_reused: Tokens of the prompt that the request's slot held already.
+        n_emitted: So far.
+        n_rounds: So far.
+    """
+
+    def __init__(self, request: Request) -> None:
         self.n_reused = 0
         self.n_emitted = 0
         self.n_rounds = 0
-        self._counts = {name: _Counts() for name in drafters}
+        self._request = request
+        self._counts = {member.name: _Counts() for member in request.speculation.members}
         self._draft_lengths: list[int] = []
-        self._effective = effective
         self._n_processed = 0
         self._prompt_s = self._first_token_at = self._last_token_at = 0.0
 
@@ -76,10 +83,6 @@ class Recorder:
     def failed(self, drafter: str, told: str) -> None:
         """A drafter failed, as `told` says, and is left out of the rest of the request."""
         self._counts[drafter].failed = told
-
-    def start(self, n_prompt: int, n_reused: int) -> None:
-        """The request has a slot, which holds `n_reused` of its `n_prompt` tokens."""
-        self.n_prompt, self.n_reused = n_prompt, n_reused
 
     def chunk(self, n_tokens: int, seconds: float) -> None:
         """So many tokens of the prompt were in a pass, of which they took `seconds`."""
@@ -119,7 +122,7 @@ class Recorder:
         self._counts[drafter].accept_s += seconds
 
     def summary(self) -> Summary:
-        """All of it."""
+        """What it comes to so far."""
         drafters = {name: counts.stats() for name, counts in self._counts.items()}
         longest = max((len(each.accepted_by_position) for each in drafters.values()), default=0)
         by_position = [0] * longest
@@ -127,8 +130,8 @@ class Recorder:
             for position, n in enumerate(each.accepted_by_position):
                 by_position[position] += n
         return Summary(
-            id=self._request,
-            n_prompt=self.n_prompt,
+            id=self._request.id,
+            n_prompt=len(self._request.prompt),
             n_reused=self.n_reused,
             n_emitted=self.n_emitted,
             n_rounds=self.n_rounds,
@@ -143,5 +146,99 @@ class Recorder:
                 n_prompt=self._n_processed,
                 n_predicted=max(self.n_emitted - 1, 0),
             ),
-            effective=deepcopy(self._effective),  # an observer may have written into the one it was given
+            effective=self._request.speculation.effective(),
         )
+
+
+# The engine
+
+
+@frozen
+class SlotStats:
+    """One slot, at the end of the last round."""
+
+    slot: int
+    state: Literal["idle", "prompt", "decoding", "evaluating"] = "idle"
+    id: str | None = None  # of its request
+    n_prompt: int = 0  # of the request
+    n_held: int | None = None  # tokens of the request whose states the slot holds; None where it has no request
+    n_emitted: int = 0
+    drafters: tuple[str, ...] = ()  # of the request, by priority
+
+
+@frozen
+class Counts:
+    """Since the engine was loaded; evaluations are not counted."""
+
+    n_finished: int = 0  # requests that came to their end
+    n_failed: int = 0
+    n_cancelled: int = 0
+    n_reused: int = 0  # prompt tokens that slots still held
+    n_prompt: int = 0  # prompt tokens processed
+    n_emitted: int = 0
+    n_drafted: int = 0  # drafted tokens that were verified
+    n_accepted: int = 0
+    n_rounds: int = 0  # passes of the target
+    draft_s: float = 0.0
+    forward_s: float = 0.0  # in the target's passes
+
+
+@frozen
+class EngineStats:
+    """What `Engine.stats` gives."""
+
+    slots: tuple[SlotStats, ...]
+    n_waiting: int  # requests without a slot
+    counts: Counts
+
+    @property
+    def n_running(self) -> int:
+        """Requests that have a slot."""
+        return sum(slot.id is not None for slot in self.slots)
+
+
+class EngineCounter:
+    """Counts what an engine does, on its thread, and publishes what any thread may read: values that nobody changes."""
+
+    def __init__(self, n_slots: int) -> None:
+        self._counts = attrs.asdict(Counts())
+        self._n_slots = n_slots
+        self._seen: tuple[dict[str, Any], tuple[tuple[int, Request, int, int], ...]] = (self._counts.copy(), ())
+
+    def started(self, n_reused: int) -> None:
+        """A request has a slot, which holds so many tokens of its prompt."""
+        self._add(n_reused=n_reused)
+
+    def passed(self, seen: Round, n_prompt: int) -> None:
+        """A round is over, with so many tokens of prompts in its pass."""
+        self._add(
+            n_rounds=1,
+            n_prompt=n_prompt,
+            n_emitted=seen.n_emitted,
+            n_drafted=seen.n_drafted,
+            n_accepted=seen.n_accepted,
+            draft_s=seen.draft_s,
+            forward_s=seen.forward_s,
+        )
+
+    def ended(self, error: BaseException | None, finish_reason: str | None) -> None:
+        """A request is over."""
+        self._add(**{"n_failed" if error is not None else "n_finished" if finish_reason else "n_cancelled": 1})
+
+    def _add(self, **more: float) -> None:
+        for name, n in more.items():
+            self._counts[name] += n
+
+    def publish(self, running: Iterable[tuple[int, Request, int, int]]) -> None:
+        """Let others see what was counted, and who runs: slot, request, and tokens held and emitted."""
+        self._seen = self._counts.copy(), tuple(running)
+
+    def stats(self, n_waiting: int, evaluating: Collection[int]) -> EngineStats:
+        """What was published last. Any thread may ask."""
+        counts, running = self._seen
+        slots = [SlotStats(slot, "evaluating" if slot in evaluating else "idle") for slot in range(self._n_slots)]
+        for slot, request, n_held, n_emitted in running:
+            drafters = tuple(member.name for member in request.speculation.members)
+            state: Literal["prompt", "decoding"] = "decoding" if n_emitted else "prompt"
+            slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters)
+        return EngineStats(tuple(slots), n_waiting, Counts(**counts))

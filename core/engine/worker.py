@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -15,14 +16,14 @@ from augury.engine.guard import guarded
 from augury.errors import AuguryError, CapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     import numpy as np
 
     from augury.engine.channel import Channel
-    from augury.engine.engine_stats import EngineStats
     from augury.engine.loop import Loop
     from augury.engine.sequence import Sequence
+    from augury.engine.stats import EngineStats
 
 __all__ = ["Worker"]
 
@@ -159,6 +160,12 @@ class _EngineThread:
             error.__cause__ = found
         self.end = end
         self._loop.abandon(error)
+        for work in self._arrived():  # too late, but observers hear of every request
+            if isinstance(work, _Evaluation):
+                self._evaluations.append(work)
+            else:
+                self._loop.add(work)
+        self._loop.abandon(end)
         while self._evaluations:
             self._settle(self._evaluations[0], end)
         self._refuse()
@@ -178,15 +185,17 @@ class _EngineThread:
             may_wait = False
         return True
 
+    def _arrived(self) -> Iterator[Sequence | _Evaluation]:
+        """What is in the inbox."""
+        with suppress(queue.Empty):
+            while True:
+                if (work := self.inbox.get_nowait()) is not None:
+                    yield work
+
     def _refuse(self) -> None:
-        """End what came too late."""
-        while True:
-            try:
-                work = self.inbox.get_nowait()
-            except queue.Empty:
-                return
-            if work is not None:
-                work.channel.finish(self.end)
+        """End what came after the end."""
+        for work in self._arrived():
+            work.channel.finish(self.end)
 
     def _evaluate(self) -> None:
         """Go a step on with the evaluation that is first in line; the next one follows after the next round."""

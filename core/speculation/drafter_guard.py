@@ -113,13 +113,13 @@ class DrafterGuard:
             drafter.session.sampling = sequence.sampler.params
             drafter.session.verify = sequence.request.speculation.verify
             drafter.session.forced = sequence.forced
-        steps: Any = drafter.begin(self.history, sequence.recorder.n_reused)
+        steps: Any = drafter.begin(self.history, sequence.counter.n_reused)
         if not isinstance(steps, Iterator | None):
             raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
         return steps
 
     def _begun(self) -> float:
-        self._sequence.recorder.begun(self.name, self.seconds)
+        self._sequence.counter.begun(self.name, self.seconds)
         return self.seconds
 
     def draft(self, ask: Ask) -> Draft | None:
@@ -185,7 +185,7 @@ class DrafterGuard:
             self.is_asked_alone = True
         elif not self.is_left_out:
             self.is_left_out = True
-            self._sequence.recorder.failed(self.name, f"{method}: {guard.describe(error)}")
+            self._sequence.counter.failed(self.name, f"{method}: {guard.describe(error)}")
             self.on_failure(self.name, method, error, self.id)
 
     def _call(self, method: str, call: Callable[..., Any], *arguments: Any) -> Any:

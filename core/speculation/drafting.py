@@ -159,7 +159,7 @@ class Drafting:
         is_right, seconds = None, 0.0
         if not sequence.request.speculation.synthetic:
             tokens, seconds = guard.teacher_forced(N_TEACHER_FORCED), guard.seconds
-            sequence.recorder.teacher_forced(guard.name, seconds)
+            sequence.counter.teacher_forced(guard.name, seconds)
             if guard.is_left_out:
                 return
             if tokens is not None:
@@ -172,7 +172,7 @@ class Drafting:
         guards = [slot.drafters.guards[index] for slot, _ in asked]
         asks = [Ask(guard.drafter, guard.history, limit) for guard, (_, limit) in zip(guards, asked, strict=True)]
         for (slot, _), guard, draft in zip(asked, guards, draft_for_all(guards, asks), strict=True):
-            slot.sequence.recorder.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
+            slot.sequence.counter.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
             if is_waited_for:
                 slot.draft_s += guard.seconds
             if draft is None:
@@ -187,13 +187,13 @@ class Drafting:
         """Tell a sequence's drafters what became of the round; the verdict is on the draft that was verified."""
         sequence, drafters, n_emitted = slot.sequence, slot.drafters, verdict.n_emitted
         slot.k, slot.n_accepted = verdict.n_offered, verdict.n_accepted
-        sequence.recorder.round(verdict.n_offered, n_emitted)
+        sequence.counter.round(verdict.n_offered, n_emitted)
         for index, guard in drafters.guards.items():
             proposal = slot.proposals.get(index)
             n_proposed = 0 if proposal is None else len(proposal)
             if index == slot.drafter and slot.k:
                 own = attrs.evolve(verdict, n_proposed=n_proposed)
-                sequence.recorder.verified(guard.name, own, slot.draft.depth)
+                sequence.counter.verified(guard.name, own, slot.draft.depth)
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if guard.is_left_out:
@@ -208,7 +208,7 @@ class Drafting:
                     proposed = _MISS  # it was paid for
                 drafters.score(index, proposed, truth.tolist())
             guard.accept(own)
-            sequence.recorder.told(guard.name, guard.seconds)
+            sequence.counter.told(guard.name, guard.seconds)
 
     def observe_round(self, slots: Items[SlotDraft], n_beside: int, pass_s: float) -> None:
         """A pass over `slots` and `n_beside` other tokens took so long."""

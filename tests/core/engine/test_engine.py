@@ -70,7 +70,7 @@ def test_a_waiting_request_can_be_cancelled(engine):
     waiting = engine.submit([2], **GREEDY)
     waiting.cancel()
     assert waiting.result().tokens == ()
-    assert (waiting.result().stats.n_prompt, waiting.result().stats.n_reused) == (0, 0)
+    assert (waiting.result().stats.timings.n_prompt, waiting.result().stats.n_reused) == (0, 0)
     for running in busy:
         running.cancel()
         running.result()

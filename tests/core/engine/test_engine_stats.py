@@ -3,7 +3,7 @@
 import pytest
 from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
-from augury.engine.engine_stats import Counts, SlotStats
+from augury.engine.stats import Counts, SlotStats
 from augury.errors import AuguryError
 
 GREEDY = {"temperature": 0.0}
@@ -19,7 +19,7 @@ def test_slots_and_the_queue_are_told_while_a_pass_goes_on():
             stats = engine.stats()
         finally:
             gate.open()
-        assert stats.slots == (SlotStats(0, "prompt", "first", n_prompt=3, drafters=("scripted",)), SlotStats(1))
+        assert stats.slots == (SlotStats(0, "prompt", "first", n_prompt=3, n_held=0, drafters=("scripted",)), SlotStats(1))
         assert (stats.n_running, stats.n_waiting, stats.counts) == (1, 1, Counts())
         first.result()
         waiting.result()
@@ -46,7 +46,7 @@ def test_a_slot_that_decodes_says_what_it_holds():
     with toy_engine(observers=(lambda **_: seen.append(engine.stats().slots[0]), None)) as engine:
         engine.generate([1, 2], id="one", max_tokens=3, **GREEDY)
     told = [(slot.state, slot.id, slot.n_held, slot.n_emitted) for slot in seen]
-    assert told == [("decoding", "one", 2, 1), ("decoding", "one", 3, 2), ("idle", None, 0, 0)]
+    assert told == [("decoding", "one", 2, 1), ("decoding", "one", 3, 2), ("idle", None, None, 0)]
 
 
 def test_counts_hold_a_request_before_its_caller_hears_of_its_end(monkeypatch):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
+from augury.errors import ModelFileError
 from augury.passes import ArrayPass
 from augury.speculation.calibration import measure_passes
 from augury.speculation.costs import PassCosts, PassTime
@@ -309,12 +310,26 @@ def test_a_failing_observer_is_logged_and_harms_no_request(caplog):
     assert "cannot watch" in caplog.text
 
 
-def test_observers_see_cancelled_requests_too():
-    summaries = []
-    with toy_engine(observers=(None, lambda **seen: summaries.append(seen))) as engine:
-        for _ in engine.stream([1], **GREEDY):
+def test_observers_see_every_request_that_was_submitted_once(monkeypatch):
+    ids = []
+    with toy_engine(observers=(None, lambda summary: ids.append((summary.id, summary.n_prompt)))) as engine:
+        for _ in engine.stream([1], id="dropped", **GREEDY):
             break
-    assert len(summaries) == 1
+        gate = Gate(engine)
+        running = engine.submit([1, 2], id="running", max_tokens=2, **GREEDY)
+        assert gate.has_begun.wait(60)
+        waiting = engine.submit([1, 2, 3], id="cancelled in the queue", **GREEDY)
+        waiting.cancel()
+        gate.open()
+        assert (running.result().finish_reason, waiting.result().finish_reason) == ("length", "cancelled")
+
+        def refuse():
+            raise ModelFileError("cut short")
+
+        monkeypatch.setattr(engine._worker._loop, "_check", refuse)
+        with pytest.raises(ModelFileError):
+            engine.generate([1, 2, 3, 4], id="refused", **GREEDY)
+    assert sorted(ids) == sorted([("dropped", 1), ("running", 2), ("cancelled in the queue", 3), ("refused", 4)])
 
 
 def test_a_request_and_its_drafters_are_logged_where_someone_listens(caplog):

@@ -298,16 +298,18 @@ def test_several_threads_close_while_others_submit():
 
 
 def test_what_comes_while_an_engine_closes_is_refused(monkeypatch):
-    engine = toy_engine()
+    seen = []
+    engine = toy_engine(observers=(None, lambda summary: seen.append(summary.id)))
     gate = Gate(engine)
-    first = engine.submit([1], **GREEDY)
+    first = engine.submit([1], id="first", **GREEDY)
     assert gate.has_begun.wait(SECONDS)
     engine._worker._engine_thread.inbox.put(None)  # as `close` does before it waits
-    late = engine.submit([2], **GREEDY)
+    late = engine.submit([2], id="late", **GREEDY)
     threading.Timer(0.05, gate.open).start()
     first, late, logits = outcomes([first.result, late.result, lambda: engine.evaluate([1])])
     assert first.finish_reason == "cancelled"
     engine.close()
+    assert sorted(seen) == ["first", "late"]
     monkeypatch.setattr(engine._worker, "check", lambda: None)  # it looked just before the end
     latest, *_ = outcomes([engine.submit([3], **GREEDY).result])
     for found in (late, logits, latest):
