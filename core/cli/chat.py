@@ -39,7 +39,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "--session",
         type=Path,
         metavar="FILE",
-        help="go on with the conversation in this file, and keep it there after every answer",
+        help="continue the conversation in this file, and save it there after every answer",
     )
     parser.set_defaults(run=_run)
 

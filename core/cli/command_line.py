@@ -31,7 +31,7 @@ def make_parser(registry: Registry, argv: Sequence[str] = ()) -> Parser:
         prog="augury",
         description="Speculative decoding for GGUF models: faster, and identical to the bit.",
         epilog="To begin: augury run -p 'The sea is' downloads a small model and continues a text with it. "
-        "augury COMMAND --help tells of each command.",
+        "augury COMMAND --help describes a command.",
     )
     parser.add_argument("--version", action="version", version=f"augury {metadata.version('augury')}")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Conversation", "read_messages"]
 
 _COMMANDS = {
-    "/continue": "go on with an answer that was cut off or stopped",
+    "/continue": "continue an answer that was cut off or stopped",
     "/drop": "forget the oldest question and its answer, which makes room in the context",
     "/reset": "forget the conversation",
     "/save FILE": "write the conversation to a file",
-    "/load FILE": "go on with the conversation in a file",
+    "/load FILE": "continue the conversation in a file",
     "/stats": "figures of the last answer",
     "/help": "this list",
     "/exit": "leave; so do Ctrl-D and Ctrl-C twice. Ctrl-C stops an answer, and clears a line",
@@ -117,7 +117,7 @@ class Conversation:
                 for line in [run_line([self._summary]), *drafting_lines(self._summary)] if self._summary else ["no answer yet"]:
                     say(line)
             case _:
-                say(f"there is no command {command}; /help lists those that there are")
+                say(f"there is no command {command}; /help lists the commands")
 
     def _drop(self) -> None:
         """Forget the first question and its answer, but not what comes before it, such as a system prompt."""

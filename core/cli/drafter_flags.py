@@ -71,33 +71,33 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
     parser.add_argument(
         "--spec-fixed",
         action="store_true",
-        help="draft in every round as far as --draft-max allows, pay or not; of several drafters the first that can",
+        help="draft in every round, up to --draft-max, whether it pays or not; of several drafters the first that can",
     )
     parser.add_argument(
         "--spec-verify",
         choices=VERIFY,
         default="match",
-        help="match: the output is that of plain decoding; rejection: of its distribution (default: match)",
+        help="match: the output is that of plain decoding; rejection: it has the same distribution (default: match)",
     )
     parser.add_argument(
         "--spec-synth-rates",
         type=_rates,
         metavar="P,P,...",
-        help="for benchmarks: accept a draft's token 1, 2, ... by these chances, the last for all after it, whatever the model "
-        "says; the text is then not the model's. Trees are verified as always",
+        help="for benchmarks: accept token 1, 2, ... of a draft with these probabilities, the last for all later ones, "
+        "whatever the model says; the text is then not the model's. Trees are verified as always",
     )
     parser.add_argument(
         "--spec-synth-len",
         type=float,
         metavar="N",
-        help="the same as one chance for every token: N tokens of an endless draft are accepted on average",
+        help="the same with one probability for all tokens, so that N tokens of an endless draft are accepted on average",
     )
     parser.add_argument(
         "--spec-timeout",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="a drafter two of whose calls take longer is left out of the rest of the request (default: 30)",
+        help="a drafter is left out of the rest of a request when two of its calls took longer (default: 30)",
     )
 
 
@@ -129,7 +129,7 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
             keep_as=_DEST,
             dest=argparse.SUPPRESS,  # it is kept as others are
             metavar="FLAGS",
-            help='the draft model as "-m MODEL -c 2048 -t 2 -ctk f16 -ctv f16 --backend NAME"; what comes later counts',
+            help='the draft model as "-m MODEL -c 2048 -t 2 -ctk f16 -ctv f16 --backend NAME"; later values win',
         )
     for (key, option), flags in _grouped(owners).items():
         names = [name for name, _ in key]
@@ -216,14 +216,14 @@ def warn_of_synthetic(args: argparse.Namespace) -> None:
         OptionError: The rates are out of range, or given twice.
     """
     if rates := synthetic_rates(args.spec_synth_rates, args.spec_synth_len):
-        say(f"augury: {synthetic_text(rates)}: texts are not the model's, only their speed means something")
+        say(f"augury: {synthetic_text(rates)}: the text is not the model's, only its speed is meaningful")
 
 
 def _rates(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(each) for each in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError("chances with commas, such as 0.9,0.8") from None
+        raise argparse.ArgumentTypeError("probabilities separated by commas, such as 0.9,0.8") from None
 
 
 class _Keep(argparse.Action):

@@ -33,9 +33,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
         help="show what is in a model file",
         description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
-    parser.add_argument(
-        "model", metavar="MODEL", help="a path, of a split model of any part, or a name as `augury pull` takes it"
-    )
+    parser.add_argument("model", metavar="MODEL", help="a path (of any part of a split model), or a name as for `augury pull`")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all tensors")
     parser.set_defaults(run=_run, registry=registry)

@@ -74,7 +74,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         const=2,
         dest="verbose",
         default=0,
-        help="show every draft, too, token by token, beside what the model chose, with probabilities",
+        help="also show every draft, token by token, with what the model chose and the probabilities",
     )
     add_speculation_flags(parser.add_argument_group("speculation"), registry)
     add_drafter_flags(parser, registry, argv)

@@ -40,7 +40,7 @@ def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
     def convert(text: str) -> tuple[int, ...]:
         found = tuple(int(each) for each in text.split(",")) if are_counts(text) else ()
         if not found or min(found) < least:
-            raise argparse.ArgumentTypeError(f"whole numbers from {least} on with commas, such as 1,2,4")
+            raise argparse.ArgumentTypeError(f"whole numbers of at least {least} separated by commas, such as 1,2,4")
         return found
 
     return convert
@@ -156,7 +156,7 @@ class _Scan:
         name = self._known(typed)
         value = glued if equals else None
         if value == "--":  # argparse drops it
-            raise OptionError(f"{typed} needs a value, which '--' is not")
+            raise OptionError(f"{typed} needs a value, and '--' is not one")
         if (action := self._parser.flags.get(name)) is not None:
             self._read_own(typed, name, action, value)
         elif (flag := self._parser.foreign.get(name)) is not None:
@@ -220,7 +220,7 @@ class _Scan:
         if self._parser.has_commands:
             return f"there is no flag {typed} before the command; name that first, as in {self._parser.prog} COMMAND {typed}"
         if (glued := _GLUED.fullmatch(typed)) is not None and self._is_flag(glued[1]):
-            return f"there is no flag {typed}; a value stands apart: {glued[1]} {glued[2]}"
+            return f"there is no flag {typed}; put a space before the value: {glued[1]} {glued[2]}"
         # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead
         hint = nearest(typed, [*self._parser.flags, *self._parser.foreign])
         return f"{self._parser.prog} has no flag {typed}{hint if hint.startswith('; did') else '; see --help'}"

@@ -159,7 +159,7 @@ def _token_ids(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError("token ids with commas, such as 1,2,3") from None
+        raise argparse.ArgumentTypeError("token ids separated by commas, such as 1,2,3") from None
 
 
 def _object(text: str) -> dict[str, Any]:

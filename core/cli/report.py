@@ -103,7 +103,7 @@ def drafting_lines(summary: Summary) -> list[str]:
             f"{stats.accept_s * 1e3:.1f} ms learning"
         )
         if stats.failed is not None:
-            lines.append(f"  left out, for it failed in {stats.failed}")
+            lines.append(f"  left out because it failed in {stats.failed}")
         if stats.offered_by_position:
             shares = zip(stats.accepted_by_position, stats.offered_by_position, strict=True)
             lines.append("  accepted by position: " + " ".join(f"{right}/{offered}" for right, offered in shares))

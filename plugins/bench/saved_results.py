@@ -63,7 +63,7 @@ class SavedResults:
         try:
             return cls.of(found)
         except (KeyError, TypeError, ValueError, AttributeError, OptionError) as error:
-            raise AuguryError(f"{path}: neither of augury bench --json nor of pytest-benchmark: {error}") from None
+            raise AuguryError(f"{path}: not written by augury bench --json or pytest-benchmark: {error}") from None
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> SavedResults:

@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         folder.mkdir()
     except FileExistsError:
-        raise AuguryError(f"{folder} is there already; choose another name, or move it away") from None
+        raise AuguryError(f"{folder} already exists; choose another name, or move it away") from None
     written = []
     try:
         for template, place in _FILES.items():
@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         raise
     sys.stdout.write("".join(f"{path}\n" for path in written))
     sys.stdout.write(
-        f"\nIt drafts as it stands. Install it, see it work, prove it:\n\n"
+        f"\nIt works as it is. Install it, try it and test it:\n\n"
         f"  pip install -e './{folder}[test]'\n"
         f'  augury run --spec-type {name} --temp 0 -n 40 --stats -p "a b c d a b c d a b c d a b"\n'
         f"  pytest {folder} --augury-drafter {name}\n"
@@ -90,11 +90,13 @@ def _checked(name: str, registry: Registry) -> str:
     """
     if _NAME.fullmatch(name) is None:
         good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789") or "my-drafter"
-        raise OptionError(f"{name!r} is no name for a drafter: lower-case letters, digits and single hyphens; try {good!r}")
+        raise OptionError(
+            f"{name!r} is not a name for a drafter; use lower-case letters, digits and single hyphens, or try {good!r}"
+        )
     for record in registry.records:
         if record.kind == "drafter" and name in (record.name, *record.plugin.aliases):
             where = f"{record.distribution} {record.version}".strip()
-            raise OptionError(f"there is a drafter {name!r} already, of {where}; try 'my-{name}'")
+            raise OptionError(f"there is already a drafter {name!r}, of {where}; try 'my-{name}'")
     if name in _RESERVED:
         raise OptionError(f"--spec-type {name} means something else; try 'my-{name}'")
     return name

@@ -68,7 +68,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.add_argument(
         "--roofline",
         action="store_true",
-        help="show what each kernel of passes (--curve) takes, beside the machine's limits",
+        help="show the time of each kernel of a pass (--curve), against the machine's limits",
     )
     add_pass_flags(parser)
     parser.set_defaults(run=_run)
@@ -78,9 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     is_about_passes = are_passes_wanted(args)
     pairs_of(args)  # which says what is wrong with them
     if args.startup and (is_about_passes or args.vs or args.against or args.workload):
-        raise OptionError(
-            "--startup times starts alone; measure passes, drafters and other programs with commands of their own"
-        )
+        raise OptionError("--startup times starts alone; measure passes, drafters and other programs with separate commands")
     if args.startup and args.compare is not None:
         raise OptionError("--compare compares drafters or passes; leave out --startup")
     if args.html is not None and (args.startup or is_about_passes or args.vs):

@@ -52,14 +52,14 @@ def add_pass_flags(parser: argparse.ArgumentParser) -> None:
         type=counts(least=1),
         default=(),
         metavar="1,2,4",
-        help="time passes over so many tokens with the logits of all, as checking drafts takes",
+        help="time passes over so many tokens with the logits of all, as for verifying drafts",
     )
     group.add_argument(
         "-d",
         "--depth",
         type=counts(least=0),
         metavar="0,4096",
-        help="tokens that the slot holds before (default: 0)",
+        help="tokens that are already in the slot (default: 0)",
     )
     group.add_argument(
         "--vs",

@@ -45,7 +45,7 @@ def run_prompts(args: argparse.Namespace) -> int:
     prompts = prompts_to_compare(args)
     n_predict = DEFAULTS["max_tokens"] if args.n_predict == -1 else args.n_predict
     if n_predict < 2:
-        raise OptionError(f"-n is {n_predict}, expected at least 2: the first token counts to the prompt")
+        raise OptionError(f"-n is {n_predict}, expected at least 2: the first token is timed with the prompt")
     path = resolve(args.model, args.registry, Progress())
     facts: dict[str, Any] = {}
     spec_type = tuple(args.spec_type) or ("auto" if args.model_draft else "none",)  # plain against plain, unless asked for more

@@ -1,4 +1,4 @@
-"""`augury bench --roofline`: where the time of passes goes, and how near each kernel is to what the machine can."""
+"""`augury bench --roofline`: where the time of passes goes, and how near each kernel is to the machine's limits."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def run_roofline(args: argparse.Namespace) -> int:
     """Profile the passes of `--curve` at the depths of `-d`.
 
     Raises:
-        UnsupportedError: The backend does not tell what its kernels take.
+        UnsupportedError: The backend cannot profile its kernels.
     """
     sizes, depths = args.curve or _SIZES, args.depth or (0,)
     with loaded_model(args, max(sizes) + max(depths)) as model, ProgressDisplay() as progress:
         if not isinstance(model, Profiled):
-            raise UnsupportedError(f"backend {args.backend} does not tell what its kernels take; choose another with --backend")
+            raise UnsupportedError(f"backend {args.backend} cannot profile its kernels; choose another with --backend")
         runner = ModelRunner(model, progress)
         trips = [round_trip_ns()]
         found = [measure_roofline(model, runner, n, depth) for depth in depths for n in sizes]
@@ -54,7 +54,7 @@ def run_roofline(args: argparse.Namespace) -> int:
 
 def _lines(roofline: Roofline, threads: int) -> Iterator[str]:
     limits, total = roofline.limits, roofline.seconds
-    yield f"pass of {roofline.n} behind {roofline.depth} tokens, {threads} threads: {total * 1e3:.2f} ms"
+    yield f"pass of {roofline.n} after {roofline.depth} tokens, {threads} thread{'s' * (threads > 1)}: {total * 1e3:.2f} ms"
     head = ["kernel", "steps", "ms", "of pass", "GB/s", "of limit", "GMAC/s", "of limit"]
     rows = [_row(kernel, roofline) for kernel in roofline.kernels]
     python = total - sum(kernel.seconds for kernel in roofline.kernels)

@@ -43,8 +43,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser = subparsers.add_parser(
         "tune",
         help="find the drafter and draft length that are fastest here",
-        description="Compare drafters with plain decoding, in turns, leave out the slower half again and again, and print the "
-        "options to use, alone on standard output. Without prompts it takes a small workload of its own; give your own, for "
+        description="Compare drafters with plain decoding in turns, drop the slower half again and again, and print the "
+        "options of the fastest on standard output. Without prompts it takes a small workload of its own; give your own, for "
         "the answer depends on the texts. Unless told otherwise it decodes greedily, 128 tokens.",
     )
     add_prompt_flags(parser, DEFAULT)

@@ -78,7 +78,7 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
         (["--mlock", "text"], "'text' was not expected"),
         (["-ub", "-p", "text"], "-ub needs a value, but -p is a flag"),
         (["--mlock=1"], "--mlock takes no value"),
-        (["-ngl99"], "a value stands apart: -ngl 99"),
+        (["-ngl99"], "put a space before the value: -ngl 99"),
         (["--port", "8080"], "--port: augury has no server"),
         (["--grammar", "root"], "--grammar: augury cannot constrain"),
         (["--mirostat", "2"], "--mirostat: augury knows no such sampler"),

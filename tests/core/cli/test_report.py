@@ -66,6 +66,6 @@ def test_a_drafter_that_failed_is_a_line_of_the_statistics(capsys, monkeypatch):
     code, _, err = run(capsys, *words, "--stats")
     assert code == 0
     assert err.count("plugin=ngram-simple method=draft") == 1
-    assert "  left out, for it failed in draft: LookupError: where am I?" in err.splitlines()
+    assert "  left out because it failed in draft: LookupError: where am I?" in err.splitlines()
     _, out, _ = run(capsys, *words, "--json")
     assert json.loads(out)["draft"]["drafters"]["ngram-simple"]["failed"] == "draft: LookupError: where am I?"

@@ -24,7 +24,7 @@ def test_run_warns_and_marks_its_figures(augury):
     code, _, err = augury("run", *PROMPT, "--stats")
     assert code == 0
     lines = err.splitlines()
-    assert lines[0] == f"augury: {MARK}: texts are not the model's, only their speed means something"
+    assert lines[0] == f"augury: {MARK}: the text is not the model's, only its speed is meaningful"
     assert MARK in lines[1:]
     assert ", synthetic)" in lines[-1]
     _, _, err = augury("run", *PROMPT, "--stats", synthetic=())

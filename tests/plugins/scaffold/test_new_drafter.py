@@ -61,7 +61,7 @@ def test_what_is_there_is_left_alone(new_drafter, tmp_path):
     (tmp_path / "trail").mkdir()
     code, _, err = new_drafter("trail")
     assert code == 1
-    assert err == "augury: trail is there already; choose another name, or move it away\n"
+    assert err == "augury: trail already exists; choose another name, or move it away\n"
     assert not list((tmp_path / "trail").iterdir())
 
 
@@ -73,7 +73,7 @@ def test_what_is_there_is_left_alone(new_drafter, tmp_path):
         ("../trail", "try 'trail'"),
         ("3-grams", "try 'grams'"),
         ("¿?", "try 'my-drafter'"),
-        ("ngram-mod", "there is a drafter 'ngram-mod' already, of augury"),
+        ("ngram-mod", "there is already a drafter 'ngram-mod', of augury"),
         ("draft-simple", "try 'my-draft-simple'"),
         ("auto", "try 'my-auto'"),
     ],

@@ -65,7 +65,7 @@ def test_json_has_every_kernel_and_figures_that_fit_each_other(bench, steps):
 def test_the_table_has_a_line_for_each_kernel_between_the_limits(bench, steps):
     single, eight, trips = bench("-d", 3)[1].split("\n\n")
     for n, lines in ((1, single.splitlines()), (8, eight.splitlines())):
-        assert lines[0].startswith(f"pass of {n} behind 3 tokens, 1 threads: ")
+        assert lines[0].startswith(f"pass of {n} after 3 tokens, 1 thread: ")
         assert lines[1].split()[:2] == ["kernel", "steps"]
         names = [line[: lines[1].index("steps")].strip() for line in lines[2:]]
         assert names == [*dict.fromkeys(steps), "(around the kernels)", "all", "limit"]
@@ -75,7 +75,7 @@ def test_the_table_has_a_line_for_each_kernel_between_the_limits(bench, steps):
 def test_a_backend_that_tells_nothing_is_named(bench):
     code, _, err = bench(backend="reference")
     assert code == 1
-    assert "backend reference does not tell what its kernels take" in err
+    assert "backend reference cannot profile its kernels" in err
 
 
 @pytest.mark.parametrize(
