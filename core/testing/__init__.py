@@ -1,12 +1,12 @@
 """Proves plugins: checks that any plugin of a kind must pass, and the toys that they run on.
 
-`check_drafter`, `check_constraint`, `check_memory_manager`, `check_backend` and `check_source` raise a `ContractError` that
-says which contract was broken.
+There is a `check_...` for each kind of plugin. It raises a `ContractError` that says which contract was broken.
 `pytest --augury-drafter NAME` runs the checks of an installed drafter, each as a test. Needs the extra `augury[testing]`.
 
-A package for each kind of plugin: `suite` holds its function, `checks` the parts of it, `contract` the promises that plugins
-are held to. `driven_*` play the engine for one plugin, by a script; `drafter.engines` runs whole ones. `tiny_model` writes
-model files, `toy_model` stands in for a model, `toys` offers both to engines. `conformance` makes checks pytest's items.
+Each kind has a module, or a package: `suite` holds its function, `checks` the parts of it, `contract` the promises that plugins
+are held to. `drafter.driven` is the engine's loop by a script, `drafter.watched` the drafter in it, `drafter.engines` whole
+ones. `tiny_model` writes model files, `toy_model` stands in for a model, `toys` offers both to engines. `conformance` makes
+checks pytest's items.
 """
 
 from __future__ import annotations

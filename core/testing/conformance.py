@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from augury.testing.contract import Check
-    from augury.testing.drafter.world import Subject
+    from augury.testing.drafter.driven import Subject
 
 __all__ = ["CheckItem", "Conformance"]
 

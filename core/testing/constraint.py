@@ -12,8 +12,8 @@ from augury.engine.session import Shared
 from augury.hookspecs import hookimpl
 from augury.options import build
 from augury.testing.contract import Check, Contract, run_checks
+from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
-from augury.testing.drafter.world import Subject as DrafterSubject
 from augury.testing.toys import ToyDrafter, registry_with_toys
 
 if TYPE_CHECKING:

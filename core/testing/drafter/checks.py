@@ -1,23 +1,21 @@
-"""The checks that drive a drafter directly, on a toy target, by scripts of anything that may become of its drafts."""
+"""The checks that drive a drafter in the engine's loop, by scripts of anything that may become of its drafts."""
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError, OptionError
 from augury.options import build, options_of
-from augury.testing.contract import Check, ContractError, hypothesis_settings
+from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.drafter import contract
-from augury.testing.drafter.script import Request, Round, Way
-from augury.testing.drafter.scripts import LONG, REPEATING, requests
+from augury.testing.drafter.driven import DrivenLoop
+from augury.testing.drafter.script import LONG, REPEATING, Request, Round, Way, requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from augury.options import Option
-    from augury.testing.drafter.world import Subject
-    from augury.types import Draft
+    from augury.testing.drafter.driven import Subject
 
 __all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]
 
@@ -40,9 +38,9 @@ def any_script(subject: Subject) -> None:
 
 def short_texts(subject: Subject) -> None:
     """There is nothing to know in a text of one token, nor in one whose tokens are all different or all the same."""
-    asked = tuple(Round(Way.VERIFIED, limit, n_right, 1) for limit in (1, 2, 16) for n_right in (0, 99))
-    for prompt in ((0,), (5, 5), tuple(range(40)), (9,) * 90, (0, 1) * 45, (3,) * 700):
-        subject.drafts([Request(prompt, asked)])
+    asked = tuple(Round(Way.VERIFIED, limit) for limit in (1, 1, 2, 2, 16, 16))
+    prompts = ((0,), (5, 5), tuple(range(40)), (9,) * 90, (0, 1) * 45, (3,) * 700)
+    subject.drafts([Request(prompt, asked, heat) for prompt in prompts for heat in (0.0, 4.0)])
 
 
 def reproducible(subject: Subject) -> None:
@@ -61,35 +59,37 @@ def scope(subject: Subject) -> None:
     if subject.drafter.scope == "request":
         second = subject.drafts([other, REPEATING])[1:]
         if second != alone:
-            told = "scope is “request”, but behind another request drafts are others"
+            told = "scope is “request”, but after another request drafts are others"
             raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, second)}")
     if subject.is_alone:
-        with subject.world(2) as world:
-            for request in (other, REPEATING):
-                list(world.slots[1].play(request))
-            beside = [list(world.slots[0].play(REPEATING))]
-        if beside != alone:
+        with DrivenLoop(subject, 2) as loop:
+            first = loop.start(Request(other.prompt, other.rounds * 3))
+            while not first.drafts:
+                loop.round()
+            beside = loop.play(REPEATING).drafts
+        if [beside] != alone:
             told = f"scope is “{subject.drafter.scope}”, but another slot's requests change drafts"
-            raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, beside)}")
+            raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, [beside])}")
 
 
 def interleaved(subject: Subject) -> None:
-    """Several slots in any order of rounds: each drafts as if it were alone, unless all learn together."""
+    """Several slots, of which each begins when it may: each drafts as if it were alone, unless all learn together."""
     from hypothesis import given
     from hypothesis import strategies as st
 
     @hypothesis_settings(12)
-    @given(scripts=st.lists(requests(max_rounds=8), min_size=2, max_size=3), order=st.lists(st.integers(0, 2), max_size=24))
-    def run(scripts: list[Request], order: list[int]) -> None:
-        with subject.world(len(scripts)) as world:
-            drafts: list[list[tuple[int, ...]]] = [[] for _ in scripts]
-            plays = [slot.play(script) for slot, script in zip(world.slots, scripts, strict=True)]
-            for i in [*(i % len(scripts) for i in order), *range(len(scripts))]:
-                drafts[i].extend(_next(plays[i]))
-            for i, play in enumerate(plays):
-                drafts[i].extend(play)
+    @given(scripts=st.lists(requests(max_rounds=8), min_size=2, max_size=3), waits=st.lists(st.integers(0, 4), min_size=3))
+    def run(scripts: list[Request], waits: list[int]) -> None:
+        plays = []
+        with DrivenLoop(subject, len(scripts)) as loop:
+            for script, n_rounds in zip(scripts, waits, strict=False):
+                plays.append(loop.start(script))
+                for _ in range(n_rounds):
+                    loop.round()
+            loop.run(*plays)
+        drafts = [play.drafts for play in plays]
         if subject.is_alone:
-            alone = [subject.drafts([script], slot=i, n_slots=len(scripts))[0] for i, script in enumerate(scripts)]
+            alone = [subject.drafts([script], n_slots=len(scripts))[0] for script in scripts]
             if drafts != alone:
                 raise contract.SCOPE.broken(subject.name, f"beside other slots: {_difference(alone, drafts)}")
 
@@ -98,20 +98,25 @@ def interleaved(subject: Subject) -> None:
 
 def prefilling(subject: Subject) -> None:
     """While a drafter is at a long prompt other slots go on, and the request may be cancelled."""
-    with subject.world(2) as world:
-        slot, other = world.slots
+    busy = Request(REPEATING.prompt, REPEATING.rounds * 3)
+    with DrivenLoop(subject, 2) as loop:
+        beside = loop.start(busy)
+        while not beside.drafts:
+            loop.round()
         for n in (1, 2):
-            list(islice(slot.prefill(LONG), n))
-            slot.end()
-        rounds = other.play(REPEATING)
-        beside = [draft for _ in slot.prefill(LONG) for draft in _next(rounds)]
-        drafts = list(slot.go_on(LONG))
-        beside += rounds
-    if subject.drafter.scope == "request" and [drafts] != (alone := subject.drafts([LONG])):
-        told = f"behind requests that were cancelled in `begin`, and beside another slot: {_difference(alone, [drafts])}"
+            cancelled = loop.start(LONG)
+            while not cancelled.sequence.n_emitted:
+                loop.round()
+            for _ in range(n):
+                loop.round()
+            cancelled.cancel()
+        long = loop.start(LONG)
+        loop.run(long, beside)
+    if subject.drafter.scope == "request" and [long.drafts] != (alone := subject.drafts([LONG])):
+        told = f"after requests that were cancelled in `begin`, and beside another slot: {_difference(alone, [long.drafts])}"
         raise contract.SCOPE.broken(subject.name, told)
-    if subject.is_alone and [beside] != (alone := subject.drafts([REPEATING])):
-        raise contract.SCOPE.broken(subject.name, f"beside a slot that is in `begin`: {_difference(alone, [beside])}")
+    if subject.is_alone and [beside.drafts] != (alone := subject.drafts([busy], n_slots=2)):
+        raise contract.SCOPE.broken(subject.name, f"beside a slot that is in `begin`: {_difference(alone, [beside.drafts])}")
 
 
 def together(subject: Subject) -> None:
@@ -125,8 +130,13 @@ def together(subject: Subject) -> None:
         check(scripts)
 
     def check(scripts: list[Request]) -> None:
-        once = _in_step(subject, scripts, is_together=True)
-        by_slot = _in_step(subject, scripts, is_together=False)
+        drafts = []
+        for is_together in (True, False):
+            with DrivenLoop(subject, len(scripts), is_together=is_together) as loop:
+                plays = [loop.start(script) for script in scripts]
+                loop.run(*plays)
+                drafts.append([play.drafts for play in plays])
+        once, by_slot = drafts
         if once != by_slot:
             raise contract.TOGETHER.broken(subject.name, _difference(by_slot, once))
 
@@ -136,22 +146,21 @@ def together(subject: Subject) -> None:
 
 def references(subject: Subject) -> None:
     """Nothing holds on to a history that is over."""
-    with subject.world() as world:
+    with DrivenLoop(subject) as loop:
         for _ in range(2):
-            list(world.slots[0].play(REPEATING))
-            world.slots[0].check_references()
+            loop.play(REPEATING)
+            loop.drafters[0].check_references()
 
 
 def ends_and_closes(subject: Subject) -> None:
-    """Slots end in any order, at any time, some without a request, some without an answer."""
-    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
-        world = subject.world(3)
-        ended, begun, _ = (world.slots[i] for i in order)  # the third never has a request
-        for n in (0, 1, 5):
-            list(ended.play(Request(REPEATING.prompt, REPEATING.rounds[:n])))
-        list(begun.play(Request(REPEATING.prompt, REPEATING.rounds[:3])))
-        list(begun.play(Request(REPEATING.prompt, REPEATING.rounds[3:4])))
-        world.close()
+    """Requests end in any order, at any time; some slots never have one, some have one to the last."""
+    for lengths in ((0, 3, 1), (3, 0, 5), (1, 5, 0)):
+        with DrivenLoop(subject, 4) as loop:
+            plays = [loop.start(Request(REPEATING.prompt, REPEATING.rounds[:n])) for n in lengths]
+            loop.run(*plays)
+            last = loop.start(REPEATING)
+            while not last.drafts:
+                loop.round()
 
 
 def option_validation(subject: Subject) -> None:
@@ -179,8 +188,8 @@ def bounds(subject: Subject) -> None:
         values = [option.kind(bound) for bound in (option.ge, option.le) if bound is not None and abs(bound) <= _LARGEST_BOUND]
         for value in [*values, *option.choices]:
             try:
-                with subject.world(**{option.name: value}) as world:
-                    list(world.slots[0].play(REPEATING))
+                with DrivenLoop(subject, **{option.name: value}) as loop:
+                    loop.play(REPEATING)
             except AuguryError:
                 continue
             except AssertionError as error:
@@ -209,44 +218,6 @@ def _outside(option: Option) -> Iterator[Any]:
         yield from ("maybe", 2, [])
     else:
         yield 7
-
-
-def _next(play: Iterator[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    return [draft for draft in [next(play, None)] if draft is not None]
-
-
-def _in_step(subject: Subject, scripts: list[Request], *, is_together: bool) -> list[list[tuple[int, ...]]]:
-    """All slots round by round, as the loop runs them."""
-    with subject.world(len(scripts)) as world:
-        for slot, script in zip(world.slots, scripts, strict=True):
-            slot.begin(script)
-        for i in range(max(len(script.rounds) for script in scripts)):
-            live = [
-                (slot, script.rounds[i]) for slot, script in zip(world.slots, scripts, strict=True) if i < len(script.rounds)
-            ]
-            drafts = _together(subject, live) if is_together else [slot.propose(each) for slot, each in live]
-            for (slot, each), draft in zip(live, drafts, strict=True):
-                slot.settle(each, draft)
-        for slot in world.slots:
-            slot.end()
-        return [slot.drafts for slot in world.slots]
-
-
-def _together(subject: Subject, live: list[Any]) -> list[Draft]:
-    from augury.types import Draft
-
-    asks = [slot.ask(each) for slot, each in live]
-    asked = [ask for ask in asks if ask is not None]
-    try:
-        answers = subject.drafter.draft_together(asked) if asked else []
-    except ContractError:
-        raise
-    except Exception as error:
-        raise contract.ERROR.broken(subject.name, f"draft_together: {type(error).__name__}: {error}") from error
-    if not isinstance(answers, list) or len(answers) != len(asked):
-        raise contract.TOGETHER.broken(subject.name, f"{answers!r} for {len(asked)} asks")
-    given = iter(answers)
-    return [Draft() if ask is None else slot.checked(next(given), ask.limit) for (slot, _), ask in zip(live, asks, strict=True)]
 
 
 def _difference(expected: list[list[tuple[int, ...]]], found: list[list[tuple[int, ...]]]) -> str:

@@ -9,9 +9,9 @@ from augury.errors import AuguryError, OptionError
 from augury.options import options_of
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
+from augury.testing.drafter.driven import Subject, Tally
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output, plain
-from augury.testing.drafter.scripts import PROMPTS
-from augury.testing.drafter.world import Subject, Tally
+from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import ToyDrafter
 
 __all__ = ["ENGINE_CHECKS", "chained"]

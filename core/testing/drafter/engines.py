@@ -9,7 +9,7 @@ from augury.engine.engine import Engine
 from augury.errors import AuguryError
 from augury.testing.counts import miscounts
 from augury.testing.drafter import contract
-from augury.testing.drafter.scripts import PROMPTS
+from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import TINY_TARGET
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from augury.registry import Registry
-    from augury.testing.drafter.world import Subject, Tally
+    from augury.testing.drafter.driven import Subject, Tally
     from augury.types import Result
 
 __all__ = ["N_TOKENS", "WAYS", "Output", "StrictEngine", "answers", "compare", "counted", "engine_with", "output", "plain"]

@@ -1,12 +1,20 @@
-"""The nouns of scripts by which drafters are driven."""
+"""Scripts that requests and their drafters are driven by: texts that repeat themselves, and how drafters are asked."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-__all__ = ["Request", "Round", "Way"]
+from augury.testing.tiny_model import PERIOD
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["LONG", "PROMPTS", "REPEATING", "Request", "Round", "Way", "requests"]
 
 
 class Way(Enum):
@@ -16,23 +24,56 @@ class Way(Enum):
     CUT = "the first half of its draft is verified"
     SCORED = "its draft is not used"
     SILENT = "it is not asked"
-    OTHERS = "it is not asked, and another drafter's tokens are accepted"
+    OTHERS = "it is not asked, and another drafter's draft is verified"
     TEACHER_FORCED = "it is asked by teacher forcing, and for no draft"
 
 
 @frozen
 class Round:
-    """One round of a script: how the drafter is asked, how much of its draft is right, and which token is the target's own."""
+    """One round of a script: how the drafter is asked, and for how many tokens."""
 
     way: Way
     limit: int
-    n_right: int
-    surprise: int  # 0: the token that came a period before; else a number to make another one from
 
 
 @frozen(eq=False)
 class Request:
-    """A prompt and the rounds behind it."""
+    """A prompt, the rounds after it, and how surely the target repeats itself: the hotter, the oftener it does not."""
 
     prompt: tuple[int, ...]
     rounds: tuple[Round, ...]
+    temperature: float = 0.8
+
+
+_PHRASE = tuple(range(3 * PERIOD, 4 * PERIOD))  # one of the tiny models' circles
+_WAYS = (
+    *(Way.VERIFIED, Way.SILENT, Way.VERIFIED, Way.CUT, Way.VERIFIED),
+    *(Way.SCORED, Way.VERIFIED, Way.OTHERS, Way.TEACHER_FORCED),
+)
+
+REPEATING = Request(
+    prompt=_PHRASE * 16,
+    rounds=tuple(Round(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5]) for i in range(24)),
+)
+"""One long enough for any n-gram, with everything that may become of a draft."""
+
+LONG = Request(_PHRASE * 44, REPEATING.rounds)
+"""One that takes a drafter with a model several steps to begin with."""
+
+PROMPTS: list[Sequence[int]] = [_PHRASE * 16, (*range(60, 72), 9, *range(60, 72), 7) * 7, (5,), (200, *_PHRASE[:5])]
+"""For engines: two that repeat themselves, and two that do not."""
+
+
+def requests(*, max_rounds: int = 14) -> SearchStrategy[Request]:
+    """Strategy for requests: prompts of one token up to some hundreds, most of which repeat a phrase."""
+    from hypothesis import strategies as st
+
+    prompts = st.builds(
+        lambda head, phrase, n: (*head, *(phrase * n)),
+        st.lists(st.integers(0, 255), min_size=1, max_size=4),
+        st.one_of(st.just(list(_PHRASE)), st.lists(st.integers(0, 255), max_size=6)),
+        st.integers(0, 20),
+    )
+    limits = st.one_of(st.integers(1, 6), st.integers(1, 20))
+    rounds = st.lists(st.builds(Round, way=st.sampled_from(_WAYS), limit=limits), max_size=max_rounds).map(tuple)
+    return st.builds(Request, prompt=prompts, rounds=rounds, temperature=st.sampled_from((0.8, 0.0, 4.0)))

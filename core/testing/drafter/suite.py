@@ -9,9 +9,9 @@ from attrs import frozen
 from augury.hookspecs import hookimpl
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.drafter.checks import DRIVEN_CHECKS
+from augury.testing.drafter.driven import Subject
 from augury.testing.drafter.engine_checks import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
-from augury.testing.drafter.world import Subject
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:

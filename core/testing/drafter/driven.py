@@ -1,0 +1,242 @@
+"""A drafter under test in the engine's loop: all is real but the target, and who decides what drafters are asked."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from attrs import Factory, define, frozen
+
+from augury.engine.channel import Channel
+from augury.engine.context import EngineContext, EngineTarget
+from augury.engine.loop import Loop
+from augury.engine.request import make_request
+from augury.engine.sequence import Sequence
+from augury.engine.session import EngineSession
+from augury.errors import AuguryError
+from augury.interfaces import Progress
+from augury.loader import Loader, make_backend, make_memory
+from augury.options import NoOptions, build
+from augury.speculation.config import Member, Speculation
+from augury.speculation.drafting import Drafting
+from augury.testing.contract import ContractError
+from augury.testing.drafter import contract
+from augury.testing.drafter.script import Way
+from augury.testing.drafter.watched import watched
+from augury.testing.toys import TINY_TARGET, ToyDrafter
+from augury.types import ModelOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Items
+    from types import TracebackType
+    from typing import Self
+
+    from augury.interfaces import Drafter
+    from augury.registry import Registry
+    from augury.speculation.drafts import SlotDraft
+    from augury.testing.drafter.script import Request, Round
+
+__all__ = ["DrivenLoop", "Play", "Subject", "Tally"]
+
+_N_CTX = 768
+_N_MAX = 64  # tokens of a draft
+_TESTED, _OTHER = 0, 1  # in a slot's chain
+
+
+class Tally:
+    """Counts what a drafter did in checks that run engines."""
+
+    def __init__(self) -> None:
+        self.n_requests = 0
+        self.n_drafted = 0
+        self.n_accepted = 0
+
+
+@frozen(eq=False)
+class Subject:
+    """A drafter with options, and where to find everything else."""
+
+    drafter: type[Drafter]
+    values: Mapping[str, Any]  # of its options, by name
+    registry: Registry  # with the toys
+    backends: Items[str]  # that outputs are compared on
+    verify: Literal["match", "rejection"] = "match"  # how its drafts are verified
+    tally: Tally = Factory(Tally)
+
+    @property
+    def name(self) -> str:
+        """The drafter's."""
+        return self.drafter.name
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether what other slots do is nothing to it."""
+        return self.drafter.scope != "process"
+
+    def options(self, **values: Any) -> Any:
+        """The drafter's options, some of them changed."""
+        return build(self.drafter.options_class, {**self.values, **values}, self.name)
+
+    def drafts(self, requests: Items[Request], *, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
+        """What a new drafter drafts in requests one after another, by request and round."""
+        with DrivenLoop(self, n_slots) as loop:
+            return [loop.play(request).drafts for request in requests]
+
+
+@define(eq=False)
+class Play:
+    """A request that runs by a script."""
+
+    sequence: Sequence
+    rounds: deque[Round]  # to come
+    drafts: list[tuple[int, ...]] = Factory(list)  # of the drafter, whenever it was asked
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has ended."""
+        return self.sequence.channel.outcome is not None
+
+    def cancel(self) -> None:
+        """End it before the next round."""
+        self.sequence.channel.cancel()
+
+
+class ScriptedDrafting(Drafting):
+    """Asks drafters as scripts say, where an engine's asks its planner."""
+
+    def __init__(self, chains: Items[Items[Drafter]], n_vocab: int) -> None:
+        super().__init__(chains, None, n_vocab)
+        self.plays: dict[str, Play] = {}  # by the request's id
+
+    def _take_first(self, slots: Items[SlotDraft]) -> None:
+        asked = []
+        for slot in slots:
+            play = self.plays[slot.sequence.request.id]
+            if not play.rounds:
+                play.cancel()
+                continue
+            now = play.rounds.popleft()
+            limit = min(slot.limit, now.limit)
+            if now.way is Way.TEACHER_FORCED:
+                slot.drafters.guards[_TESTED].teacher_forced(min(now.limit, slot.n_context - 1))
+            elif now.way is Way.OTHERS:
+                self._ask(_OTHER, [(slot, limit)])
+                self._verify(slot, _OTHER, limit)
+            elif now.way is not Way.SILENT and _TESTED in slot.drafters.members:
+                asked.append((slot, limit, now.way, play))
+        if asked:
+            self._ask(_TESTED, [(slot, limit) for slot, limit, _, _ in asked])
+        for slot, _, way, play in asked:
+            n = len(slot.proposals.get(_TESTED, ()))
+            if _TESTED in slot.proposals:
+                play.drafts.append(tuple(slot.proposals[_TESTED].tokens.tolist()))
+            if way is not Way.SCORED:
+                self._verify(slot, _TESTED, n if way is Way.VERIFIED else (n + 1) // 2)
+
+    def _verify(self, slot: SlotDraft, drafter: int, k: int) -> None:
+        if len(slot.proposals.get(drafter, ())):
+            slot.choose(drafter, k)
+            slot.verify(min(k, len(slot.proposals[drafter])))
+
+
+class DrivenLoop:
+    """The engine's loop on a toy target; each slot has the drafter, under watch, and another one for company."""
+
+    def __init__(self, subject: Subject, n_slots: int = 1, *, is_together: bool = True, **values: Any) -> None:
+        """Load what an engine would.
+
+        Args:
+            subject: The drafter.
+            n_slots: How many requests run at once.
+            is_together: Whether the drafter drafts for several slots together, if it can.
+            **values: Other values of its options.
+
+        Raises:
+            AuguryError: The drafter refuses to be made.
+            ContractError: It fails when it is made.
+        """
+        options = subject.options(**values)
+        self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
+        load_options = ModelOptions(n_slots=n_slots, n_ctx=_N_CTX, threads=1)
+        model = self._loader.load(TINY_TARGET, load_options, purpose="target")
+        context = EngineContext(model, make_memory(subject.registry, "auto", model))
+        target, tokenizer = EngineTarget(context), self._loader.load_tokenizer(TINY_TARGET)
+        self._n_vocab = context.info.n_vocab
+        drafter = watched(subject.drafter, is_together=is_together)
+        sessions = [EngineSession(i, context.info, load_options, tokenizer, self._loader, target) for i in range(n_slots)]
+        try:
+            self.drafters = [drafter(options, session) for session in sessions]
+        except BaseException as error:
+            self._loader.close()
+            if isinstance(error, AuguryError):
+                raise
+            raise contract.CHOSEN.broken(subject.name, f"{type(error).__name__}: {error}") from error
+        members = (Member(subject.name, options), Member(_Other.name, NoOptions()))
+        self._speculation = Speculation(members, _N_MAX, 0, is_fixed=True, verify=subject.verify, timeout_s=math.inf)
+        chains = [[each, _Other(NoOptions(), each.session)] for each in self.drafters]
+        self._failures: list[tuple[str, BaseException]] = []
+        self._drafting = ScriptedDrafting(chains, self._n_vocab)
+        self._drafting.on_failure = lambda _, method, error, *ids: self._failures.append((method, error))  # noqa: ARG005
+        self._loop = Loop(context, self._drafting)
+
+    def start(self, request: Request) -> Play:
+        """Add a request, which waits for a slot if all are taken."""
+        params = {"temperature": request.temperature, "top_k": 20, "seed": 7}
+        prompt, registry, shared = np.array(request.prompt, np.int32), self._loader.registry, self._loader.shared.get
+        made = make_request(prompt, self._speculation, params, n_vocab=self._n_vocab, registry=registry)
+        sequence = Sequence(made, Channel(), tokenizer=None, n_vocab=self._n_vocab, n_ctx=_N_CTX, shared=shared)
+        play = self._drafting.plays[made.id] = Play(sequence, deque(request.rounds))
+        self._loop.add(sequence)
+        return play
+
+    def round(self) -> None:
+        """Run one round of all requests.
+
+        Raises:
+            ContractError: The drafter broke a contract.
+        """
+        self._loop.round()
+        for method, error in self._failures:
+            if isinstance(error, ContractError):
+                raise error
+            promise = contract.TOGETHER if method == "draft_together" else contract.ERROR
+            raise promise.broken(self.drafters[0].name, f"{type(error).__name__}: {error}, in `{method}`") from error
+        for play in self._drafting.plays.values():
+            if isinstance(outcome := play.sequence.channel.outcome, BaseException):
+                raise outcome
+
+    def run(self, *plays: Play) -> None:
+        """Run rounds until some requests are over."""
+        while not all(play.is_over for play in plays):
+            self.round()
+
+    def play(self, request: Request) -> Play:
+        """Run a request to its end."""
+        play = self.start(request)
+        self.run(play)
+        return play
+
+    def close(self) -> None:
+        """End what runs; close the drafters, then what they share."""
+        self._loop.abandon()
+        for drafter in self.drafters:
+            drafter.close()
+        self._loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._loader.close()
+
+
+class _Other(ToyDrafter):
+    """The company."""
+
+    name = "another"
