@@ -1,4 +1,4 @@
-"""One pass of a model: the tokens that it is over, and the places of those that form a tree."""
+"""One pass of a model: what it is over, what each slot has a share of it, and where the tokens of a tree lie."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import numpy as np
 from attrs import frozen
 
 from augury.errors import CapacityError, OptionError
+from augury.types import Draft
 
 if TYPE_CHECKING:
     from augury.types import StateSpec
 
-__all__ = ["Batch", "Tree", "check_accepted"]
+__all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted"]
+
+_NO_DRAFT = Draft()
 
 
 @frozen(eq=False)
@@ -44,6 +47,50 @@ class Batch:
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
+
+
+@frozen
+class Step:
+    """Leave to add tokens to a slot, and what the pass has to do for that before.
+
+    Attributes:
+        mark: The position that the slot's tokens start at: those of `replay`, then the new ones.
+        accepted: Pairs of cell and position: drafted tokens of the slot's last pass that were accepted, which the pass takes
+            into the state, or moves to their position, before anything else; see `Batch.accepted`.
+        replay: Tokens that are kept, but not in the state that is restored. They are computed again, as certain ones.
+        restore: Whether the state of the sequence is set back to what was last saved of it.
+        save: After how many of the slot's tokens in the pass the state of the sequence is saved; None: it is not.
+        keeps_aside: Whether the pass leaves drafted tokens out of the state of the sequence.
+    """
+
+    mark: int
+    accepted: tuple[tuple[int, int], ...] = ()
+    replay: tuple[int, ...] = ()
+    restore: bool = False
+    save: int | None = None
+    keeps_aside: bool = False
+
+
+@frozen(eq=False)
+class Feed:
+    """One slot's share of a pass: what `step` replays, then `tokens`, which are certain, then a draft of what follows them."""
+
+    slot: int
+    step: Step
+    tokens: np.ndarray  # (m,) int32
+    rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
+    draft: Draft = _NO_DRAFT
+    n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
+
+    @property
+    def n_tokens(self) -> int:
+        """In the pass."""
+        return len(self.step.replay) + len(self.tokens) + len(self.draft)
+
+    @property
+    def n_rows(self) -> int:
+        """How many have logits."""
+        return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 
 class Tree:

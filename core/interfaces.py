@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import frozen
 
 from augury.engine.sampling import SamplingParams
+from augury.errors import UnsupportedError
 from augury.options import NoOptions
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.batch import Batch
+    from augury.batch import Batch, Step
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.passes import Context, Pass, Target
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Allocation, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Step, Verdict
+    from augury.types import Allocation, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Verdict
 
 __all__ = [
     "API_VERSION",
@@ -38,6 +39,7 @@ __all__ = [
     "Plugin",
     "Progress",
     "Session",
+    "SlotStates",
     "Source",
 ]
 
@@ -57,7 +59,28 @@ class Plugin:
 # Models
 
 
-class Model(ABC):
+class SlotStates:
+    """What the slots of a model hold, as bytes."""
+
+    def save(self, slot: int, n: int) -> bytes:  # noqa: ARG002 - for backends that can
+        """The states of a slot's first n positions, and its state of the sequence as it stands.
+
+        Raises:
+            UnsupportedError: The backend cannot save slots.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot save slots")
+
+    def restore(self, slot: int, data: bytes) -> None:  # noqa: ARG002
+        """Let a slot hold what was saved, of this slot or another, by this process or another.
+
+        Raises:
+            ModelFileError: The bytes are damaged, or of another model or other options.
+            UnsupportedError: The backend cannot restore slots.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot restore slots")
+
+
+class Model(SlotStates, ABC):
     """A loaded model with the memory of its slots. One thread at a time may call it."""
 
     info: ModelInfo
@@ -76,7 +99,7 @@ class Model(ABC):
             CapacityError: A position does not fit into a slot.
         """
 
-    def check(self) -> None:  # noqa: B027 - a model in memory has nothing to look at
+    def check(self) -> None:
         """See that the files that the model reads its weights from are what they were. Called at the start of every request.
 
         Raises:
@@ -269,9 +292,16 @@ class MemoryManager(Plugin, ABC):
     """Whether tokens that were accepted of a rejected draft are computed again in front of the next pass. Drafts are chains
     then, for a state that takes in drafted tokens cannot take in two that exclude each other."""
 
-    def __init__(self, options: Any, spec: StateSpec) -> None:
+    def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
+        """Take over the slots of a model; `states` can save and restore what they hold."""
         self.options = options
         self.spec = spec
+        self.states = states
+
+    @classmethod
+    def suitable(cls, spec: StateSpec) -> str | None:  # noqa: ARG003 - for those that do not suit everything
+        """Why it cannot keep what a model with this state needs, and what to take instead; None where it can."""
+        return None
 
     @abstractmethod
     def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:

@@ -12,7 +12,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.log import get_logger
-from augury.options import build, parse_specs
+from augury.options import Spec, build, parse_specs
 from augury.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -35,25 +35,37 @@ def make_backend(registry: Registry, text: str) -> Backend:
         OptionError: It is not of that form, or an option is unknown or out of range.
         UnsupportedError: It cannot run on this machine.
     """
-    specs = parse_specs(text)
-    if len(specs) != 1:
-        raise OptionError(f"backend is {text!r}, expected one backend; a model runs on one")
-    (spec,) = specs
+    spec = _only("backend", text)
     backend: type[Backend] = registry.choose("backend", None) if spec.name == "auto" else registry.find("backend", spec.name)
     if (reason := backend.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
     return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
 
 
-def make_memory(registry: Registry, name: str, model: Model) -> MemoryManager:
-    """The memory manager of a model: the one of that name, or for `auto` the preferred one.
+def _only(what: str, text: str) -> Spec:
+    specs = parse_specs(text)
+    if len(specs) != 1:
+        raise OptionError(f"{what} is {text!r}, expected one {what}; a model runs on one")
+    return specs[0]
+
+
+def make_memory(registry: Registry, text: str, model: Model) -> MemoryManager:
+    """The memory manager that `name:key=value,...` asks for; `auto` is the preferred one of those that suit the model.
 
     Raises:
         PluginError: There is no such memory manager.
+        OptionError: It is not of that form, or an option is unknown or out of range.
+        UnsupportedError: It does not suit the model's state.
     """
-    cls = registry.choose("memory", model.info) if name == "auto" else registry.find("memory", name)
-    manager: MemoryManager = cls(build(cls.options_class, {}, cls.name), model.state_spec)
-    return manager
+    spec, state = _only("memory", text), model.state_spec
+    cls: type[MemoryManager] = (
+        registry.find("memory", spec.name)
+        if spec.name != "auto"
+        else registry.choose("memory", model.info, lambda each: each.suitable(state))
+    )
+    if (reason := cls.suitable(state)) is not None:
+        raise UnsupportedError(f"memory manager {cls.name} does not suit {model.info.name}: {reason}")
+    return cls(build(cls.options_class, dict(spec.values), f"--memory {cls.name}"), state, model)
 
 
 def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:

@@ -12,7 +12,8 @@ from augury.types import read_only
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.types import Draft, Feed, ModelInfo, Opened, StateSpec
+    from augury.batch import Feed
+    from augury.types import Draft, ModelInfo, Opened, StateSpec
 
 __all__ = ["ArrayPass", "Context", "Pass", "Target"]
 

@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes
     "constraint": ("augury_constraints", Constraint),
 }
 _WORDS = {"memory": "memory manager"}
-_PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous",), "drafter": ("suffix",)}
+_PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous", "checkpoints"), "drafter": ("suffix",)}
 
 
 @frozen
@@ -201,22 +201,28 @@ class Registry:
         )
         raise PluginError(f"there is no {_WORDS.get(kind, kind)} {name!r}{nearest(name, classes)}{broken}{left_out}")
 
-    def choose(self, kind: str, model: ModelInfo | None) -> Any:
+    def choose(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> Any:
         """The class of `kind` for a user who said `auto`: a plugin's choice, or else the first preferred one that can run.
+
+        Args:
+            kind: Of plugin.
+            model: That is loaded, if there is one.
+            reason: Why a class cannot run; None where it can. By default what a backend says itself.
 
         Raises:
             PluginError: None can run.
         """
         classes = self._of_kind(kind)
-        usable = [name for name, cls in classes.items() if _reason(cls) is None]
+        reasons = {name: (reason or _reason)(cls) for name, cls in classes.items()}
+        usable = [name for name, why in reasons.items() if why is None]
         chosen = self.hooks.hook.augury_choose(kind=kind, names=usable, model=model)
         if chosen is not None:
             return self.find(kind, chosen)
         for name in (*_PREFERRED[kind], *usable):
             if name in usable:
                 return classes[name]
-        reasons = "; ".join(f"{name}: {_reason(cls)}" for name, cls in classes.items())
-        raise PluginError(f"no {kind} can run here ({reasons or 'none is installed'})")
+        told = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        raise PluginError(f"no {_WORDS.get(kind, kind)} can run here ({told or 'none is installed'})")
 
     def add_commands(self, subparsers: Any, argv: Sequence[str]) -> None:
         """Let plugins add commands to argparse's `subparsers` for the words `argv`; one that fails is given up."""

@@ -22,14 +22,12 @@ __all__ = [
     "Allocation",
     "Draft",
     "DrafterStats",
-    "Feed",
     "ModelInfo",
     "ModelOptions",
     "Opened",
     "Result",
     "Round",
     "StateSpec",
-    "Step",
     "Summary",
     "Timings",
     "Token",
@@ -146,28 +144,6 @@ class Opened:
     n_reused: int
 
 
-@frozen
-class Step:
-    """Leave to add tokens to a slot, and what the pass has to do for that before.
-
-    Attributes:
-        mark: The position that the slot's tokens start at: those of `replay`, then the new ones.
-        accepted: Pairs of cell and position: drafted tokens of the slot's last pass that were accepted, which the pass takes
-            into the state, or moves to their position, before anything else; see `Batch.accepted`.
-        replay: Tokens that are kept, but not in the state that is restored. They are computed again, as certain ones.
-        restore: Whether the state of the sequence is set back to what was last saved of it.
-        save: After how many of the slot's tokens in the pass the state of the sequence is saved; None: it is not.
-        keeps_aside: Whether the pass leaves drafted tokens out of the state of the sequence.
-    """
-
-    mark: int
-    accepted: tuple[tuple[int, int], ...] = ()
-    replay: tuple[int, ...] = ()
-    restore: bool = False
-    save: int | None = None
-    keeps_aside: bool = False
-
-
 # Drafting and verification
 
 _NO_TOKENS = tokens_array(())
@@ -198,34 +174,23 @@ class Draft:
             depths.append(depths[parent + 1] + 1)
         return max(depths)
 
+    def trunk(self) -> Draft:
+        """Of a tree its first path, as a chain."""
+        if self.parents is None:
+            return self
+        path: list[int] = []
+        for i, parent in enumerate(self.parents.tolist()):
+            if parent == (path[-1] if path else -1):
+                path.append(i)
+        confidence = None if self.confidence is None else self.confidence[path]
+        return Draft(self.tokens[path], None, None if self.probabilities is None else self.probabilities[path], confidence)
+
     def cut(self, k: int) -> Draft:
         """The first k tokens of it."""
         if k >= len(self):
             return self
         arrays = self.tokens, self.parents, self.probabilities, self.confidence
         return Draft(*(None if array is None else array[:k] for array in arrays))
-
-
-@frozen(eq=False)
-class Feed:
-    """One slot's share of a pass: what `step` replays, then `tokens`, which are certain, then a draft of what follows them."""
-
-    slot: int
-    step: Step
-    tokens: np.ndarray  # (m,) int32
-    rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
-    draft: Draft = Draft()
-    n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
-
-    @property
-    def n_tokens(self) -> int:
-        """In the pass."""
-        return len(self.step.replay) + len(self.tokens) + len(self.draft)
-
-    @property
-    def n_rows(self) -> int:
-        """How many have logits."""
-        return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 
 @frozen

@@ -106,7 +106,7 @@ def toy_engine(
     chains = [[make(toy) for make in makers] for _ in range(slots)]
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])
     return kind(
-        EngineContext(toy, memory(NoOptions(), toy.state_spec)),
+        EngineContext(toy, memory(NoOptions(), toy.state_spec, toy)),
         chains,
         Loader(registry or Registry(), None, Progress()),
         tokenizer=tokenizer,

@@ -64,7 +64,10 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         )
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
     group.add_argument(
-        "--memory", default="auto", metavar="NAME", help="what manages the slots' memory, see augury plugins (default: auto)"
+        "--memory",
+        default="auto",
+        metavar="NAME",
+        help="what manages the slots' memory, see augury plugins; with options as NAME:key=value (default: auto)",
     )
     verbose = ("-v", "--verbose", "--log-verbose")
     group.add_argument(*verbose, action="store_const", const=1, default=0, help="show the whole configuration, memory and log")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.batch import Batch
+from augury.batch import Batch, Feed
 from augury.errors import AuguryError, OptionError
 from augury.passes import Context, Target
-from augury.types import Draft, Feed, tokens_array
+from augury.types import Draft, tokens_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,12 @@ class EngineContext(Context):
     @property
     def may_branch(self) -> bool:
         """Whether drafts may be trees."""
-        return not (self._has_sequence_state and self.memory.replays_accepted)
+        return not (self._has_sequence_state and self.replays_accepted)
+
+    @property
+    def replays_accepted(self) -> bool:
+        """See `MemoryManager.replays_accepted`."""
+        return self.memory.replays_accepted
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None:
         """See `MemoryManager.open`."""

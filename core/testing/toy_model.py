@@ -99,10 +99,16 @@ class ToyModel(Model):
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time something else."""
-        digest = hashlib.sha256(np.asarray(tokens).astype(np.int32).tobytes()).digest()
+        is_long = self._period is not None and len(tokens) >= self._period
+        repeated = tokens[-self._period] if self._period is not None and is_long else None
+        return self._logits(np.asarray(tokens).astype(np.int32).tobytes(), repeated, n_layers)
+
+    def _logits(self, held: bytes, repeated: int | None, n_layers: int | None) -> np.ndarray:
+        """What follows everything that is held, where `repeated` is the token that came a period before."""
+        digest = hashlib.sha256(held).digest()
         values = _normal(digest[:8], self.info.n_vocab)
-        if self._period is not None and len(tokens) >= self._period and digest[8] >= self._surprises * 256:
-            values[tokens[-self._period]] += 8
+        if repeated is not None and digest[8] >= self._surprises * 256:
+            values[repeated] += 8
         errors = self._errors if n_layers is None or n_layers >= self.info.n_layers else 0.25
         return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
 

@@ -17,6 +17,7 @@ from augury.options import option
 from augury.registry import Registry
 from augury.testing.tiny_model import PERIOD, write_tiny_model
 from augury.testing.toy_model import ToyModel
+from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.types import Draft, ModelInfo
 
 if TYPE_CHECKING:
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions
 
-__all__ = ["TINY_DRAFT", "TINY_TARGET", "TinySource", "ToyBackend", "ToyConstraint", "ToyDrafter", "registry_with_toys"]
+__all__ = [
+    "TINY_DRAFT",
+    "TINY_TARGET",
+    "TinySource",
+    "ToyBackend",
+    "ToyConstraint",
+    "ToyDrafter",
+    "ToyRecurrentBackend",
+    "registry_with_toys",
+]
 
 TINY_TARGET = "tiny:target"
 TINY_DRAFT = "tiny:draft"
@@ -46,6 +56,35 @@ class ToyBackend(Backend):
             n_slots=options.n_slots,
             n_ctx=options.n_ctx,
             period=PERIOD,
+            surprises=_SURPRISES,
+            errors=file.get("augury.toy.errors", float, 0.0),
+            info=ModelInfo.of(file, plan),
+        )
+
+
+@frozen
+class ToyRecurrentOptions:
+    """Options of `toy-recurrent`."""
+
+    keeps_aside: bool = option(True, help="drafted tokens stay out of the state")
+    is_hybrid: bool = option(False, help="it has a KV cache as well")
+
+
+class ToyRecurrentBackend(Backend):
+    """The same with a recurrent state; texts repeat what came three tokens before."""
+
+    name = "toy-recurrent"
+    options_class = ToyRecurrentOptions
+
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
+        """A `ToyRecurrentModel` with the vocabulary of the file."""
+        return ToyRecurrentModel(
+            can_keep_aside=self.options.keeps_aside,
+            is_hybrid=self.options.is_hybrid,
+            n_vocab=plan.n_vocab,
+            n_slots=options.n_slots,
+            n_ctx=options.n_ctx,
+            period=3,
             surprises=_SURPRISES,
             errors=file.get("augury.toy.errors", float, 0.0),
             info=ModelInfo.of(file, plan),
@@ -149,8 +188,8 @@ class _Toys:
 
     @hookimpl
     def augury_backends(self) -> list[type[Backend]]:
-        """Offer `toy`."""
-        return [ToyBackend]
+        """Offer `toy` and `toy-recurrent`."""
+        return [ToyBackend, ToyRecurrentBackend]
 
     @hookimpl
     def augury_drafters(self) -> list[type[Drafter]]:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.batch import Step
 from augury.errors import CapacityError
 from augury.hookspecs import hookimpl
-from augury.interfaces import MemoryManager
-from augury.types import Opened, StateSpec, Step
+from augury.interfaces import MemoryManager, SlotStates
+from augury.types import Opened, StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,11 +33,6 @@ class _Slot:
         differs = self.tokens[:n] != tokens[:n]
         return int(differs.argmax()) if differs.any() else n
 
-    def cut(self, n: int) -> None:
-        """Forget what lies behind position n."""
-        if n < self.n:
-            self.n, self.accepted = n, tuple(pair for pair in self.accepted if pair[1] < n)
-
 
 class Contiguous(MemoryManager):
     """Slots that grow at their end and are cut back there; drafted tokens are kept aside until they are accepted.
@@ -47,11 +43,17 @@ class Contiguous(MemoryManager):
 
     name = "contiguous"
 
-    def __init__(self, options: Any, spec: StateSpec) -> None:
-        super().__init__(options, spec)
+    def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
+        super().__init__(options, spec, states)
         self._slots = [_Slot(spec.n_ctx) for _ in range(spec.n_slots)]
         self._has_sequence_state = spec.n_bytes_per_sequence > 0
         self._clock = 0
+
+    @classmethod
+    def suitable(cls, spec: StateSpec) -> str | None:
+        """See `MemoryManager.suitable`."""
+        keeps = not spec.n_bytes_per_sequence or spec.can_keep_aside
+        return None if keeps else "the model takes drafted tokens into its recurrent state; take checkpoints"
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
         """See `MemoryManager.open`."""
@@ -63,10 +65,10 @@ class Contiguous(MemoryManager):
                 f"the prompt has {len(tokens)} tokens, a sequence can use {self.spec.n_ctx}; "
                 "shorten it or load the model with a larger context (-c, n_ctx)"
             )
-        reusable = {i: self._reusable(self._slots[i], self._slots[i].n_shared(tokens[:-1])) if may_reuse else 0 for i in free}
+        reusable = {i: self._reusable(i, self._slots[i].n_shared(tokens[:-1])) if may_reuse else 0 for i in free}
         best = min(free, key=lambda i: (-reusable[i], self._slots[i].last_used))
         self._slots[best].is_free = False
-        self._slots[best].cut(reusable[best])
+        self._cut(best, reusable[best])
         return Opened(best, reusable[best])
 
     def room(self, slot: int) -> int:
@@ -99,22 +101,28 @@ class Contiguous(MemoryManager):
 
     def truncate(self, slot: int, n: int) -> int:
         """See `MemoryManager.truncate`."""
-        state = self._slots[slot]
-        state.cut(self._reusable(state, n))
-        return state.n
+        self._cut(slot, self._reusable(slot, n))
+        return self._slots[slot].n
 
     def end(self, slot: int) -> None:
         """See `MemoryManager.end`."""
         self._clock += 1
         state = self._slots[slot]
         if state.n_certain is not None:  # its last pass failed: it may have taken in what was accepted, or not
-            state.cut(0 if self._has_sequence_state else min((position for _, position in state.accepted), default=state.n))
+            self._cut(slot, 0 if self._has_sequence_state else min((at for _, at in state.accepted), default=state.n))
             state.n_certain = None
         state.is_free = True
         state.last_used = self._clock
 
-    def _reusable(self, state: _Slot, n: int) -> int:
+    def _cut(self, slot: int, n: int) -> None:
+        """Forget what lies behind position n."""
+        state = self._slots[slot]
+        if n < state.n:
+            state.n, state.accepted = n, tuple(pair for pair in state.accepted if pair[1] < n)
+
+    def _reusable(self, slot: int, n: int) -> int:
         """How much can be kept of a slot of which n tokens are wanted."""
+        state = self._slots[slot]
         n = min(n, state.n)
         return 0 if self._has_sequence_state and n < state.n - len(state.accepted) else n
 

@@ -89,7 +89,7 @@ class FakeSession(Session):
         self.model = ModelInfo("target", "fake", n_vocab, 1, 1, 64, 0)
         self.options = ModelOptions(self.n_slots, model.state_spec.n_ctx, 3, "f32", "f16")
         self.tokenizer, self._draft_tokenizer = tokenizer, draft_tokenizer
-        self._context, self._common = EngineContext(model, Contiguous(NoOptions(), model.state_spec)), common
+        self._context, self._common = EngineContext(model, Contiguous(NoOptions(), model.state_spec, model)), common
 
     def load(self, reference, options, backend=None):
         self._common.setdefault("loads", []).append((reference, options, backend))

@@ -14,7 +14,7 @@ ROOM = Contract(
     "`room` is what still fits behind what a slot keeps, and `prepare` of as much works.",
     "augury.interfaces.MemoryManager.room",
 )
-STEP = Contract("A pass starts at `mark`, with what is kept behind that in `replay`.", "augury.types.Step")
+STEP = Contract("A pass starts at `mark`, with what is kept behind that in `replay`.", "augury.batch.Step")
 STATE = Contract(
     "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",
     "augury.interfaces.MemoryManager.commit",

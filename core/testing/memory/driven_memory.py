@@ -16,9 +16,9 @@ from augury.testing.toy_model import ToyModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from augury.batch import Step
     from augury.interfaces import MemoryManager
     from augury.testing.contract import Contract, ContractError
-    from augury.types import Step
 
 __all__ = ["DrivenMemory", "Guess"]
 
@@ -67,13 +67,13 @@ class Share:
 class DrivenMemory:
     """A memory manager, its model, and what its slots ought to hold."""
 
-    def __init__(self, make: Callable[[Any], MemoryManager], *, n_slots: int, n_ctx: int, name: str) -> None:
+    def __init__(self, make: Callable[[Any, Any], MemoryManager], *, n_slots: int, n_ctx: int, name: str) -> None:
         self.model = ToyModel(n_slots=n_slots, n_ctx=n_ctx)
         self.texts: dict[int, list[int]] = {}  # of open slots; the last token is not in memory yet
         self.past: list[list[int]] = [[]]
         self._name = name
         self._journal: deque[str] = deque(maxlen=10)
-        self._memory = self._call("construction", make, self.model.state_spec)
+        self._memory = self._call("construction", make, self.model.state_spec, self.model)
 
     def open(self, prompt: Sequence[int], *, may_reuse: bool, chunk: int) -> None:
         """Begin a request: take a slot, and process the prompt in chunks."""

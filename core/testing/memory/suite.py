@@ -34,7 +34,7 @@ class MemorySubject:
     def driven(self, n_slots: int) -> DrivenMemory:
         """A new one, with a model."""
         return DrivenMemory(
-            lambda spec: self.manager(self.options, spec), n_slots=n_slots, n_ctx=_N_CTX, name=self.manager.name
+            lambda spec, states: self.manager(self.options, spec, states), n_slots=n_slots, n_ctx=_N_CTX, name=self.manager.name
         )
 
 

@@ -16,7 +16,7 @@ TREE = Draft([10, 11, 12, 13], [-1, -1, 1, 2])
 def context(request):
     """A model of four layers whose slot 0 holds five tokens."""
     model = ToyModel(n_slots=2, info=ModelInfo("toy", "toy", 16, 4, 4, 64, 0))
-    context = request.param(model, Contiguous(NoOptions(), model.state_spec))
+    context = request.param(model, Contiguous(NoOptions(), model.state_spec, model))
     assert context.open(np.int32(HELD)).slot == 0
     fed(context, HELD)
     return context
@@ -50,7 +50,7 @@ def test_what_is_not_committed_or_not_in_the_path_is_undone(context):
 
 def test_logits_of_any_tokens_can_be_asked_for():
     model = ToyModel()
-    context = EngineContext(model, Contiguous(NoOptions(), model.state_spec))
+    context = EngineContext(model, Contiguous(NoOptions(), model.state_spec, model))
     feed = context.feed(0, np.int32([1, 2, 3, 4]), np.int32([1, 2]))
     expected = [model.logits(np.int32([1, 2, 3])[:n]) for n in (2, 3)]
     assert np.array_equal(context.forward([feed]).rows(), np.array(expected, np.float32))

@@ -5,10 +5,11 @@ import re
 import attrs
 import pytest
 
+from augury.batch import Step
 from augury.errors import PluginError
 from augury.plugins.memory.contiguous import Contiguous
 from augury.testing import ContractError, check_memory_manager
-from augury.types import Opened, Step
+from augury.types import Opened
 
 
 class Greedy(Contiguous):

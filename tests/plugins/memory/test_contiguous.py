@@ -7,7 +7,7 @@ from augury.types import StateSpec
 
 
 def manager(n_slots=2, n_ctx=8, n_bytes_per_sequence=0):
-    return Contiguous(None, StateSpec(n_slots, n_ctx, 10, n_bytes_per_sequence))
+    return Contiguous(None, StateSpec(n_slots, n_ctx, 10, n_bytes_per_sequence), None)
 
 
 def tokens(*values):

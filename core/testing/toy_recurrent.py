@@ -1,0 +1,144 @@
+"""A model with a recurrent state, a few lines of numpy: whatever is taken in wrongly shows in its logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.errors import AuguryError
+from augury.passes import ArrayPass
+from augury.testing.toy_model import ToyModel
+from augury.types import Allocation, StateSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.batch import Batch
+    from augury.passes import Pass
+
+__all__ = ["ToyRecurrentModel"]
+
+_N_CONV = 3
+_FACTOR = np.uint64(6364136223846793005)  # odd, so that nothing of a state is lost
+_WEIGHTS = np.array([3, 5, 7], np.uint64)
+
+
+class ToyRecurrentModel(ToyModel):
+    """Keeps of a slot's text one vector, updated in place token by token, and the last three tokens.
+
+    The vector turns by one number, is multiplied and added to, in 64-bit integers: two tokens in another order, or one too
+    many, leave another vector. Its logits are a hash of both, and with `is_hybrid` of the tokens in its cells, too.
+
+    Attributes:
+        state: (n_slots, 4) uint64.
+        conv: (n_slots, 3) int64, the token before the last last.
+        aside: By slot, the drafted tokens of its last pass by cell.
+        saved: By slot, the copy of its state and convolution that was saved last.
+    """
+
+    def __init__(self, *, can_keep_aside: bool = True, is_hybrid: bool = False, **model: Any) -> None:
+        """Make a model; see `ToyModel` for the rest. Its texts tend to repeat what came three tokens before.
+
+        Args:
+            can_keep_aside: Whether its passes can leave drafted tokens out of the state.
+            is_hybrid: Whether it has cells as well.
+            **model: Arguments of `ToyModel`.
+        """
+        super().__init__(**model)
+        n_slots, n_ctx = self.cells.shape
+        self.state = np.zeros((n_slots, 4), np.uint64)
+        self.conv = np.full((n_slots, _N_CONV), -1, np.int64)
+        self.aside: dict[int, dict[int, int]] = {}
+        self.saved: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._is_hybrid = is_hybrid
+        n_bytes = self.state[0].nbytes + self.conv[0].nbytes
+        self.state_spec = StateSpec(n_slots, n_ctx, 8 if is_hybrid else 0, n_bytes, can_keep_aside)
+
+    def forward(self, batch: Batch) -> Pass:
+        """See `Model.forward`."""
+        self._check(batch)
+        if batch.is_drafted is not None and not self.state_spec.can_keep_aside:
+            raise AuguryError("a toy that cannot keep tokens aside is given drafted ones")
+        self.batches.append(batch)
+        self.on_forward()
+        self._begin(batch)
+        rows, wanted = [], set(batch.rows.tolist())
+        held: list[Any] = []  # what there is behind each token of the pass
+        starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and what there was before
+        places: dict[int, list[int]] = {}  # by slot: its tokens in the pass
+        columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)
+        for i, (token, slot, position) in enumerate(columns):
+            if slot not in starts:
+                starts[slot], places[slot] = (position, self._before(slot, position)), [-1]
+                self._save(batch, slot, 0)
+            start, before = starts[slot]
+            place = len(places[slot]) - 1
+            above = places[slot][-1] if batch.parents is None else int(batch.parents[i])
+            held.append(self._after(held[above] if above >= 0 else before, token))
+            places[slot].append(i)
+            self.cells[slot, start + place] = token
+            if batch.is_drafted is not None and batch.is_drafted[i]:
+                self.aside[slot][start + place] = token
+            else:
+                self.state[slot], self.conv[slot] = held[i][0], held[i][1]
+                self._save(batch, slot, place + 1)
+            if i in wanted:
+                rows.append(self._of(held[i], batch.n_layers))
+        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
+
+    def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
+        """What follows `tokens` (t,): (V,) float64."""
+        held = self._nothing()
+        for token in tokens:
+            held = self._after(held, int(token))
+        return self._of(held, n_layers)
+
+    def plain(self, prompt: Sequence[int], n: int, choose: Any = np.argmax) -> list[int]:
+        """What plain decoding gives: n tokens after `prompt`."""
+        held, tokens = self._nothing(), list(prompt)
+        for i in range(len(prompt) + n):
+            if i >= len(prompt):
+                tokens.append(int(choose(self._of(held, None))))
+            held = self._after(held, tokens[i])
+        return tokens[len(prompt) :]
+
+    def memory_table(self) -> Sequence[Allocation]:
+        """See `Model.memory_table`."""
+        return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]
+
+    def _begin(self, batch: Batch) -> None:
+        """Restore states, take in what was accepted of the last pass, and drop the rest of it."""
+        for slot in batch.restores.tolist() if batch.restores is not None else ():
+            self.state[slot], self.conv[slot] = self.saved[slot]
+        for slot, cell, position in batch.accepted.tolist() if batch.accepted is not None else ():
+            self.cells[slot, position] = self.cells[slot, cell]
+            token = self.aside[slot][cell]
+            self.state[slot], self.conv[slot], _ = self._after((self.state[slot], self.conv[slot], ()), token)
+        for slot in set(batch.slots.tolist()):
+            self.aside[slot] = {}
+
+    def _before(self, slot: int, position: int) -> Any:
+        """What a slot holds when a pass over tokens from a position on begins."""
+        if position == 0:
+            self.state[slot], self.conv[slot], _ = self._nothing()
+        return self.state[slot].copy(), self.conv[slot].copy(), tuple(self.cells[slot, :position].tolist())
+
+    def _save(self, batch: Batch, slot: int, n: int) -> None:
+        if batch.saves is not None and [slot, n] in batch.saves.tolist():
+            self.saved[slot] = self.state[slot].copy(), self.conv[slot].copy()
+
+    def _nothing(self) -> Any:
+        return np.zeros(4, np.uint64), np.full(_N_CONV, -1, np.int64), ()
+
+    def _after(self, held: Any, token: int) -> Any:
+        """State, convolution and cells when a token is added to them."""
+        state, conv, cells = held
+        new = np.uint64(token + 1) + (_WEIGHTS * (conv + 1).astype(np.uint64)).sum(dtype=np.uint64)
+        return np.roll(state, 1) * _FACTOR + new, np.append(conv[1:], token), (*cells, token)
+
+    def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
+        """The logits."""
+        state, conv, cells = held
+        seen = state.tobytes() + conv.tobytes() + (np.int64(cells).tobytes() if self._is_hybrid else b"")
+        return self._logits(seen, None if self._period is None or conv[0] < 0 else int(conv[0]), n_layers)

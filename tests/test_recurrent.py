@@ -1,0 +1,232 @@
+"""A recurrent model, through the real loop: any drafter, both ways of undoing, and every way of undoing wrongly."""
+
+import itertools
+
+import attrs
+import numpy as np
+import pytest
+
+from augury.engine.engine import Engine
+from augury.errors import AuguryError, UnsupportedError
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+
+REGISTRY = registry_with_toys()
+WAYS = {
+    "kept aside": ("toy-recurrent", "contiguous"),
+    "hybrid, kept aside": ("toy-recurrent:is_hybrid=true", "contiguous"),
+    "restored": ("toy-recurrent:keeps_aside=false", "checkpoints"),
+    "hybrid, restored": ("toy-recurrent:keeps_aside=false,is_hybrid=true", "checkpoints"),
+    "restored though it could keep aside": ("toy-recurrent", "checkpoints"),
+}
+SPECS = {
+    "draft-model": f"draft-model:model={TINY_DRAFT}",
+    "a tree": f"draft-model:model={TINY_DRAFT},tree=3x3",
+    "layers": "self-spec:mode=layers,layers=1,p_min=0",
+    "a chain of all": f"self-spec:mode=layers,layers=1,p_min=0.05;draft-model:model={TINY_DRAFT},tree=2x3;toy-period",
+} | {name: name for name in REGISTRY.drafters if name != "draft-model"}
+GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.9, "seed": 3}
+PROMPTS = [[7, 8, 9] * 6, [1, 2, 3, 4], [5] * 30, [9, 7, 5, 9, 7, 5, 9]]
+
+
+def load(way, spec="none", slots=1, n_ctx=256, **how):
+    backend, memory = WAYS[way]
+    how = {"spec_fixed": True, "draft_max": 6} | how
+    return Engine.load(
+        TINY_TARGET, backend=backend, memory=memory, spec_type=spec, slots=slots, n_ctx=n_ctx, registry=REGISTRY, **how
+    )
+
+
+def answers(engine, n=40, prompts=PROMPTS, **how):
+    results = engine.generate(prompts, max_tokens=n, ignore_eos=True, logprobs=1, **how)
+    return [(list(result.tokens), [piece.logprob for piece in result.pieces]) for result in results]
+
+
+@pytest.mark.sample(40)
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_output_is_that_of_plain_decoding(spec, way, slots):
+    with load(way) as plain, load(way, SPECS[spec], slots) as engine:
+        for how in (GREEDY, SAMPLED):
+            assert answers(engine, **how) == answers(plain, **how)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_are_accepted_and_rejected_as_on_any_model(way):
+    with load(way, f"draft-model:model={TINY_DRAFT}", slots=2) as engine:
+        results = engine.generate(PROMPTS, max_tokens=60, ignore_eos=True, **GREEDY)
+        model = engine._loader.models[0]
+    assert 0 < sum(result.stats.n_accepted for result in results) < sum(result.stats.n_drafted for result in results)
+    if WAYS[way][1] == "checkpoints":
+        assert any(batch.restores is not None for batch in model.batches)
+        assert all(batch.is_drafted is None and batch.parents is None for batch in model.batches)
+    else:
+        assert any(batch.accepted is not None for batch in model.batches)
+        assert all(batch.restores is None for batch in model.batches)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_continued_text_reuses_the_state_and_another_one_does_not(way):
+    with load(way) as plain, load(way, SPECS["a tree"]) as engine:
+        (first,) = engine.generate([PROMPTS[0]], max_tokens=30, ignore_eos=True, **GREEDY)
+        text = [*PROMPTS[0], *first.tokens]
+        for prompt, may_reuse in (([*text, 4], True), ([*text[:-9], 4, 4, 4], False), ([*text, 4, 4], False)):
+            result = engine.generate(prompt, max_tokens=12, ignore_eos=True, **GREEDY)
+            assert list(result.tokens) == list(plain.generate(prompt, max_tokens=12, ignore_eos=True, **GREEDY).tokens)
+            assert not may_reuse or result.stats.n_reused >= len(text) - 1
+            assert result.stats.n_reused < len(prompt)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_full_context_a_cancelled_request_and_a_failed_pass_leave_nothing_behind(way):
+    with load(way) as plain, load(way, SPECS["a chain of all"], slots=2, n_ctx=64) as engine:
+        expected = answers(plain, n=40, **GREEDY)
+        assert [tokens[:n] for (tokens, _), n in zip(answers(engine, n=300, **GREEDY), (40, 40, 30, 40), strict=True)] == [
+            tokens[:n] for (tokens, _), n in zip(expected, (40, 40, 30, 40), strict=True)
+        ]
+        model, forward = engine._loader.models[0], engine._loader.models[0].forward
+        cancelled = engine.submit(PROMPTS[1], max_tokens=60, ignore_eos=True, **GREEDY)
+        next(iter(cancelled))
+        cancelled.cancel()
+        n_passes = itertools.count()
+
+        def fail(batch):
+            logits = forward(batch)  # the state has taken in what the pass was over
+            if next(n_passes) == 20:
+                raise KeyError("planted")
+            return logits
+
+        model.forward = fail
+        with pytest.raises((KeyError, AuguryError), match=r"planted|a drafter's pass failed"):
+            engine.generate(PROMPTS[3], max_tokens=57, ignore_eos=True, **GREEDY)
+        model.forward = forward
+        again = [[*PROMPTS[1], *expected[1][0][:20]], [*PROMPTS[3], *expected[3][0][:20]]]
+        assert [tokens for tokens, _ in answers(engine, 15, again, **GREEDY)] == [
+            tokens for tokens, _ in answers(plain, 15, again, **GREEDY)
+        ]
+
+
+@pytest.mark.parametrize("backend", ["toy-recurrent:keeps_aside=false", "toy-recurrent"])
+def test_auto_takes_the_first_manager_that_suits_the_state(backend):
+    with Engine.load(TINY_TARGET, backend=backend, spec_type="none", registry=REGISTRY) as engine:
+        assert engine.config["memory"] == ("checkpoints" if "false" in backend else "contiguous")
+
+
+@pytest.mark.parametrize(
+    ("backend", "memory", "told"),
+    [
+        ("toy-recurrent:keeps_aside=false", "contiguous", "takes drafted tokens into its recurrent state; take checkpoints"),
+        ("toy", "checkpoints", "memory manager checkpoints does not suit .*: the model has no recurrent state"),
+    ],
+)
+def test_a_manager_that_does_not_suit_the_state_is_refused(backend, memory, told):
+    with pytest.raises(UnsupportedError, match=told):
+        Engine.load(TINY_TARGET, backend=backend, memory=memory, spec_type="none", registry=REGISTRY)
+
+
+# Faults
+
+
+def passes(change):
+    """Plant a fault in what a model does with a batch: `change(model, batch, forward)`."""
+
+    def plant(engine):
+        model = engine._loader.models[0]
+        forward = model.forward
+        model.forward = lambda batch: change(model, batch, forward)
+
+    return plant
+
+
+def steps(change):
+    """Plant a fault in a memory manager's steps: `change(step)` gives other fields."""
+
+    def plant(engine):
+        memory = engine._worker._loop._context.memory
+        prepare = memory.prepare
+        memory.prepare = lambda *args: attrs.evolve(step := prepare(*args), **change(step))
+
+    return plant
+
+
+def with_accepted(change):
+    return passes(
+        lambda model, batch, forward: forward(
+            batch if batch.accepted is None else attrs.evolve(batch, accepted=change(batch.accepted))
+        )
+    )
+
+
+@passes
+def one_late(model, batch, forward):
+    if batch.accepted is None:
+        return forward(batch)
+    slot, cell, _ = batch.accepted[-1].tolist()
+    token = model.aside[slot][cell]
+    logits = forward(attrs.evolve(batch, accepted=batch.accepted[:-1]))
+    model.state[slot], model.conv[slot], _ = model._after((model.state[slot], model.conv[slot], ()), token)
+    return logits
+
+
+@passes
+def one_early(model, batch, forward):
+    if batch.is_drafted is None:
+        return forward(batch)
+    return forward(
+        attrs.evolve(batch, is_drafted=batch.is_drafted & (np.arange(len(batch.tokens)) != batch.is_drafted.argmax()))
+    )
+
+
+@passes
+def convolution_left_behind(model, batch, forward):
+    if batch.accepted is None:
+        return forward(batch)
+    begin, conv = model._begin, model.conv.copy()
+    model._begin = lambda batch: begin(batch) or model.conv.__setitem__(slice(None), conv)
+    try:
+        return forward(batch)
+    finally:
+        del model._begin
+
+
+@passes
+def another_convolution_restored(model, batch, forward):
+    for slot in batch.restores.tolist() if batch.restores is not None else ():
+        model.saved[slot] = model.saved[slot][0], model.conv[slot].copy()
+    return forward(batch)
+
+
+def without_replay(step):
+    n = len(step.replay)
+    return {"mark": step.mark + n, "replay": (), "save": None if step.save is None else step.save - n}
+
+
+FAULTS = {
+    "taken in twice": ("kept aside", with_accepted(lambda accepted: np.repeat(accepted, 2, axis=0))),
+    "left out": ("kept aside", with_accepted(lambda accepted: accepted[1:])),
+    "in another order": ("kept aside", with_accepted(lambda accepted: accepted[::-1])),
+    "another slot's": ("kept aside", with_accepted(lambda accepted: accepted ^ [1, 0, 0])),
+    "one late": ("kept aside", one_late),
+    "one early": ("kept aside", one_early),
+    "convolution left behind": ("kept aside", convolution_left_behind),
+    "a replay written over": ("restored", steps(without_replay)),
+    "a replay of other tokens": ("restored", steps(lambda step: {"replay": step.replay[:0:-1] + step.replay[:1]})),
+    "not restored": ("restored", steps(lambda step: {"restore": False})),
+    "saved too late": ("restored", steps(lambda step: {"save": None if step.save is None else step.save + 1})),
+    "another convolution restored": ("restored", another_convolution_restored),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_shows(fault):
+    way, plant = FAULTS[fault]
+    how = {"n": 60, "prompts": PROMPTS[:2]} | GREEDY
+    with load(way) as plain, load(way, SPECS["a tree"], slots=2) as engine:
+        expected = answers(plain, **how)
+        assert answers(engine, cache_prompt=False, **how) == expected
+        plant(engine)
+        try:
+            found = answers(engine, cache_prompt=False, **how)
+        except Exception as error:  # noqa: BLE001 - a fault may show as anything
+            found = error
+        assert found != expected
