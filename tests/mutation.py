@@ -35,11 +35,14 @@ import pytest
 from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ["core/engine", "core/speculation", "drafters", "drafters/ngram", "drafters/model", "plugins/memory"]
-FILES = [f"core/{name}.py" for name in ("blocks", "options", "passes", "tree", "types", "text/text_stream")]
-FILES += sorted(
-    path.relative_to(ROOT).as_posix() for each in FOLDERS for path in ROOT.glob(f"{each}/*.py") if path.name != "__init__.py"
-)
+MATTER = "core/engine/*.py core/speculation/*.py drafters/**/*.py plugins/memory/*.py core/text/text_stream.py"
+MATTER += "".join(f" core/{name}.py" for name in ("batch", "blocks", "constraint", "options", "passes", "types"))
+FILES = [
+    path.relative_to(ROOT).as_posix()
+    for pattern in MATTER.split()
+    for path in sorted(ROOT.glob(pattern))
+    if path.name != "__init__.py"
+]
 NEIGHBOURS = {  # what else of the tests knows a folder's files
     "core": [
         "tests/backends/test_{family}*.py",
