@@ -224,19 +224,38 @@ def test_where_chance_accepts_drafts_teacher_forcing_says_nothing():
     assert [is_right for _, is_right, _ in planner.seen] == [None]
 
 
-def test_the_planner_learns_how_many_tokens_were_in_the_pass_beside_drafts(monkeypatch):
-    told, planner = [], constant(1)
-    monkeypatch.setattr(planner, "observe_round", lambda slots, _, n, __: told.append(n + sum(1 + slot.k for slot in slots)))
-    with toy_engine(slots=2, n_ctx=300, drafter=named("used", [(2, 1)]), planner=planner) as engine:
+class Told(DraftPlanner):
+    """Keeps the size of every pass as it is told before and after, and the depth of those in which all slots draft."""
+
+    def __init__(self):
+        super().__init__(constant(1).costs, [False])
+        self.planned, self.passed, self.depths = [], [], []
+
+    def choose(self, slots, n_beside=0):
+        super().choose(slots, n_beside)
+        self.planned.append(n_beside + sum(1 + slot.k for slot in slots))
+
+    def observe_round(self, slots, depth, n_beside, pass_s):
+        self.passed.append(n_beside + sum(1 + slot.k for slot in slots))
+        if not n_beside:
+            self.depths.append((depth, [len(slot.sequence.history) - slot.n_accepted - 1 for slot in slots]))
+
+
+def test_the_planner_is_told_of_all_tokens_in_a_pass_and_of_its_depth():
+    planner = Told()
+    with toy_engine(slots=3, n_ctx=300, drafter=named("used", [(2, 1)]), planner=planner) as engine:
         model, gate = engine._worker._loop._context.model, Gate(engine)
-        asked = [([1, 2, 3], 30), ([5, 6], 5), ([4] * 250, 9)]  # the last takes the slot of the second, beside the first
-        runnings = [engine.submit(prompt, max_tokens=n, **GREEDY) for prompt, n in asked]
+        asked = [([1, 2, 3], 60, 8), ([5, 6], 5, 8), ([7], 8, 0), ([4] * 250, 40, 8)]  # the last waits for a slot
+        runnings = [engine.submit(prompt, max_tokens=n, speculative={"n_max": n_max}, **GREEDY) for prompt, n, n_max in asked]
         gate.open()
         for running in runnings:
             running.result()
     sizes = [len(batch.tokens) for batch in model.batches]
-    assert told == sizes[-len(told) :]
-    assert max(told) > 100
+    assert planner.passed == sizes[-len(planner.passed) :]
+    assert set(planner.planned) <= set(sizes)
+    assert max(planner.planned) > 100
+    assert all(depth == np.mean(depths) for depth, depths in planner.depths)
+    assert max(len(depths) for _, depths in planner.depths) > 1
 
 
 def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
