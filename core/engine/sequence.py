@@ -190,7 +190,7 @@ class Sequence:
         """
         emitted = []
         rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
-        for token, row in zip(accepted.tokens, rows, strict=True):
+        for token in accepted.tokens:
             if token < 0:
                 odd = f"the model's logits after {self._n} tokens are not finite numbers"
                 told = f"{odd}; its weights are probably damaged, fetch the file again"
@@ -203,12 +203,13 @@ class Sequence:
             self._finish_after(token)
             if self.finish_reason is not None:
                 text += self._text.flush(may_stop=may_stop)
-            emitted.append((token, text, *self._logprobs(logits, row, token)))
+            emitted.append((token, text))
             if self.finish_reason is not None:
                 break
-        for i, (token, text, *logprobs) in enumerate(emitted):
+        logprobs = self._logprobs(logits, rows[: len(emitted)], [token for token, _ in emitted])
+        for i, (token, text) in enumerate(emitted):
             is_drafted = i < len(emitted) - 1
-            self.pieces.append(Token(token, text, drafter if is_drafted else None, *logprobs))
+            self.pieces.append(Token(token, text, drafter if is_drafted else None, *logprobs[i]))
             self.channel.deliver(self.pieces[-1])
         return len(emitted)
 
@@ -228,15 +229,19 @@ class Sequence:
             self.fail(error)
         return self._constraint.n_complete == self.n_emitted
 
-    def _logprobs(self, logits: Pass, row: int, token: int) -> tuple[Any, ...]:
-        """`logprob`, `bytes` and `top_logprobs` of a `Token`."""
+    def _logprobs(self, logits: Pass, rows: Tokens[int], tokens: Tokens[int]) -> list[tuple[Any, ...]]:
+        """`logprob`, `bytes` and `top_logprobs` of each `Token`."""
         if self.request.logprobs is None:
-            return ()
-        normalizer = logits.log_normalizer(row)
-        logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
-        (ids,), (values,) = logits.top_k(np.array([row], np.int32), self.request.logprobs)
-        top = zip(ids.tolist(), values.tolist(), strict=True)
-        return logprob, self._bytes(token), tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
+            return [()] * len(tokens)
+        told: list[tuple[Any, ...]] = []
+        best = logits.top_k(np.array(rows, np.int32), self.request.logprobs)
+        for token, row, ids, values in zip(tokens, rows, *best, strict=True):
+            normalizer = logits.log_normalizer(row)
+            logprob = float(logits.gather(row, np.array([token], np.int32))[0]) - normalizer
+            top = zip(ids.tolist(), values.tolist(), strict=True)
+            alternatives = tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
+            told.append((logprob, self._bytes(token), alternatives))
+        return told
 
     def _bytes(self, token: int) -> bytes | None:
         return None if self.tokenizer is None else self.tokenizer.piece(token)

@@ -10,6 +10,8 @@ from commands import here, run
 
 from augury.cli.prompts import Prompt, prompts_of_lines
 from augury.cli.run import _submitted, _with_kwargs
+from augury.registry import Registry
+from augury.testing.toys import registry_with_toys
 
 GREEDY = [*here(), "-c", "64", "--temp", "0", "-n", "3"]
 BAD = {
@@ -75,6 +77,20 @@ def test_template_kwargs_are_for_conversations_and_a_line_s_own_come_first(capsy
     code, _, err = run(capsys, "run", *GREEDY, "-p", "x", "--chat-template-kwargs", "[1]")
     assert code != 0
     assert 'expected a JSON object, such as {"enable_thinking": false}' in err
+
+
+def test_a_constraint_is_a_flag_and_a_line_s_own_comes_first(capsys, tmp_path, monkeypatch):
+    toys = registry_with_toys()
+    monkeypatch.setattr(Registry, "discover", lambda: toys)
+    file = written(tmp_path, '{"tokens": [1]}', '{"tokens": [1], "constraint": {"toy-residues": {"modulus": 7, "stretch": 0}}}')
+    code, out, _ = run(capsys, "run", *GREEDY, "--constraint", "toy-residues:modulus=5,stretch=0", "-f", file, "--json")
+    told = [
+        [token % modulus for token in json.loads(line)["tokens"]]
+        for line, modulus in zip(out.splitlines(), (5, 7), strict=True)
+    ]
+    assert (code, told) == (0, [[0, 1, 2]] * 2)
+    code, _, err = run(capsys, "run", *GREEDY, "--constraint", "toy-residue", "--prompt-tokens", "1")
+    assert (code, "did you mean 'toy-residues'" in err) == (1, True)
 
 
 def test_texts_of_the_other_lines_are_written(capsys, tmp_path):

@@ -11,6 +11,7 @@ from augury.errors import OptionError, PluginError
 from augury.hookspecs import hookimpl
 from augury.options import NoOptions
 from augury.registry import Registry
+from augury.testing.toy_model import ToyModel
 from augury.testing.toys import registry_with_toys
 from augury.text.tokenizer import load_tokenizer
 from augury.types import Draft
@@ -151,7 +152,9 @@ def test_stops_and_limits_end_it_before_it_is_complete():
 
 @pytest.mark.parametrize("constraint", ["countdown", "complete"])
 def test_a_draft_that_goes_on_after_the_end_does_no_harm(constraint):
-    with engine_with(Countdown, Complete, tokenizer=TOKENIZER, drafter=scripted(0, 3, 2, 1, EOS, 7, 7, 7)) as engine:
+    text = [0, 3, 2, 1, *([EOS] if constraint == "countdown" else [])]
+    text += ToyModel().plain(text, 3)  # which the target would go on with
+    with engine_with(Countdown, Complete, tokenizer=TOKENIZER, drafter=scripted(*text)) as engine:
         result = engine.generate([0], constraint=constraint, **GREEDY)
     assert result.tokens == ((3, 2, 1, EOS) if constraint == "countdown" else (3, 2, 1))
     assert result.stats.n_rounds == 2
