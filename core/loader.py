@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from augury.engine.context import CheckedContext
-from augury.engine.session import Shared
+from augury.engine.guard import guarded
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
@@ -16,6 +17,7 @@ from augury.options import Spec, build, parse_specs
 from augury.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
     from pathlib import Path
 
     from augury.blocks import ModelPlan
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
     from augury.types import ModelOptions
 
-__all__ = ["Loader", "make_backend", "make_memory", "plan_of"]
+__all__ = ["Loader", "Shared", "make_backend", "make_memory", "plan_of"]
 
 
 def make_backend(registry: Registry, text: str) -> Backend:
@@ -81,6 +83,33 @@ def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
             f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
         )
     return architecture.plans(file)["main"]
+
+
+class Shared:
+    """What the sessions of one engine have in common, made once and closed with the engine."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value under `key`, made by the first that asks."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
+
+    def values(self) -> list[Any]:
+        """All values, in the order in which they were made."""
+        with self._lock:
+            return list(self._made.values())
+
+    def close(self) -> None:
+        """Close, last made first, what can be closed; where that fails the others are closed all the same."""
+        for value in reversed(self.values()):
+            if callable(close := getattr(value, "close", None)):
+                guarded(close)
+        self._made.clear()
 
 
 class Loader:

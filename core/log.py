@@ -9,7 +9,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["get_logger"]
+__all__ = ["DRAFT_LOGGER", "get_logger"]
+
+DRAFT_LOGGER = logging.getLogger("augury.drafts")
+"""At level DEBUG, as with `-vv`, it gets a record for every draft that was verified, with a `VerifiedDraft` as its attribute
+`draft`; drafters may then compute how confident they are."""
 
 
 def get_logger(name: str) -> Any:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
     from augury.passes import Pass
-    from augury.plugins.bench.roofline import KernelTime, Limits
+    from augury.profile import KernelTime, Limits
     from augury.types import ModelOptions
 
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for

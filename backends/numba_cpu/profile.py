@@ -12,7 +12,7 @@ from augury.backends.numba_cpu.kernels import probe
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.weights import aligned
-from augury.plugins.bench.roofline import KernelTime, Limits
+from augury.profile import KernelTime, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from attrs import frozen
 from augury.engine.guard import guarded
 from augury.engine.stats import EngineCounter
 from augury.errors import PluginError
-from augury.log import get_logger
-from augury.speculation.draft_log import DRAFT_LOGGER, log_draft
+from augury.log import DRAFT_LOGGER, get_logger
+from augury.speculation.draft_log import log_draft
 from augury.types import Round, Verdict, read_only
 
 if TYPE_CHECKING:

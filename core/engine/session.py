@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
-from augury.engine.guard import guarded
 from augury.interfaces import Session
 
 if TYPE_CHECKING:
@@ -16,34 +14,7 @@ if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
     from augury.types import ModelInfo, ModelOptions
 
-__all__ = ["EngineSession", "Shared"]
-
-
-class Shared:
-    """What the sessions of one engine have in common, made once and closed with the engine."""
-
-    def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
-        self._lock = threading.RLock()
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value under `key`, made by the first that asks."""
-        with self._lock:
-            if key not in self._made:
-                self._made[key] = make()
-            return self._made[key]
-
-    def values(self) -> list[Any]:
-        """All values, in the order in which they were made."""
-        with self._lock:
-            return list(self._made.values())
-
-    def close(self) -> None:
-        """Close, last made first, what can be closed; where that fails the others are closed all the same."""
-        for value in reversed(self.values()):
-            if callable(close := getattr(value, "close", None)):
-                guarded(close)
-        self._made.clear()
+__all__ = ["EngineSession"]
 
 
 class EngineSession(Session):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
+from augury.log import DRAFT_LOGGER
 from augury.types import TokenLogprob
 
 if TYPE_CHECKING:
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from augury.passes import Pass
     from augury.types import Draft
 
-__all__ = ["DRAFT_LOGGER", "DraftedToken", "VerifiedDraft", "log_draft"]
-
-DRAFT_LOGGER = logging.getLogger("augury.drafts")
-"""At level DEBUG it gets a record for every draft that was verified, with a `VerifiedDraft` as its attribute `draft`; drafters
-may then compute how confident they are."""
+__all__ = ["DraftedToken", "VerifiedDraft", "log_draft"]
 
 
 @frozen

@@ -8,8 +8,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from augury.constraint import ConstraintSession
-from augury.engine.session import Shared
 from augury.hookspecs import hookimpl
+from augury.loader import Shared
 from augury.options import build
 from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.drafter.driven import Subject as DrafterSubject

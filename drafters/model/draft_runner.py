@@ -9,8 +9,7 @@ import numpy as np
 from attrs import Factory, define, evolve, frozen
 
 from augury.drafters.model.cached_text import CachedText
-from augury.log import get_logger
-from augury.speculation.draft_log import DRAFT_LOGGER
+from augury.log import DRAFT_LOGGER, get_logger
 from augury.types import Draft
 
 if TYPE_CHECKING:

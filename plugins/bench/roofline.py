@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.plugins.bench.timing import Measurement
+from augury.profile import KernelTime, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.batch import Batch
     from augury.plugins.bench.model_runner import ModelRunner
+    from augury.profile import Profiled
 
-__all__ = ["KernelTime", "Limits", "Profiled", "Roofline", "measure_roofline"]
+__all__ = ["Roofline", "measure_roofline"]
 
 _N_WINDOWS = 5  # in each the limits are probed once, between passes
-
-
-@frozen
-class KernelTime:
-    """One step of a pass, or several of one name: seconds, bytes of weights and cached states read, multiply-adds."""
-
-    name: str
-    seconds: float
-    n_bytes: int
-    n_multiply_adds: int
-    n_steps: int = 1
-
-
-@frozen
-class Limits:
-    """What a model's threads can do together."""
-
-    bytes_per_s: float  # reading memory that no cache holds
-    multiply_adds_per_s: float  # of weights and activations as the kernels multiply them, in registers
-
-
-@runtime_checkable
-class Profiled(Protocol):
-    """A model that can profile its passes."""
-
-    def profile(self, batch: Batch) -> Sequence[KernelTime]:
-        """Compute a pass like `Model.forward`, and return its steps in order."""
-        ...
-
-    def limits(self) -> Limits:
-        """Probe what the model's threads can do, which takes a fraction of a second."""
-        ...
 
 
 @frozen

@@ -13,13 +13,15 @@ from augury.errors import UnsupportedError
 from augury.plugins.bench.commands.passes import loaded_model
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.roofline import Profiled, measure_roofline
+from augury.plugins.bench.roofline import measure_roofline
+from augury.profile import Profiled
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from augury.plugins.bench.roofline import KernelTime, Limits, Roofline
+    from augury.plugins.bench.roofline import Roofline
+    from augury.profile import KernelTime, Limits
 
 __all__ = ["run_roofline"]
 

@@ -7,7 +7,8 @@ from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
 from augury.interfaces import Progress
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.bench.model_runner import ModelRunner
-from augury.plugins.bench.roofline import Profiled, measure_roofline
+from augury.plugins.bench.roofline import measure_roofline
+from augury.profile import Profiled
 from augury.types import ModelOptions
 
 

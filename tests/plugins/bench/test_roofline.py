@@ -5,7 +5,8 @@ import pytest
 
 from augury.plugins.bench import roofline
 from augury.plugins.bench.model_runner import ModelRunner
-from augury.plugins.bench.roofline import KernelTime, Limits, Profiled, measure_roofline
+from augury.plugins.bench.roofline import measure_roofline
+from augury.profile import KernelTime, Limits, Profiled
 from augury.testing.toy_model import ToyModel
 
 

@@ -1,0 +1,46 @@
+"""What a model that can profile its passes tells of them: an ability that a backend may have, for `augury bench --roofline`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.batch import Batch
+
+__all__ = ["KernelTime", "Limits", "Profiled"]
+
+
+@frozen
+class KernelTime:
+    """One step of a pass, or several of one name: seconds, bytes of weights and cached states read, multiply-adds."""
+
+    name: str
+    seconds: float
+    n_bytes: int
+    n_multiply_adds: int
+    n_steps: int = 1
+
+
+@frozen
+class Limits:
+    """What a model's threads can do together."""
+
+    bytes_per_s: float  # reading memory that no cache holds
+    multiply_adds_per_s: float  # of weights and activations as the kernels multiply them, in registers
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A model that can profile its passes."""
+
+    def profile(self, batch: Batch) -> Sequence[KernelTime]:
+        """Compute a pass like `Model.forward`, and return its steps in order."""
+        ...
+
+    def limits(self) -> Limits:
+        """Probe what the model's threads can do, which takes a fraction of a second."""
+        ...
