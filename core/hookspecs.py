@@ -63,8 +63,9 @@ def augury_sources() -> Iterable[type[Source]]:  # type: ignore[empty-body]
 def augury_choose(kind: str, names: Sequence[str], model: ModelInfo | None) -> str | None:
     """Choose a plugin of `kind` ("backend", "memory", "drafter") among `names`.
 
-    Called once per load, where the user said `auto`. Result: the first that is not None; where all are None, the built-in
-    preference.
+    Called where the user said `auto`: once per load, for drafters among those that need no draft model and, where one is given,
+    once more among those that take one. Result: the first that is not None, or else the first of `names`. Augury's own plugins
+    recommend themselves by the same hook with `trylast=True`, and are outvoted by any other.
     """
 
 

@@ -38,7 +38,6 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes
     "constraint": ("augury_constraints", Constraint),
 }
 _WORDS = {"memory": "memory manager"}
-_PREFERRED = {"backend": ("numba-cpu", "reference"), "memory": ("contiguous", "checkpoints"), "drafter": ("suffix",)}
 
 
 @frozen
@@ -202,7 +201,7 @@ class Registry:
         raise PluginError(f"there is no {_WORDS.get(kind, kind)} {name!r}{nearest(name, classes)}{broken}{left_out}")
 
     def choose(self, kind: str, model: ModelInfo | None, reason: Callable[[type[Any]], str | None] | None = None) -> Any:
-        """The class of `kind` for a user who said `auto`: a plugin's choice, or else the first preferred one that can run.
+        """The class of `kind` for a user who said `auto`: what `augury_choose` says, or else the first that can run.
 
         Args:
             kind: Of plugin.
@@ -212,17 +211,12 @@ class Registry:
         Raises:
             PluginError: None can run.
         """
-        classes = self._of_kind(kind)
-        reasons = {name: (reason or _reason)(cls) for name, cls in classes.items()}
+        reasons = {name: (reason or _reason)(cls) for name, cls in self._of_kind(kind).items()}
         usable = [name for name, why in reasons.items() if why is None]
-        chosen = self.hooks.hook.augury_choose(kind=kind, names=usable, model=model)
-        if chosen is not None:
-            return self.find(kind, chosen)
-        for name in (*_PREFERRED[kind], *usable):
-            if name in usable:
-                return classes[name]
-        told = "; ".join(f"{name}: {why}" for name, why in reasons.items())
-        raise PluginError(f"no {_WORDS.get(kind, kind)} can run here ({told or 'none is installed'})")
+        if not usable:
+            told = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+            raise PluginError(f"no {_WORDS.get(kind, kind)} can run here ({told or 'none is installed'})")
+        return self.find(kind, self.hooks.hook.augury_choose(kind=kind, names=usable, model=model) or usable[0])
 
     def add_commands(self, subparsers: Any, argv: Sequence[str]) -> None:
         """Let plugins add commands to argparse's `subparsers` for the words `argv`; one that fails is given up."""

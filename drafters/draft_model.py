@@ -218,3 +218,9 @@ def _load(reference: str, load_options: ModelOptions, backend: str | None, sessi
 def augury_drafters() -> list[type[Drafter]]:
     """Offer `draft-model`."""
     return [DraftModel]
+
+
+@hookimpl(trylast=True)
+def augury_choose(kind: str, names: Sequence[str]) -> str | None:
+    """Recommend `draft-model`."""
+    return "draft-model" if kind == "drafter" and "draft-model" in names else None

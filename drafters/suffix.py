@@ -28,6 +28,8 @@ from augury.options import option
 from augury.types import Draft
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from augury.interfaces import Session
@@ -147,3 +149,9 @@ class Suffix(Drafter):
 def augury_drafters() -> list[type[Drafter]]:
     """Offer `suffix`."""
     return [Suffix]
+
+
+@hookimpl(trylast=True)
+def augury_choose(kind: str, names: Sequence[str]) -> str | None:
+    """Recommend `suffix`."""
+    return "suffix" if kind == "drafter" and "suffix" in names else None

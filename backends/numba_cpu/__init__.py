@@ -8,6 +8,8 @@ from augury.backends.numba_cpu.backend import NumbaCpu, NumbaCpuOptions
 from augury.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from augury.interfaces import Backend
 
 __all__ = ["NumbaCpu", "NumbaCpuOptions"]
@@ -17,3 +19,9 @@ __all__ = ["NumbaCpu", "NumbaCpuOptions"]
 def augury_backends() -> tuple[type[Backend], ...]:
     """Offer `numba-cpu`."""
     return (NumbaCpu,)
+
+
+@hookimpl(trylast=True)
+def augury_choose(kind: str, names: Sequence[str]) -> str | None:
+    """Recommend `numba-cpu`."""
+    return "numba-cpu" if kind == "backend" and "numba-cpu" in names else None

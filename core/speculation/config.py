@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -52,7 +53,7 @@ def choose_drafters(
     Args:
         registry: The drafters that there are.
         spec_type: `name:key=value,...;name;...`, or several such texts, which are one chain; `none` for no drafter; `auto` or
-            no text at all for the preferred drafter without a model and, with a draft model, `draft-model`.
+            no text at all for the preferred drafter without a model and, where a draft model is given, the preferred one with.
         draft_model: For the first drafter of the chain that takes one.
         spec_options: Options by drafter name, which count beside those in `spec_type`; the latter win.
 
@@ -78,7 +79,7 @@ def choose_drafters(
                 f"leave them out, or name {name} in --spec-type"
             )
     if draft_model is not None:
-        takers = [values for drafter, values in chain.values() if "model" in options_of(drafter.options_class)]
+        takers = [values for drafter, values in chain.values() if _takes_model(drafter)]
         if not takers:
             who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
             raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
@@ -93,7 +94,7 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     """The drafters named, `none` and `auto` resolved."""
     texts = (spec_type,) if isinstance(spec_type, str) or not isinstance(spec_type, Iterable) else tuple(spec_type)
     if not all(isinstance(text, str) for text in texts):
-        raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, such as 'ngram-simple'")
+        raise OptionError(f"spec_type is {spec_type!r}, expected the name of a drafter, or 'auto'")
     named = [spec for text in texts or ("auto",) for spec in parse_specs(text)]
     specs = [spec for spec in named if spec.name != "none" or spec.values]
     if specs and len(specs) < len(named):
@@ -103,8 +104,19 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     if any(spec.name == "auto" for spec in specs):
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
-        return [Spec(registry.choose("drafter", None).name), *([Spec("draft-model")] if is_model_given else [])]
+        kinds = (False, True) if is_model_given else (False,)
+        return [Spec(registry.choose("drafter", None, partial(_unsuitable, takes_model=each)).name) for each in kinds]
     return specs
+
+
+def _unsuitable(drafter: type[Drafter], *, takes_model: bool) -> str | None:
+    if _takes_model(drafter) == takes_model:
+        return None
+    return "it takes no draft model" if takes_model else "it takes a draft model"
+
+
+def _takes_model(drafter: type[Drafter]) -> bool:
+    return "model" in options_of(drafter.options_class)
 
 
 def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from augury.interfaces import MemoryManager, SlotStates
 from augury.types import Opened, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class _Slot:
@@ -136,3 +136,9 @@ class Contiguous(MemoryManager):
 def augury_memory_managers() -> Iterable[type[MemoryManager]]:
     """Offer `contiguous`."""
     return [Contiguous]
+
+
+@hookimpl(trylast=True)
+def augury_choose(kind: str, names: Sequence[str]) -> str | None:
+    """Recommend `contiguous`."""
+    return "contiguous" if kind == "memory" and "contiguous" in names else None

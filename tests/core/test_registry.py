@@ -1,3 +1,4 @@
+import importlib
 import types
 
 import pytest
@@ -143,11 +144,25 @@ def test_a_command_that_fails_is_given_up_and_the_others_are_there():
     assert broken.reason == "augury_commands: OSError: no such device"
 
 
-def test_auto_asks_the_plugins_first_and_prefers_the_built_in_next():
-    registry = Registry.discover()
+def test_auto_takes_what_a_plugin_chooses_and_outvotes_those_that_recommend_themselves():
+    registry = Registry()
+    registry.register(plugin(augury_choose=lambda: None), name="silent")
+    registry.register(importlib.import_module("augury.backends.reference"), name="reference")
+    assert registry.choose("backend", None).name == "reference", "the first that there is"
+    registry.register(importlib.import_module("augury.backends.numba_cpu"), name="numba-cpu")
     assert registry.choose("backend", None).name == "numba-cpu"
-    registry.register(plugin(augury_choose=lambda: "reference"), name="chooser")
+    assert registry.choose("backend", None, lambda cls: cls.name.startswith("numba") or None).name == "reference"
+    registry = Registry()
+    registry.register(plugin(augury_choose=lambda: "reference"), name="chooser")  # before them, so that it would be asked last
+    for name in ("reference", "numba_cpu"):
+        registry.register(importlib.import_module(f"augury.backends.{name}"), name=name)
     assert registry.choose("backend", None).name == "reference"
+
+
+def test_where_nothing_can_run_auto_says_why():
+    registry = Registry.discover()
+    with pytest.raises(PluginError, match=r"no memory manager can run here .*contiguous: too small"):
+        registry.choose("memory", None, lambda _: "too small")
 
 
 def test_the_allow_list_keeps_strangers_out(monkeypatch):

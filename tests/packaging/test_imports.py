@@ -1,11 +1,14 @@
 """Who may import whom: wings as docs/architecture.md says, plugins what docs/plugins.md promises, and nobody in a circle."""
 
+import ast
 import re
 from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from sources import MODULES, ROOT, import_graph
+
+from augury.registry import Registry
 
 GRAPH = import_graph()
 CORE = {"files", "text", "engine", "speculation", "testing", "cli", "contract", "registry", "loader", "entry"}
@@ -43,6 +46,17 @@ def test_wings_import_what_the_architecture_page_says():
 @pytest.mark.parametrize("name", sorted(CORE))
 def test_core_imports_no_plugin(name):
     assert between_wings()[name] <= CORE
+
+
+def test_core_names_no_plugin():
+    names = {record.name for record in Registry.discover().records if record.kind in ("backend", "drafter", "memory")}
+    names -= {"none", "forced"}  # a user's word for no drafter, and a method
+    kept = ("core/testing/", "core/cli/foreign_flags.py")  # the kit compares with an oracle; what other programs' flags mean
+    for path in (ROOT / "core").rglob("*.py"):
+        if not str(path.relative_to(ROOT)).startswith(kept):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+            assert not names & found, path
 
 
 def test_no_modules_import_each_other_in_a_circle():
