@@ -38,7 +38,7 @@ def counts(*, least: int) -> Callable[[str], tuple[int, ...]]:
     """
 
     def convert(text: str) -> tuple[int, ...]:
-        found = tuple(int(each) for each in text.split(",")) if are_counts(text) else ()
+        found = tuple(map(int, text.split(","))) if are_counts(text) else ()
         if not found or min(found) < least:
             raise argparse.ArgumentTypeError(f"whole numbers of at least {least} separated by commas, such as 1,2,4")
         return found

@@ -56,7 +56,7 @@ class Pair:
 
 
 class PairedRuns:
-    """Runs one prompt with and without a drafter. Each pair needs `open`, both runs, and `close`."""
+    """Runs one prompt with and without a drafter. `prepare` it, let both run, and `close` it."""
 
     def __init__(self, load: Callable[[], Engine], params: Mapping[str, Any], prompt: Prompt) -> None:
         """Nothing is loaded yet.
@@ -72,12 +72,16 @@ class PairedRuns:
         self._params = {**params, **prompt.arguments()}
         self._engine: Engine | None = None
 
-    def open(self) -> None:
-        """Load an engine and process the prompt."""
+    def prepare(self, *, is_warm: bool) -> None:
+        """Load a fresh engine and process the prompt; if warm, only once, and let the drafter see the answer, too."""
+        if is_warm and self._engine is not None:
+            return
         self.close()
         self._engine = self._load()
         self.config = {**self._engine.config, "model": self._engine.info.name}
         self._generate({"type": "none"}, max_tokens=_N_WARM)
+        if is_warm:
+            self.drafted()
 
     def plain(self) -> Result:
         """Generate without the drafter."""
@@ -91,11 +95,7 @@ class PairedRuns:
 
     def pair(self, index: int, *, is_warm: bool = False) -> Pair:
         """Both, with a fresh engine unless a warm one is wanted; with an odd index the drafter begins."""
-        if not is_warm:
-            self.open()
-        elif self._engine is None:
-            self.open()
-            self.drafted()
+        self.prepare(is_warm=is_warm)
         if index % 2:
             drafted, plain = self.drafted(), self.plain()
         else:
@@ -121,7 +121,7 @@ class PairedRuns:
 
     def _generate(self, speculative: Mapping[str, Any], **changed: Any) -> Result:
         if self._engine is None:
-            raise AuguryError("no engine is loaded; call open() first")
+            raise AuguryError("no engine is loaded; call prepare() first")
         return self._engine.submit(**{**self._params, **changed, "speculative": speculative}).result()
 
 

@@ -94,11 +94,7 @@ class Turns:
     def before(self) -> None:
         """Get ready for a drafted run; it begins cold unless it is to be warm."""
         self.finish()
-        if not self._is_warm:
-            self._runs.open()
-        elif not self.pairs:
-            self._runs.open()
-            self._runs.drafted()
+        self._runs.prepare(is_warm=self._is_warm)
         if len(self.pairs) % 2 == 0:
             self._plain = self._runs.plain()
 

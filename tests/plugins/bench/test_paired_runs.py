@@ -95,7 +95,7 @@ def test_a_plain_run_that_stalled_is_repeated(monkeypatch, slow, n_repeated, is_
     runs = PairedRuns(None, PARAMS, PROMPT)
     drafted = result(1.0, rounds=((0, 0), (3, 0), (3, 0), (3, 0)))
     times = [49.0] * slow + [1.0] * 9
-    monkeypatch.setattr(runs, "open", lambda: None)
+    monkeypatch.setattr(runs, "prepare", lambda **_: None)
     monkeypatch.setattr(runs, "plain", lambda: result(times.pop(0)))
     monkeypatch.setattr(runs, "drafted", lambda: drafted)
     pair = runs.pair(0)
@@ -110,5 +110,5 @@ def test_the_model_goes_by_its_own_name(runs):
 
 
 def test_without_an_engine_it_says_so(runs):
-    with pytest.raises(AuguryError, match="open"):
+    with pytest.raises(AuguryError, match="prepare"):
         runs.plain()
