@@ -5,18 +5,21 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pytest
 from oracles.models import altered, nmse, tiny_file
 from oracles.passes import run_of
 
 from augury.backends.reference import Reference
+from augury.engine.context import EngineContext
 from augury.interfaces import Progress
+from augury.loader import make_memory
 from augury.options import NoOptions
 from augury.registry import Registry
-from augury.testing import check_architecture, check_source
+from augury.testing import ToyModel, check_architecture, check_backend, check_memory_manager, check_source
 from augury.types import ModelOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-a-plugin.md"
-ARCHITECTURE, SOURCE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+ARCHITECTURE, SOURCE, PASS, MEMORY, BACKEND = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def plugin_of(source):
@@ -54,3 +57,25 @@ def test_the_documented_source_keeps_the_contracts_of_sources(tmp_path):
     module.SHELF = tmp_path
     (source,) = module.augury_sources()
     check_source(source, "lan:tiny", "lan:no-such-model")
+
+
+@pytest.mark.parametrize(("off", "n_passes"), [(0, 5), (1, 9)])
+def test_the_documented_passes_continue_as_plain_decoding_does(off, n_passes):
+    model = ToyModel()
+    context = EngineContext(model, make_memory(Registry.discover(), "contiguous", model))
+    prompt = np.array([1, 2, 3], np.int32)
+    found = plugin_of(PASS).continue_greedily(context, prompt, 9, lambda tokens: (model.plain(tokens, 1)[0] + off) % 16)
+    assert found == model.plain([1, 2, 3], 9)
+    assert len(model.batches) == n_passes
+
+
+def test_the_documented_memory_manager_keeps_its_contracts():
+    (manager,) = plugin_of(MEMORY).augury_memory_managers()
+    check_memory_manager(manager)
+
+
+def test_the_documented_backend_keeps_its_contracts_and_a_journal():
+    module = plugin_of(BACKEND)
+    (backend,) = module.augury_backends()
+    check_backend(backend)
+    assert module.PASSES
