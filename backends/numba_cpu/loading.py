@@ -13,6 +13,7 @@ from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.weights import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
 from augury.blocks import Linear, Norm
+from augury.files.atomic_file import is_being_written
 from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Weights:
         if kept is None:
             pack(memory := aligned(layout.n_bytes))
         else:
+            if is_being_written(kept.path):  # the process that packs compiles, too: share that before waiting for it
+                compile_all()
             memory = kept.matrices(pack, threads, progress)
             compile_all()  # what packing has not compiled
         for name, tensor in self._tensors.items():

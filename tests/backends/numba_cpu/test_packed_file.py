@@ -223,6 +223,18 @@ def test_of_starts_at_the_same_time_one_packs_and_the_others_use_it(folder, pack
     assert len(packings) == 2 * n_matrices
 
 
+def test_a_start_that_waits_for_another_to_pack_shares_its_compiling_first(folder, path, monkeypatch):
+    right, steps = logits_of(path), []
+    (packed,) = files_in(folder)
+    packed.unlink()
+    with ExitStack() as elsewhere:
+        elsewhere.enter_context(AtomicFile(packed))
+        monkeypatch.setattr(loading, "prepare", lambda *_: steps.append("compile"))
+        monkeypatch.setattr(AtomicFile, "_wait", lambda _: steps.append("wait") or elsewhere.close())
+        assert np.array_equal(logits_of(path), right)
+    assert steps[:2] == ["compile", "wait"]
+
+
 def test_parts_of_other_starts_push_out_nothing(folder, packings, path):
     logits_of(path)
     n_matrices = len(packings)
