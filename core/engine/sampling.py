@@ -124,7 +124,9 @@ def sampling_options() -> dict[str, Option]:
 
 _NO_TOKEN = np.full(1, -1, np.int32)
 _NOTHING_RECENT = np.empty(0, np.int32), np.empty(0, np.int64)
-_N_SPARE = 8  # more tokens are looked at than are wanted where a constraint may forbid some; if it forbids too many, all are
+_FIRST_ROW = np.zeros(1, np.int32)
+_N_SPARE = 8  # more tokens are looked at than are wanted where a constraint may forbid some
+_N_TRIED = 128  # if it forbids too many of them, so many are; then all that it allows
 
 
 class Mask(Protocol):
@@ -260,7 +262,8 @@ class Sampler:
         touched = np.unique(np.concatenate([biased, recent])) if len(recent) else biased
         allowed = None if self._constraint is None else self._constraint.allowed(history, index)
         # whatever is untouched and among the best after the change was among the best n + m before it
-        ids, values = self._best(logits, row, self._n_top + len(touched), allowed)
+        n = self._n_top + len(touched)
+        ids, values = self._best(logits, row, n) if allowed is None else self._best_allowed(logits, row, n, allowed)
         if ids is _NO_TOKEN:
             return ids, values
         values = values.astype(np.float64)
@@ -281,23 +284,25 @@ class Sampler:
             raise PluginError(f"{told}; look at logit_bias, logits_processors, ignore_eos and min_tokens")
         return ids, values
 
-    def _best(self, logits: Pass, row: int, n: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """The n best tokens of those allowed, best first, equals by rising id, and their logits in float32.
+    def _best(self, logits: Pass, row: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The n best tokens, best first, equals by rising id, and their logits; `_NO_TOKEN` where the row is not finite."""
+        ids, values = logits.top_k(np.array([row], np.int32), min(n, self._n_vocab))
+        return (ids[0], values[0]) if np.isfinite(values[0, 0]) else (_NO_TOKEN, values[0])
 
-        `_NO_TOKEN` where the row is not finite, whatever is allowed.
-        """
-        n_wanted = min(n if allowed is None else n + _N_SPARE, self._n_vocab)
-        found, logits_of_found = logits.top_k(np.array([row], np.int32), n_wanted)
-        ids, values = found[0], logits_of_found[0]
-        if not np.isfinite(values[0]):
-            return _NO_TOKEN, values
-        if allowed is None:
-            return ids, values
-        is_allowed = allowed[ids]
-        if np.count_nonzero(is_allowed) < n and len(ids) < self._n_vocab:
-            ids = np.flatnonzero(allowed).astype(np.int32)
-            return best_first(ids, logits.gather(row, ids), n)
-        return ids[is_allowed][:n], values[is_allowed][:n]
+    def _best_allowed(self, logits: Pass, row: int, n: int, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the tokens that are allowed; there may be fewer than n."""
+        for k in (n + _N_SPARE, _N_TRIED):
+            ids, values = self._best(logits, row, k)
+            if ids is _NO_TOKEN:
+                return ids, values
+            is_allowed = allowed[ids]
+            if np.count_nonzero(is_allowed) >= n or len(ids) == self._n_vocab:
+                return ids[is_allowed][:n], values[is_allowed][:n]
+            if _N_TRIED * np.count_nonzero(allowed) < 1.5 * n * self._n_vocab:  # there would be too few again
+                break
+        ids = np.flatnonzero(allowed).astype(np.int32)
+        (places,), (values,) = ArrayPass(logits.gather(row, ids)[None]).top_k(_FIRST_ROW, n)
+        return ids[places], values
 
     def _processed(self, logits: Pass, row: int, history: np.ndarray) -> Pass:
         """One row of logits as the request's processors leave it; one that is not finite as it is.

@@ -187,6 +187,8 @@ def test_a_failing_constraint_ends_its_own_request_alone_and_is_named(method, er
             broken.result()
         assert [piece.token for piece in broken._channel.unread] == [3]
         assert other.result().tokens[:3] == plain[:3]
+        counts = engine.stats().counts
+    assert (counts.n_failed, counts.n_finished) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,23 @@ def test_what_is_drawn_from_is_what_the_oracle_says(rng):
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"top_k": 40, "repeat_penalty": 1.1, "logit_bias": {7: 4.0, 8: -np.inf}}]
+)
+@pytest.mark.parametrize("share", [0.002, 0.02, 0.3, 0.5, 0.9, 1.0])
+def test_a_mask_of_any_size_leaves_the_best_that_it_allows(share, params):
+    n, rng = 2000, np.random.default_rng(5)
+    params = SamplingParams(top_p=0.9, seed=1, **params)
+    for _ in range(5):
+        row = rng.standard_normal(n).round(1).astype(np.float32)  # many are equal
+        allowed = rng.random(n) < share
+        allowed[rng.integers(n)] = True
+        history = rng.integers(0, n, 30).astype(np.int32)
+        ids, probabilities = Sampler(params, n_vocab=n, constraint=Mask(allowed)).distribution(of([row]), 0, history, 0)
+        expected = oracle.distribution(row, history.tolist(), params, (), allowed)
+        assert dict(zip(ids.tolist(), probabilities.tolist(), strict=True)) == pytest.approx(expected, rel=1e-9)
+
+
 def test_forbidden_tokens_are_never_drawn_and_bias_forces():
     best = int(logits().argmax()[0])
     assert draw(SamplingParams(temperature=1.0, **KEEP_ALL), forbidden=frozenset({best}))[best] == 0
