@@ -243,6 +243,13 @@ class Drafter(Plugin, ABC):
         """
         return None
 
+    def n_held(self, history: np.ndarray) -> int:
+        """How many of the first tokens of a new request's prompt it can do without: by default all.
+
+        Asked where the slot holds some of them from an earlier request. No more are reused; the rest is computed again.
+        """
+        return len(history)
+
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for whoever wants it
         """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request.
 

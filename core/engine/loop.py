@@ -221,11 +221,13 @@ class Loop:
         opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt)
         if opened is not None:
             sequence.slot = opened.slot
-            sequence.n_kept = opened.n_reused
-            sequence.counter.n_reused = opened.n_reused
+            n_reused = self._drafting.open(sequence, opened.n_reused)
+            if n_reused < opened.n_reused:
+                n_reused = self._context.truncate(opened.slot, n_reused)
+            sequence.n_kept = sequence.counter.n_reused = n_reused
             self._running.append(sequence)
             self._waiting.popleft()
-            self._counter.started(opened.n_reused)
+            self._counter.started(n_reused)
             self._publish()
 
     def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:

@@ -159,13 +159,13 @@ def speculative_params(params: dict[str, Any]) -> Any:
     {'p_min': 0.5, 'n_max': 8}
     """
     dotted = {key: params.pop(key) for key in [*params] if key.startswith("speculative.")}
-    wishes = params.pop("speculative", None)
+    wanted = params.pop("speculative", None)
     for key, value in dotted.items():
         name = key.partition(".")[2]
-        if wishes is not None and (not hasattr(wishes, "items") or name in wishes):
-            raise OptionError(f"{key} is given beside speculative, which is {wishes!r}; give one of them")
-        wishes = {**(wishes or {}), name: value}
-    return wishes
+        if wanted is not None and (not hasattr(wanted, "items") or name in wanted):
+            raise OptionError(f"{key} is given beside speculative, which is {wanted!r}; give one of them")
+        wanted = {**(wanted or {}), name: value}
+    return wanted
 
 
 @frozen
@@ -198,29 +198,29 @@ class Speculation:
         """The drafters' names, as `--spec-type` takes them."""
         return ";".join(member.name for member in self.members) or "none"
 
-    def override(self, wishes: Mapping[str, Any] | Literal[False] | None) -> Speculation:
+    def override(self, params: Mapping[str, Any] | Literal[False] | None) -> Speculation:
         """The same with what a request wants otherwise.
 
         Args:
-            wishes: False for no drafter, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded), and
+            params: False for no drafter, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded), and
                 per-request options under a drafter's name.
 
         Raises:
             OptionError: A key is unknown, out of range, or can only be set when the engine is loaded.
         """
-        if wishes is None:
+        if params is None:
             return self
-        if wishes is False:
-            wishes = {"type": "none"}
-        if not hasattr(wishes, "items"):
-            raise OptionError(f"speculative is {wishes!r}, expected False or a mapping such as {{'n_max': 8}}")
-        wishes = self._by_name(wishes)
-        members = [self._changed(member, wishes) for member in self.members]
-        wanted = self._wanted(wishes.get("type", self.type))
-        limits = {key: wishes[key] for key in ("n_max", "n_min") if key in wishes}
-        chosen = tuple(member for name in wanted for member in members if member.name == name)
+        if params is False:
+            params = {"type": "none"}
+        if not hasattr(params, "items"):
+            raise OptionError(f"speculative is {params!r}, expected False or a mapping such as {{'n_max': 8}}")
+        params = self._by_name(params)
+        members = [self._changed(member, params) for member in self.members]
+        names = self._wanted(params.get("type", self.type))
+        limits = {key: params[key] for key in ("n_max", "n_min") if key in params}
+        chosen = tuple(member for name in names for member in members if member.name == name)
         takers = chosen or members  # a request without drafts may leave p_min as it is
-        if wishes.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in takers):
+        if params.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in takers):
             asked = ";".join(each.name for each in takers) or "none"
             raise OptionError(f"speculative: p_min is given, but {asked} has no such option")
         return attrs.evolve(self, members=chosen, **limits)
@@ -230,11 +230,11 @@ class Speculation:
         """The drafters' names, by all that they are called."""
         return {called: member.name for member in self.members for called in (member.name, *member.aliases)}
 
-    def _by_name(self, wishes: Mapping[str, Any]) -> dict[str, Any]:
-        """Wishes, with drafters by their names."""
+    def _by_name(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters, with drafters by their names."""
         known = {key: key for key in _KEYS} | self._names
         named: dict[str, Any] = {}
-        for key, value in wishes.items():
+        for key, value in params.items():
             if key not in known:
                 raise OptionError(f"speculative: there is no {key!r}{nearest(str(key), known)}")
             if known[key] in named:
@@ -257,16 +257,16 @@ class Speculation:
                 )
         return list(dict.fromkeys(names[spec.name] for spec in specs))
 
-    def _changed(self, member: Member, wishes: Mapping[str, Any]) -> Member:
+    def _changed(self, member: Member, params: Mapping[str, Any]) -> Member:
         """A member with the options that a request sets."""
         where = f"speculative: {member.name}"
         known = options_of(type(member.options))
-        values = {key.replace("-", "_"): value for key, value in _mapping(wishes.get(member.name, {}), where).items()}
+        values = {key.replace("-", "_"): value for key, value in _mapping(params.get(member.name, {}), where).items()}
         for key in values:
             if (found := known.get(key)) is not None and not found.is_per_request:
                 raise OptionError(f"{where}: {key} can only be set when the engine is loaded")
-        if wishes.get("p_min") is not None and "p_min" in known:
-            values["p_min"] = wishes["p_min"]
+        if params.get("p_min") is not None and "p_min" in known:
+            values["p_min"] = params["p_min"]
         if not values:
             return member
         return attrs.evolve(member, options=build(type(member.options), attrs.asdict(member.options) | values, where))

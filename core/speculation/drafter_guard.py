@@ -77,6 +77,7 @@ class DrafterGuard:
         self.id = sequence.request.id
         self._sequence = sequence
         self._n_vocab = n_vocab
+        self._has_begun = False
         self._n_slow = 0
         self._text = np.empty(len(sequence.history) + sequence.n_left, np.int32)
         self._shown = read_only(self._text)
@@ -90,8 +91,20 @@ class DrafterGuard:
         self._n_shown = len(history)
         return self._shown[: len(history)]
 
+    def n_held(self, n_reused: int) -> int:
+        """How many of the first `n_reused` tokens of the text it needs to hear nothing of; all where it fails."""
+        n: int | None = self._call("n_held", self._n_held)
+        return n_reused if n is None else n
+
+    def _n_held(self) -> int:
+        n: Any = self.drafter.n_held(self.history)
+        if not isinstance(n, int | np.integer) or n < 0:
+            raise PluginError(f"returned {n!r}, expected a number of tokens")
+        return int(n)
+
     def begin(self, options: Any) -> Generator[None, None, float]:
         """Let it begin; yields where others shall go on in between, and returns the seconds that it took."""
+        self._has_begun = True
         steps: Iterator[object] = self._call("begin", self._begin, options) or iter(())
         seconds = self._begun()
         for _ in range(_SPARE_STEPS + len(self._sequence.history)):
@@ -146,8 +159,9 @@ class DrafterGuard:
         self._call("accept", lambda: self.drafter.accept(self.history, verdict))
 
     def end(self) -> None:
-        """Tell it that the request is over."""
-        self._call("end", self.drafter.end)
+        """Tell it that the request is over, if it was told of its beginning."""
+        if self._has_begun:
+            self._call("end", self.drafter.end)
 
     def checked(self, draft: Any, limit: int) -> Draft:
         """A copy of the first `limit` tokens of a draft.

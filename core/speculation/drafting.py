@@ -57,13 +57,25 @@ class Drafting:
 
     # A request begins and ends
 
+    def open(self, sequence: Sequence, n_reused: int) -> int:
+        """A request has a slot, which holds so many tokens of its prompt; how many of them its drafters can do without."""
+        speculation = sequence.request.speculation
+        if not speculation.members or not speculation.n_max:
+            return n_reused
+        drafters = RequestDrafters() if self._planner is None else self._planner.new_request()
+        self._drafters[sequence.slot] = drafters
+        for member in speculation.members:
+            index = self._names.index(member.name)
+            drafter = self._chains[sequence.slot][index]
+            guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, self.on_failure)
+            drafters.guards[index] = guard
+            n_reused = min(n_reused, guard.n_held(n_reused)) if n_reused else 0
+        return n_reused
+
     def begin(self, sequence: Sequence) -> None:
         """A request's prompt is processed: its drafters may begin."""
-        speculation = sequence.request.speculation
-        if speculation.members and speculation.n_max > 0:
-            drafters = RequestDrafters() if self._planner is None else self._planner.new_request()
+        if (drafters := self._drafters.get(sequence.slot)) is not None:
             drafters.prefill = self._prefill(sequence, drafters.guards)
-            self._drafters[sequence.slot] = drafters
 
     def prefill(self, sequence: Sequence) -> bool:
         """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
@@ -71,11 +83,10 @@ class Drafting:
         return drafters is None or next(drafters.prefill, True) is True
 
     def _prefill(self, sequence: Sequence, guards: dict[int, DrafterGuard]) -> Iterator[None]:
-        """Begin with one drafter after another, and put it among `guards`; yields where others shall go on in between."""
-        chain = self._chains[sequence.slot]
-        for member in sequence.request.speculation.members:
-            index = self._names.index(member.name)
-            guard = guards[index] = DrafterGuard(chain[index], member.name, sequence, self._n_vocab, self.on_failure)
+        """Let one drafter after another begin; yields where others shall go on in between."""
+        for (index, guard), member in zip(guards.items(), sequence.request.speculation.members, strict=True):
+            if guard.is_left_out:
+                continue
             seconds = yield from guard.begin(member.options)
             if self._planner is not None and not guard.is_left_out:
                 self._planner.observe_prompt(index, len(sequence.history), seconds)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import Gate, ScriptedDrafter, toy_engine
 
+from augury.engine.engine import Engine
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
@@ -321,6 +322,27 @@ def test_a_drafter_that_wants_them_is_told_the_best_tokens_after_every_verified_
         stats = engine.generate([1, 2, 3], max_tokens=40, **GREEDY).stats
         watching = engine._drafters[1]
     assert watching.n_seen == stats.n_drafted + stats.n_rounds - 1
+
+
+@pytest.mark.parametrize(("held", "n_reused"), [(2, 2), (0, 0), (99, 6), (-1, 6), ("all", 6)])
+def test_no_more_of_a_prompt_is_reused_than_each_drafter_can_do_without(held, n_reused):
+    class Holding(ScriptedDrafter):
+        def n_held(self, history):
+            self.events.append(("n_held", history.tolist()))
+            return held
+
+    text = [1, 2, 3, 4, 5, 6]
+    with toy_engine(drafter=[Holding, named("other", [(1, 0)])], kind=Engine) as engine:
+        first, again = (engine.generate(prompt, max_tokens=8, **GREEDY) for prompt in (text, [*text, 7]))
+        events = engine._drafters[0].events
+    assert again.stats.n_reused == n_reused
+    assert list(again.tokens) == ToyModel().plain([*text, 7], 8)
+    asked = [event for event in events if event[0] == "n_held"]
+    assert asked == [("n_held", [*text, 7])], "nothing was held before the first request"
+    is_wrong = held in (-1, "all")
+    assert (again.stats.drafters["scripted"].failed is not None) == is_wrong
+    assert [event[2] for event in events if event[0] == "begin"] == ([0] if is_wrong else [0, n_reused])
+    assert first.stats.n_reused == 0
 
 
 def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_left_out():
