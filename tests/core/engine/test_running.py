@@ -182,6 +182,18 @@ def test_what_nobody_holds_is_cancelled():
         wait_until_idle(engine)
 
 
+@pytest.mark.parametrize("close", [lambda stream: stream.close(), lambda stream: run(stream.aclose())], ids=["close", "aclose"])
+def test_a_stream_that_is_held_is_cancelled_when_it_is_closed(close):
+    with endless_engine() as engine:
+        running = engine.submit([1], **GREEDY)
+        stream = iter(running)
+        next(stream)
+        assert not running._channel.cancels
+        close(stream)
+        assert running._channel.cancels
+        assert running.result().finish_reason == "cancelled"
+
+
 WHERE = {Path(module.__file__) for module in (augury.engine.engine, augury.engine.worker, augury.engine.running)}
 
 
