@@ -259,6 +259,24 @@ def test_the_planner_is_told_of_all_tokens_in_a_pass_and_of_its_depth():
     assert max(len(depths) for _, depths in planner.depths) > 1
 
 
+@pytest.mark.parametrize(("is_costly", "draft_s"), [(False, 0.0), (True, 0.25)])
+def test_a_draft_takes_the_time_of_drafters_that_are_asked_only_if_they_are_used(is_costly, draft_s, monkeypatch):
+    now, seen, planner = [0.0], [], constant(1, [is_costly])
+    monkeypatch.setattr("augury.speculation.drafter_guard.perf_counter", lambda: now[0])
+    monkeypatch.setattr(planner, "observe_round", lambda slots, *_: seen.extend(slot.draft_s for slot in slots if slot.k))
+
+    class Slow(ScriptedDrafter):
+        def draft(self, history, limit):
+            now[0] += 0.25
+            return super().draft(history, limit)
+
+    with toy_engine(
+        drafter=lambda model: type("Slow", (Slow,), {"is_costly": is_costly})(model, [(2, 0)]), planner=planner
+    ) as engine:
+        engine.generate([1], max_tokens=9, **GREEDY)
+    assert set(seen) == {draft_s}
+
+
 def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
     class Bushy(Drafter):
         name = "bushy"
