@@ -77,6 +77,7 @@ def test_no_drafter_is_called_where_nothing_may_be_drafted():
 def test_what_exceeds_the_limit_is_cut_and_what_is_short_thrown_away():
     with toy_engine(drafter=scripted([(6, 0)]), n_max=4) as engine:
         assert engine.generate([1], max_tokens=11, **GREEDY).stats.accepted_by_position == (2, 2, 2, 2)
+        assert engine.generate([1], max_tokens=9, speculative={"n_max": 1}, **GREEDY).stats.accepted_by_position == (4,)
         assert engine.generate([1], max_tokens=3, speculative={"n_min": 3}, **GREEDY).stats.n_drafted == 0
 
 

@@ -298,6 +298,28 @@ def test_a_tree_that_was_only_scored_is_judged_by_the_path_that_the_text_took():
     assert planner.runs[0] >= 8  # of ten rounds each of which emitted the first token of a right path
 
 
+@pytest.mark.parametrize(("has_child", "run"), [(False, 4), (True, 0)])
+def test_a_tree_shorter_than_what_was_emitted_is_wrong_only_where_it_went_on(has_child, run):
+    class Tree(Drafter):
+        name = "tree"
+
+        def draft(self, history, limit):
+            right = int(np.argmax(ToyModel().logits(history)))
+            wrong = (int(np.argmax(ToyModel().logits(np.append(history, right)))) + 1) % 16
+            return Draft([right, wrong], [-1, 0]) if has_child else Draft([right], [-1])
+
+    class First(DraftPlanner):
+        def choose(self, slots, n_beside=0):
+            self.runs = [slot.drafters.estimates[1].run for slot in slots]
+            for slot in slots:
+                slot.choose(0, 3)
+
+    planner = First(constant(2).costs, [False, False])
+    with toy_engine(drafter=[named("used", [(3, 0)]), lambda _: Tree(None, None)], planner=planner) as engine:
+        engine.generate([1], max_tokens=1 + 5 * 4, **GREEDY)
+    assert planner.runs == [run]  # before the last of five rounds
+
+
 @pytest.mark.parametrize("n_wanted", [3, 99])
 def test_a_drafter_that_wants_them_is_told_the_best_tokens_after_every_verified_one(n_wanted):
     class Drawing(TreeDrafter):
