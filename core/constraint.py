@@ -52,8 +52,8 @@ class Constraint(Plugin, ABC):
         array may be filled again and again.
 
         Returns:
-            (V,) bool. Engines of grammars fill packed bits, lowest first: `np.unpackbits(bits.view(np.uint8), count=V,
-            bitorder="little").view(bool)` takes microseconds.
+            (V,) bool. Packed bits, which engines of grammars fill, are unpacked in microseconds by `numpy.unpackbits` with
+            `bitorder="little"`.
         """
 
     @abstractmethod

@@ -98,28 +98,24 @@ class SamplingParams:
         """Whether the best token is taken."""
         return self.temperature == 0 and "temperature" in self.samplers
 
-    @property
-    def penalties(self) -> Penalties:
-        """The step of that name."""
-        return Penalties(self.repeat_penalty, self.presence_penalty, self.frequency_penalty, self.repeat_last_n)
-
-    def steps(self) -> dict[str, Step]:
-        """What the samplers do, by name and in their order; those that change nothing are left out."""
-        active: dict[str, tuple[bool, Callable[[], Step]]] = {
-            "penalties": (not self.penalties.is_neutral, lambda: self.penalties),
-            "top_k": (self.top_k > 0, lambda: top_k(self.top_k)),
-            "typ_p": (self.typical_p < 1.0, lambda: typical(self.typical_p)),
-            "top_p": (self.top_p < 1.0, lambda: top_p(self.top_p)),
-            "min_p": (self.min_p > 0.0, lambda: min_p(self.min_p)),
-            "temperature": (self.temperature != 1.0, lambda: temperature(self.temperature)),
-        }
-        names = [name for name in self.samplers if name == "penalties" or not self.is_greedy]
-        return {name: active[name][1]() for name in names if active[name][0]}
-
 
 def sampling_options() -> dict[str, Option]:
     """The options of `SamplingParams`, as flags and requests need them."""
     return options_of(SamplingParams)
+
+
+def _penalties(params: SamplingParams) -> Penalties:
+    return Penalties(params.repeat_penalty, params.presence_penalty, params.frequency_penalty, params.repeat_last_n)
+
+
+_STEPS: dict[str, Callable[[SamplingParams], Step | None]] = {  # of each sampler; None where it changes nothing
+    "penalties": lambda params: None if _penalties(params).is_neutral else _penalties(params),
+    "top_k": lambda params: top_k(params.top_k) if params.top_k > 0 else None,
+    "typ_p": lambda params: typical(params.typical_p) if params.typical_p < 1.0 else None,
+    "top_p": lambda params: top_p(params.top_p) if params.top_p < 1.0 else None,
+    "min_p": lambda params: min_p(params.min_p) if params.min_p > 0.0 else None,
+    "temperature": lambda params: temperature(params.temperature) if params.temperature != 1.0 else None,
+}
 
 
 _NO_TOKEN = np.full(1, -1, np.int32)
@@ -186,8 +182,9 @@ class Sampler:
         self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
         self._n_vocab = n_vocab
         self._processors, self._constraint = processors, constraint
-        self._penalties = params.penalties
-        steps = params.steps()
+        self._penalties = _penalties(params)
+        names = [name for name in params.samplers if name == "penalties" or not params.is_greedy]
+        steps = {name: step for name in names if (step := _STEPS[name](params)) is not None}
         self.is_plain_argmax = not (steps or bias or processors or constraint) and params.is_greedy
         self._has_early_penalties = next(iter(steps), None) == "penalties"  # they then choose among all tokens
         if self._has_early_penalties:

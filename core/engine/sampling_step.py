@@ -11,10 +11,10 @@ from attrs import frozen
 __all__ = ["Penalties", "Step", "best_first", "min_p", "temperature", "top_k", "top_p", "typical"]
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""step(history, ids, logits): the tokens that stay and their logits, both (m,) again.
+"""What `step(history, ids, logits)` returns are the tokens that stay and their logits, both (m,) again.
 
 `history` (h,) int32 is the prompt and the output, read-only; `ids` (m,) int32 are tokens, `logits` (m,) theirs, which may be
-changed in place. A step is a pure function of these three: it is called for drafted texts, too, some of which are rejected.
+changed in place. A step is a pure function of these three, for it is called for drafted texts, too, some of which are rejected.
 """
 
 
