@@ -4,9 +4,9 @@ It follows the text with a KV cache of its own. The first of its passes feeds wh
 sampled and, after a draft that was right to the end, that draft's last; each further pass feeds the token just drafted. One
 pass serves all slots. k drafted tokens take k passes.
 
-A draft model with another vocabulary is spoken to by text: see `augury.drafters.model.translation`. `tree` adds to a draft what
-else the draft model thought of: see `augury.drafters.model.draft_tree`. Where drafts are verified by rejection they are drawn
-as the request draws, and handed over with what they were drawn from.
+A draft model with another vocabulary drafts through text: see `augury.drafters.model.translation`. `tree` adds to a draft the
+other tokens that the draft model considered: see `augury.drafters.model.draft_tree`. If drafts are verified by rejection, they
+are drawn as the request draws, and handed over with the distributions that they were drawn from.
 
 Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with greedy drafts.
 """
@@ -108,7 +108,7 @@ class DraftModel(Drafter):
             raise UnsupportedError("draft-model: tree needs a draft model with the target's vocabulary; leave it out")
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None]:  # noqa: ARG002 - the runner knows what it holds
-        """Feed the prompt in chunks, as far as it is not what the draft model's slot holds anyway."""
+        """Feed the prompt in chunks, except for what the draft model's slot already holds."""
         if self._translation is not None:
             self._translation.begin()
             history = self._translation.follow(history)
@@ -123,11 +123,11 @@ class DraftModel(Drafter):
         return self._draft(self._runner.draft([self._request(history, limit)])[0], limit)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
-        """What it would have drafted for the last tokens; what it missed before them it leaves out."""
+        """What it would have drafted for the last tokens; it skips what it missed before them."""
         return None if self._translation is not None else self._runner.teacher_forced(self.session.slot, history, n)
 
     def end(self) -> None:
-        """Leave what is cached of the text to other requests."""
+        """Leave the cached text to other requests."""
         self._runner.end(self.session.slot)
 
     @classmethod
@@ -174,10 +174,10 @@ class LoadedDraftModel:
     """A draft model for all slots."""
 
     runner: DraftRunner
-    tokenizer: Tokenizer | None  # of a draft model that is spoken to by text; None: ids mean the same
+    tokenizer: Tokenizer | None  # of a draft model that drafts through text; None: ids mean the same
 
     def translation(self, target: Tokenizer | None) -> Translation | None:
-        """What one slot needs to speak to it."""
+        """What one slot needs to use it."""
         return Translation(target, self.tokenizer) if target is not None and self.tokenizer is not None else None
 
 
@@ -192,10 +192,10 @@ def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOpti
 
 
 def _load(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> LoadedDraftModel:
-    """The draft model, and whether it speaks the target's language.
+    """The draft model, and what translates if its vocabulary is not the target's.
 
     Raises:
-        UnsupportedError: It does not, and there is no text to speak by.
+        UnsupportedError: It is not, and one of the two has no tokenizer to translate with.
     """
     target, draft = session.tokenizer, session.load_tokenizer(reference)
     difference = None if target is None or draft is None else tokenizer_difference(target, draft)

@@ -1,7 +1,7 @@
 """`forced`: tokens that the request's constraint leaves no alternative to.
 
-Where a schema or grammar says what comes next, as the names and brackets of a JSON object, there is nothing to guess: all of it
-is verified in one pass. Without a constraint it declines.
+If a schema or grammar dictates what comes next, such as the names and brackets of a JSON object, nothing has to be guessed:
+all of it is verified in one pass. Without a constraint it declines.
 """
 
 from __future__ import annotations

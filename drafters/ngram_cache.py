@@ -11,7 +11,7 @@ context is trusted sooner than the past, and the corpus alone is asked last::
     static: seen at least             2                                                    50 %
 
 The corpus votes with the others, too: which follower leads is decided by its count times a hundred times its count in the
-corpus behind the last two tokens, or times one where it never stood there.
+corpus after the last two tokens, or times one if it was never there.
 
 `--lookup-cache-static` and `--lookup-cache-dynamic` name files in llama.cpp's format. The first is read; the second is read if
 it exists, and saved when the engine closes (of two engines that share one, the last to close wins). Neither says which
@@ -134,7 +134,7 @@ class NgramCache(Drafter):
             self._text = history
 
     def _next(self, recent: bytes) -> int | None:
-        """The token that the counts expect behind `recent`, up to four int32 as bytes."""
+        """The token that the counts expect after `recent`, up to four int32 as bytes."""
         found = self._corpus.get(recent[-2 * _SIZE :]) if self._corpus is not None and len(recent) >= 2 * _SIZE else None
         weights = _NO_WEIGHTS if found is None else found.counts
         token = self._clear_leader(self._context, recent, weights, _LAX)

@@ -1,6 +1,6 @@
-"""`ngram-map-k`: what followed the last n tokens where they first stood, as far as it was right the last time.
+"""`ngram-map-k`: what followed the last n tokens where they first occurred, as far as it was right the last time.
 
-The last n tokens, the key, are looked up in the text before them; the m tokens behind are the draft. How many of them the
+The last n tokens, the key, are looked up in the text before them; the m tokens after them are the draft. How many of them the
 target accepted bounds the next draft of the same key::
 
     key   draft        accepted   next draft
@@ -8,7 +8,7 @@ target accepted bounds the next draft of the same key::
     a b   c d          c          c
 
 Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
-2n + m; the m tokens behind the occurrence end before the token in front of the one just sampled; and a key is looked up where
+2n + m; the m tokens after the occurrence end before the token that precedes the one just sampled; and a key is looked up where
 the table of `augury.drafters.ngram.first_table` has it. (`min_hits`, which llama.cpp accepts for this drafter, has no effect
 there.)
 """

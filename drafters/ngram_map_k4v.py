@@ -1,6 +1,6 @@
 """`ngram-map-k4v`: what mostly followed the last n tokens, where one continuation clearly leads.
 
-The last n tokens, the key, are looked up in the text before them, and the different m-grams behind them are counted, the first
+The last n tokens, the key, are looked up in the text before them, and the different m-grams after them are counted, the first
 four that turn up. One that was seen at least twice as often as the others together is the draft, up to as many tokens as the
 target accepted of it the last time::
 
@@ -11,7 +11,7 @@ target accepted of it the last time::
 Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions are those of `ngram-map-k`, and
 its ways of counting: a key is counted each time that it is looked up and found, and nothing is drafted before `min_hits` of
 that; its m-grams are counted up to where the table has the key, that place again with every look-up; and what is drafted are
-the tokens behind that place, whichever m-gram leads.
+the tokens after that place, whichever m-gram leads.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class NgramMapK4v(NgramMap):
         return leader if leader.n_counted >= _LEAD * n_others else None
 
     def _count(self, text: np.ndarray, key: _Key, start: int) -> None:
-        """Count the m-grams behind the key's occurrences up to `start`."""
+        """Count the m-grams after the key's occurrences up to `start`."""
         n, m = self.options.n, self.options.m
         for occurrence in self._occurrences.between(text, key.counted_to, start):
             tokens = text[occurrence + n : occurrence + n + m].tobytes()

@@ -1,6 +1,6 @@
 """`ngram-mod`: a pool of what followed the last tokens anywhere, followed as far as it leads.
 
-Every n_match tokens of every sequence leave the token behind them in one pool, under a hash. A draft starts at the last
+Every n_match tokens of every sequence put the token after them into one pool, under a hash. A draft starts at the last
 n_match tokens and looks up token after token, so that it may run through several texts::
 
     pool     a b c → d, b c d → e, c d e → f          n_match = 3
@@ -89,7 +89,7 @@ class NgramMod(Drafter):
         self._n_poor = 0
 
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
-        """Learn the prompt, also what an earlier request taught already: newer tokens overwrite older ones."""
+        """Learn the prompt, even what an earlier request taught: newer tokens overwrite older ones."""
         self._request = object()
         self._n_learnt = 0
         self._is_due = False

@@ -1,6 +1,6 @@
 """`ngram-simple`: what followed the last time the text read as it does now.
 
-The last n tokens are looked up in the text before them. Where they occurred, the up to m tokens behind their latest
+The last n tokens are looked up in the text before them. Where they occurred, up to m tokens after their latest
 occurrence are the draft::
 
     history  … the cat sat on a mat . Then the cat sat      n = 3, m = 4
@@ -8,7 +8,7 @@ occurrence are the draft::
 
 Source: llama.cpp, `common/ngram-map.cpp`, whose drafts these are to the token. Its conditions: the history is longer than
 n + m + 2; an occurrence neither starts with the first token nor touches the key itself; what is copied ends before the token
-that was just sampled, and less than n tokens of it are not worth a draft. (`min_hits`, which llama.cpp accepts for this
+that was just sampled, and fewer than n tokens are no draft. (`min_hits`, which llama.cpp accepts for this
 drafter, has no effect there.) llama.cpp scans the text in every round; here an index grows with it.
 """
 

@@ -1,4 +1,4 @@
-"""`recycle`: Token Recycling, a tree of what the target last thought of after each token.
+"""`recycle`: Token Recycling, a tree of the tokens that the target last found most probable after each token.
 
 Every verified token comes with logits, of which all but one are thrown away. Here the most probable successors of every token
 are kept in a table, a row for each token of the vocabulary, and a draft follows the table from the last token on, into several

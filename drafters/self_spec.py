@@ -4,8 +4,8 @@
 This is how llama.cpp's self-speculation began (`--spec-self 1 --draft-min 12 --draft-max 48`, pull request 18471); it became
 `ngram-simple` there, with n for draft-min and m for draft-max, and is the same here.
 
-`mode=layers` writes ahead, greedily, with the model's own first layers, behind which the output comes at once. Their KV cache
-is the model's own: a draft begins with the token just sampled, whatever lies before it is there already, and verification
+`mode=layers` writes ahead, greedily, with the model's own first layers, followed by the output at once. Their KV cache
+is the model's own: a draft begins with the token just sampled, everything before it is there already, and verification
 computes the same states again. A draft ends early where it grows unsure. Models that were trained to be left early draft well
 this way; others hardly.
 

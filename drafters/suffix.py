@@ -1,8 +1,8 @@
 """`suffix`: what most often followed the longest ending of the text that occurred before.
 
 The text's ending is looked up in the slot's texts, prompts and outputs, of this request and of earlier ones. The more of it
-occurred before, the longer is the draft; where the occurrences went on differently, the more frequent way is taken, and it ends
-where it becomes improbable::
+occurred before, the longer is the draft; if the occurrences went on differently, the more frequent continuation is taken, and
+it ends where it becomes improbable::
 
     occurrences of "a b":   a b c d e, a b c d f, a b g        min_prob 0.5
     draft                   c (2/3), d (2/3)                   e (1/3) is left out
@@ -59,7 +59,7 @@ class SuffixOptions:
         """Refuse what would never draft."""
         if self.factor * self.max_depth + self.offset < 1:
             raise OptionError(
-                f"suffix: factor {self.factor:g} and offset {self.offset:g} leave no token to draft even behind an ending of "
+                f"suffix: factor {self.factor:g} and offset {self.offset:g} leave no token to draft even after an ending of "
                 f"max_depth {self.max_depth}; raise one of them"
             )
 
@@ -134,7 +134,7 @@ class Suffix(Drafter):
             column = [way[i] for way in ways if i < len(way) and way[i] >= 0]  # -1: that text ends
             if not column:
                 break
-            token = max(dict.fromkeys(column), key=column.count)  # of equals what stands behind the longest, latest match
+            token = max(dict.fromkeys(column), key=column.count)  # of equals what follows the longest, latest match
             n_agreeing = column.count(token)
             if n_agreeing < self.options.min_prob * n_all:
                 break

@@ -18,7 +18,7 @@ class Partition:
 
     Args:
         tokens: (text, id) of each token; no text is empty.
-        strips_right: white space behind a token is dropped.
+        strips_right: white space after a token is dropped.
     """
 
     def __init__(self, tokens: Iterable[tuple[str, int]], *, strips_right: bool) -> None:

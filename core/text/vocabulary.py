@@ -40,7 +40,7 @@ class Vocabulary:
     add_bos: bool | None  # None: the file does not say
     add_eos: bool | None
     add_space_prefix: bool | None
-    strips_right: bool  # Phi-3: whitespace behind a special token belongs to it
+    strips_right: bool  # Phi-3: whitespace after a special token belongs to it
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Ids of the tokens of these types, rising."""

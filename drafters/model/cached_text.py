@@ -12,13 +12,13 @@ __all__ = ["CachedText"]
 class CachedText:
     """The cached text of one request.
 
-    What was long not followed of it may be left out: what stands behind it moves up into its positions.
+    A stretch that was missed for long may be left out: what comes after it moves up into its positions.
 
     Attributes:
         slot: Of the draft model.
         tokens: (n_ctx,) int32; the slot holds the first `n`.
         n: See there.
-        n_before: How many tokens stand before those that are left out.
+        n_before: How many tokens come before those that are left out.
         n_left_out: How many are.
         is_parked: The text has left what the draft model can follow.
     """

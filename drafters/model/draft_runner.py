@@ -40,7 +40,7 @@ class WrittenDraft:
     """What a draft model wrote.
 
     Attributes:
-        tokens: One behind the other.
+        tokens: In order.
         probabilities: What each was drawn from, (V,) float32; empty unless a sampler was given.
         confidence: How probable each is; empty unless that was computed, for `p_min` or to be shown.
         candidates: For each place the best tokens and their probabilities, best first; empty unless more than one is wanted.
@@ -55,9 +55,9 @@ class WrittenDraft:
 class DraftRunner:
     """A draft model that the drafters of all slots share.
 
-    A prompt is processed in chunks; what a text went on by while nothing was drafted is caught up in one pass. What is cached
-    is not computed again, from round to round and from request to request. One exception: a token whose logits are wanted is
-    fed, cached or not.
+    A prompt is processed in chunks; tokens that were emitted while nothing was drafted are caught up in one pass. What is
+    cached is not computed again, from round to round and from request to request. One exception: a token whose logits are
+    wanted is fed, cached or not.
 
     What the model writes is cached as if it were certain, and cut off where the text went on otherwise. A recurrent state
     cannot be cut: there it stays a draft, which every pass feeds as a whole.
@@ -114,7 +114,7 @@ class DraftRunner:
             text = request.history
             if request.limit > 0 and self._can_follow(cached, text):
                 self._cut(cached, min(cached.n_agreed(text), len(text) - 1))
-                # the last token of a draft is never fed, so it may lie behind the context
+                # the last token of a draft is never fed, so it may be beyond the context
                 limits[i] = min(request.limit, self._n_ctx - len(text) + 1)
                 writing.append(i)
                 feeds.append((cached, text[cached.n :], None))
@@ -132,11 +132,11 @@ class DraftRunner:
         return written
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
-        """The best token in place of each of the last n of `history` (h,) int32, behind what stands before it.
+        """The best token in place of each of the last n of `history` (h,) int32, after the text before it.
 
         Where more than that was missed, the rest is left out from now on: to catch up with it takes longer than it gives.
-        Behind the first 80 tokens of answers of Qwen2.5-Coder-1.5B the 0.5B model predicts 89 % of the tokens; where of those
-        80 only the last 16, 32 or 64 are kept beside the prompt, 85, 86 and 88 %.
+        After the first 80 tokens of answers of Qwen2.5-Coder-1.5B the 0.5B model predicts 89 % of the tokens; if only the
+        last 16, 32 or 64 of those 80 are kept beside the prompt, 85, 86 and 88 %.
 
         Returns:
             (n,) int32; -1 where the draft model cannot follow the text.
@@ -219,7 +219,7 @@ class DraftRunner:
         try:
             feeds = [context.feed(cached.slot, tokens, n_rows, draft) for cached, tokens, draft in shares]
             logits = context.forward(feeds)
-        except BaseException:  # what the slots hold is not known; whoever goes on opens others
+        except BaseException:  # what the slots hold is not known; others are opened for whoever goes on
             broken = [cached for cached, _, _ in shares]
             for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
                 self.end(slot)

@@ -19,8 +19,8 @@ __all__ = ["DraftSampler"]
 class DraftSampler:
     """Draws one request's drafts as the request draws its tokens: the nearer the two distributions are, the more is accepted.
 
-    Whether a token is drawn must not depend on which one it would be, or what the target draws instead would be distributed
-    otherwise; so tokens that the target lacks are left out before.
+    Whether a token is drawn must not depend on which one it would be, or what the target draws instead would have another
+    distribution; so tokens that the target lacks are left out before.
     """
 
     def __init__(self, params: SamplingParams, *, n_drawn: int, n_vocab: int) -> None:
@@ -38,7 +38,7 @@ class DraftSampler:
         self._stream = np.random.Generator(np.random.Philox(key=self._sampler.params.seed).jumped(2))
 
     def draw(self, logits: Pass, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
-        """The token behind `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""
+        """The token after `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""
         ids, probabilities = self._sampler.distribution(logits, row, text, len(text))
         is_known = (ids >= 0) & (ids < self._n_vocab)
         if not is_known.any():

@@ -17,7 +17,7 @@ __all__ = ["TreeShape", "branched"]
 
 @frozen
 class TreeShape:
-    """At most so many candidates for each place, and so many places."""
+    """How many candidates for each place at most, and how many places."""
 
     width: int
     depth: int
@@ -49,12 +49,12 @@ class TreeShape:
 
 
 def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
-    """The draft with the most probable of its author's second thoughts beside it, at most `limit` tokens in all.
+    """The draft and the most probable alternatives to its tokens, at most `limit` tokens in all.
 
-    Each is a leaf where it might have stood, so that writing costs no more than without::
+    Each alternative is a leaf in its token's place, so writing costs no more than without them::
 
         written        the (0.9)  cat (0.5)  sat (0.8)
-        thought of                dog (0.4)  is (0.1)
+        alternatives              dog (0.4)  is (0.1)
         draft          the ─┬─ cat ─┬─ sat
                             │       └─ is  0.9·0.5·0.1
                             └─ dog         0.9·0.4
@@ -64,7 +64,7 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
     Args:
         written: With candidates.
         limit: At least the length of the chain.
-        p_min: A second thought that the text would come to with less probability is left out.
+        p_min: An alternative is left out if its path is less probable than this.
     """
     n = len(written.tokens)
     thoughts: list[tuple[float, int, int]] = []

@@ -54,7 +54,7 @@ class Translation:
 
     @property
     def is_within_character(self) -> bool:
-        """Whether the target's last token ends within a character, so that nothing can be drafted behind it."""
+        """Whether the target's last token ends within a character, so that nothing can be drafted after it."""
         decoder = getincrementaldecoder("utf-8")("replace")
         decoder.decode(b"".join(self._recent))
         return len(decoder.getstate()[0]) > 0
@@ -82,7 +82,7 @@ class Translation:
         return self._tokens[: self._n]
 
     def back(self, drafted: Sequence[int]) -> list[int]:
-        """The target's tokens for what the draft model wrote behind the text, up to its first special token."""
+        """The target's tokens for what the draft model wrote after the text, up to its first special token."""
         added = b""
         special: list[int] = []
         for token in drafted:
@@ -95,19 +95,19 @@ class Translation:
         return tokens + special if n_valid == len(added) else tokens
 
     def _encoded_behind(self, recent: bytes, new: bytes) -> list[int]:
-        """`new` as the target's tokens: encoded behind `recent` if that leaves a boundary between the two, else alone."""
+        """`new` as the target's tokens: encoded after `recent` if that leaves a boundary between the two, else alone."""
         if not new:
             return []
         for context in (recent, b""):
             tokens = self._target.encode((context + new).decode(errors="replace"), add_special=False)
             bounds = _bounds(self._target, tokens, len(new))
-            behind = tokens[bounds.index(0) :] if 0 in bounds else []
-            if b"".join(map(self._target.piece, behind)) == new:  # not so where the target cannot write some character
-                return behind
+            after = tokens[bounds.index(0) :] if 0 in bounds else []
+            if b"".join(map(self._target.piece, after)) == new:  # not so where the target cannot write some character
+                return after
         return []
 
     def _write(self, text: str) -> None:
-        """Put text behind the last special token."""
+        """Append text after the last special token."""
         if not text:
             return
         self._text += text.encode()
@@ -135,16 +135,16 @@ class Translation:
         return tokens, _bounds(self._draft, tokens, len(self._text))[1:]
 
     def _replace(self, n_kept: int, tokens: list[int], ends: list[int]) -> None:
-        """Keep the first open tokens and put others behind them."""
+        """Keep the first open tokens and append others."""
         self._open_ends[n_kept:] = ends
         self._n = self._n_closed + n_kept
         self._append(tokens)
 
     def _close(self, tokens: list[int]) -> None:
-        """Put special tokens behind the text; what comes then is encoded apart from what was before."""
+        """Append special tokens; what comes after them is encoded apart from what was before."""
         self._append(tokens)
         self._n_closed = self._n
-        self._text = bytearray()  # behind the special tokens: open, for its end may be encoded again
+        self._text = bytearray()  # after the special tokens: open, for its end may be encoded again
         self._open_ends: list[int] = []  # where in it each token ends
         self._recent: deque[bytes] = deque(maxlen=_LOOKBEHIND)  # what the target's last tokens of it spell
         self._decoder = StreamDecoder(self._target, continues=False)

@@ -62,7 +62,7 @@ class Followers:
 class NgramCounts:
     """Followers of all n-grams of up to `n_max` tokens. A new token costs O(1).
 
-    An n-gram is looked up by its bytes: its tokens as int32, one behind the other, as they stand in a text's memory.
+    An n-gram is looked up by its bytes: its tokens as int32, one after the other, as in a text's memory.
     """
 
     def __init__(self, n_max: int) -> None:

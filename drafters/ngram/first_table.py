@@ -19,7 +19,7 @@ class NgramFirstTable:
 
     As in llama.cpp's `common_ngram_map`, whose finds these are: an entry is never replaced, so an n-gram keeps its start, and
     one whose entry another n-gram has taken is found among the starts that are new in this round only. A start is indexed once
-    the n-gram and m more tokens stand behind it, the text's first token never. The prompt's starts come before all others,
+    the n-gram and m more tokens come after it, the text's first token never. The prompt's starts come before all others,
     and those whose m-gram reaches beyond the prompt's end are left out.
 
     A round costs what is new in it. The table is read in O(1); only where a prompt's n-grams collide is the prompt scanned,

@@ -1,6 +1,6 @@
 """Files with counts of n-grams and their followers, as llama.cpp's `llama-lookup-create` writes them.
 
-A file is a sequence of records of int32, in the machine's byte order: the four tokens of an n-gram, -1 behind the last of a
+A file is a sequence of records of int32, in the machine's byte order: the four tokens of an n-gram, -1 after the last of a
 shorter one; the number of followers; of each follower its token and how often it was seen. Nothing in it says which vocabulary
 the tokens are of: a file that was made with another model's vocabulary is noticed only where it names tokens that this one does
 not have.

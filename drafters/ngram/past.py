@@ -43,7 +43,7 @@ class NgramPast:
             self._load(path, n_vocab)
 
     def learn(self, text: np.ndarray, n_prompt: int) -> None:
-        """Count what was generated, which is `text` (t,) int32 behind the prompt."""
+        """Count what was generated, which is `text` (t,) int32 after the prompt."""
         if len(text) <= n_prompt:
             return
         self.counts.extend(text, n_prompt)

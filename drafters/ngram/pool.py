@@ -16,7 +16,7 @@ _MASK = _N_ENTRIES - 1
 
 
 class NgramPool:
-    """From the hash of n tokens to the token behind them; two n-grams with one hash overwrite each other.
+    """From the hash of n tokens to the token after them; two n-grams with one hash overwrite each other.
 
     An entry is a token and, in the high half, the era that it was written in: emptying the pool starts a new era, which takes
     no time, and memory that was never written to is never touched.

@@ -81,7 +81,7 @@ class SuffixArray:
         """Where else the text read as it does at its end now, as far as half of what agrees longest.
 
         Returns:
-            Lengths, in tokens, at most the depth, and positions of the token behind; longest first, of equals latest first.
+            Lengths, in tokens, at most the depth, and positions of the token after; longest first, of equals latest first.
         """
         found: list[tuple[int, int]] = []
         for entries in (self._sorted, self._recent):

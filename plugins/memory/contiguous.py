@@ -115,7 +115,7 @@ class Contiguous(MemoryManager):
         state.last_used = self._clock
 
     def _cut(self, slot: int, n: int) -> None:
-        """Forget what lies behind position n."""
+        """Forget everything from position n on."""
         state = self._slots[slot]
         if n < state.n:
             state.n, state.accepted = n, tuple(pair for pair in state.accepted if pair[1] < n)

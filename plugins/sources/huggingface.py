@@ -80,7 +80,7 @@ class HuggingFaceSource(Source):
             raise
         except TimeoutError as error:
             raise ModelFileError(f"{reference}: the Hub did not answer within {_ANSWER_S} s; check the connection") from error
-        except Exception as error:  # the HTTP library behind it, and with it the errors, differ between its versions
+        except Exception as error:  # the HTTP library that it uses, and with it the errors, differ between its versions
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise ModelFileError(f"{reference}: {no_room(folder, n_bytes)}") from error
             said = str(error).strip().splitlines()[:1] or [type(error).__name__]

@@ -159,7 +159,7 @@ def trees(subject: BackendSubject) -> None:
             right = chains.forward(_chain([*drafted[kept], 7], start=len(prompt))).rows()[-1:].copy()
             start = len(prompt) + len(kept)
             found = model.forward(_chain([7], start=start, accepted=np.array(moves, np.int32))).rows()
-            subject.same(contract.MOVES, found, right, f"behind path {kept} of a tree with parents {parents}")
+            subject.same(contract.MOVES, found, right, f"after path {kept} of a tree with parents {parents}")
 
         run()
 

@@ -11,10 +11,10 @@ REUSE = Contract(
 )
 CAPACITY = Contract("What does not fit is a CapacityError and changes nothing.", "augury.interfaces.MemoryManager.prepare")
 ROOM = Contract(
-    "`room` is what still fits behind what a slot keeps, and `prepare` of as much works.",
+    "`room` is what still fits after what a slot keeps, and `prepare` of as much works.",
     "augury.interfaces.MemoryManager.room",
 )
-STEP = Contract("A pass starts at `mark`, with what is kept behind that in `replay`.", "augury.batch.Step")
+STEP = Contract("A pass starts at `mark`, with what is kept after that in `replay`.", "augury.batch.Step")
 STATE = Contract(
     "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",
     "augury.interfaces.MemoryManager.commit",

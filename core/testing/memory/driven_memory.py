@@ -55,7 +55,7 @@ class Guess:
 
 @define(eq=False)
 class Share:
-    """One slot's part of a pass: tokens behind what is replayed, each with the place of its parent among them."""
+    """One slot's part of a pass: tokens after what is replayed, each with the place of its parent among them."""
 
     slot: int
     step: Step

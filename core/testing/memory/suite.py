@@ -77,7 +77,7 @@ def full_slots(subject: MemorySubject) -> None:
 
 
 def tree_then_reuse(subject: MemorySubject) -> None:
-    """A request that ends just after a tree's path was kept leaves nothing behind that is not in its place."""
+    """A request that ends just after a tree's path was kept leaves everything in its place."""
     tree = Guess((3, 4, 5, 6, 7), (-1, -1, 1, 1, 3), n_right=9, own=8)  # its path is 4, 6, 7
     for ends in ("end", "fail"):
         memory = subject.driven(1)

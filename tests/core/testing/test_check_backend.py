@@ -77,7 +77,7 @@ MUTANTS = {
     "what shares its pass": {"rows": lambda rows, batch, _: rows + np.float32(1e-4) * len(batch.tokens)},
     "with 1 threads": {"rows": lambda rows, _, options: rows + np.float32(1e-4) * options.threads},
     "of a tree with parents": {"batch": without("parents")},
-    "behind path": {"batch": without("accepted")},
+    "after path": {"batch": without("accepted")},
     "argmax of row": {"logits": NoArgmax},
     "top_k of row": {"logits": NoOrder},
     "a best token where F32 weights give no numbers": {"logits": NoRefusal},

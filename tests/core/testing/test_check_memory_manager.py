@@ -121,7 +121,7 @@ class Rewinding(Contiguous):
         (Hesitant, "Seen: None, after: construction; open of [0, 1"),
         (Boundless, "What does not fit is a CapacityError and changes nothing"),
         (Generous, "`room` is what still fits"),
-        (Keeping, "A pass starts at `mark`, with what is kept behind that in `replay`"),
+        (Keeping, "A pass starts at `mark`, with what is kept after that in `replay`"),
         (Straight, "other states than those of"),
         (Hasty, "other states than those of"),
         (Replaying, "A pass starts at `mark`"),
