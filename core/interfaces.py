@@ -133,6 +133,14 @@ class Backend(Plugin, ABC):
         return None
 
     @abstractmethod
+    def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
+        """What the slots of a plan take once it is loaded, before anything is: `Model.state_spec` will be the same.
+
+        Raises:
+            UnsupportedError: The plan or an option is beyond this backend.
+        """
+
+    @abstractmethod
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards.
 

@@ -15,7 +15,7 @@ from oracles.models import tiny_file
 from augury import AuguryError, Engine
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.backends.numba_cpu.packed_file import PackedFile
-from augury.backends.numba_cpu.weights import Layout
+from augury.backends.numba_cpu.packing import Layout
 from augury.drafters.ngram.corpus import NgramCorpus
 from augury.drafters.ngram.lookup_file import read_lookup
 from augury.drafters.ngram.past import NgramPast

@@ -20,7 +20,7 @@ def of_type(kind) -> dict[str, np.ndarray]:
     from oracles import weights
 
     from augury.backends.numba_cpu.kernels import matmul
-    from augury.backends.numba_cpu.weights import aligned, pack
+    from augury.backends.numba_cpu.packing import aligned, pack
 
     n_rows, n_cols = 40, 256
     source = weights.random_weights(np.random.default_rng(1), kind, n_rows, n_cols)

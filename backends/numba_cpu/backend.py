@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks import Attention, Embedding, FeedForward, Output
 from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Backend
 from augury.memory_limit import n_bytes_of_machine, require_address_space
 from augury.options import option
 
 if TYPE_CHECKING:
+    from augury.backends.numba_cpu.lowering import Lowering
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
-    from augury.types import ModelOptions
+    from augury.types import ModelOptions, StateSpec
 
 # Measured. LLVM ends the process where it gets no memory, and other libraries crash, so these are asked for beforehand.
 _COMPILER_BYTES = 256 << 20
@@ -42,10 +42,13 @@ class NumbaCpu(Backend):
     aliases = ("cpu",)
     options_class = NumbaCpuOptions
 
+    def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
+        """What the slots of a loaded plan will take."""
+        return self._lowering(plan, options).state_spec
+
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
-        plan.check_blocks({Embedding, Attention, FeedForward, Output})
-        options.check_cache_types(plan)
+        lowering = self._lowering(plan, options)
         cores = physical_cores()
         threads = options.threads or len(cores)
         if threads > MAX_THREADS:
@@ -54,23 +57,29 @@ class NumbaCpu(Backend):
             raise UnsupportedError("affinity=cores: this system does not let threads be kept on cores; leave the option out")
         if self.options.affinity == "cores" and threads > len(cores):
             raise OptionError(f"affinity=cores with {threads} threads, but there are {len(cores)} cores; lower -t")
-        require_address_space(_PROGRAM_BYTES, "compiling kernels")
-        # numba is imported here, not at the top: listing plugins must not wait for it
-        from augury.backends.numba_cpu.lowering import state_bytes
         from augury.backends.numba_cpu.model import NumbaCpuModel
 
         wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
         advice = "ask for a smaller context or fewer slots"
         # the system promises more memory than it has, and ends the process that takes it at its word
-        n_needed, n_there = file.n_bytes + state_bytes(plan, options), n_bytes_of_machine()
+        n_needed, n_there = file.n_bytes + lowering.state_bytes, n_bytes_of_machine()
         if n_needed > n_there:
             raise CapacityError(f"{wanted} needs {n_needed / 2**30:.1f} GiB, there are {n_there / 2**30:.1f} GiB; {advice}")
         require_address_space(n_needed + _COMPILER_BYTES + threads * _THREAD_BYTES, wanted)
         bound = cores if self.options.affinity == "cores" else ()
         try:
-            return NumbaCpuModel(file, plan, options, threads, progress, bound, keep=self.options.keep_weights)
+            return NumbaCpuModel(file, lowering, threads, progress, bound, keep=self.options.keep_weights)
         except MemoryError as error:
             raise CapacityError(f"no memory for {wanted}; {advice}") from error
+
+    @staticmethod
+    def _lowering(plan: ModelPlan, options: ModelOptions) -> Lowering:
+        options.check_cache_types(plan)
+        require_address_space(_PROGRAM_BYTES, "compiling kernels")
+        # numba is imported here, not at the top: listing plugins must not wait for it
+        from augury.backends.numba_cpu.lowering import Lowering
+
+        return Lowering(plan, options)
 
 
 def physical_cores() -> list[int]:

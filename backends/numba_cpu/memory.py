@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from augury.types import Allocation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
 
 _LINE = 64
 _SLACK = 64  # a kernel may read (never use) up to one vector behind an array
@@ -16,6 +21,7 @@ class Arena:
     def __init__(self) -> None:
         self._arrays: list[np.ndarray] = []
         self._n_bytes: dict[str, int] = {}
+        self._shared: dict[Hashable, int] = {}
 
     def zeros(self, n_bytes: int, purpose: str) -> int:
         """Allocate bytes that are zero; the system finds memory for those that are used. Returns their address."""
@@ -32,6 +38,12 @@ class Arena:
         self.count(purpose, array.nbytes)
         return int(array.ctypes.data)
 
+    def shared(self, key: Hashable, make: Callable[[], np.ndarray], purpose: str) -> int:
+        """The address of the array that all hold who ask by one key, made when it is first wanted."""
+        if key not in self._shared:
+            self._shared[key] = self.keep(make(), purpose)
+        return self._shared[key]
+
     def count(self, purpose: str, n_bytes: int) -> None:
         """Add to the account what is held elsewhere."""
         self._n_bytes[purpose] = self._n_bytes.get(purpose, 0) + n_bytes
@@ -39,3 +51,8 @@ class Arena:
     def table(self) -> tuple[Allocation, ...]:
         """What is held, by purpose."""
         return tuple(Allocation(purpose, n_bytes) for purpose, n_bytes in self._n_bytes.items())
+
+
+def up(size: int, multiple: int) -> int:
+    """The next multiple that is not less than `size`."""
+    return -(-size // multiple) * multiple

@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cpu import lowering, profile
+from augury.backends.numba_cpu import profile
 from augury.backends.numba_cpu.kernel_pass import KernelPass
+from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels import team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.loading import Weights
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
+from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Tree, check_accepted
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
-from augury.types import Allocation, ModelInfo, StateSpec
+from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.backends.numba_cpu.lowering import Lowering
     from augury.batch import Batch
-    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
     from augury.passes import Pass
     from augury.profile import KernelTime, Limits
-    from augury.types import ModelOptions
 
 _FIRST_ROWS = 8  # rows of logits that there is room for at first; more are allocated when they are asked for
 
@@ -41,22 +41,22 @@ class NumbaCpuModel(Model):
     def __init__(
         self,
         file: ModelFile,
-        plan: ModelPlan,
-        options: ModelOptions,
+        lowering: Lowering,
         n_threads: int,
         progress: Progress,
         cores: Sequence[int] = (),
         *,
         keep: bool = False,
     ) -> None:
+        plan = lowering.plan
         self.info = ModelInfo.of(file, plan)
-        n_bytes = lowering.bytes_per_position(plan, options)
-        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
+        self.state_spec = lowering.state_spec
+        self._lowering = lowering
         self._n_tokens_known = plan.embedding.n_vocab
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
-        self._weights.load(lowering.kernels(plan, options), n_threads, progress, keep=keep)
-        self._lowered = lowering.lower(plan, self._weights, options, n_threads, self._arena)
+        self._weights.load(lowering.kernels(), n_threads, progress, keep=keep)
+        lowering.place(self._weights, n_threads, self._arena)
         self._weights.close_file()
         self._make_room(_FIRST_ROWS)
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
@@ -73,8 +73,8 @@ class NumbaCpuModel(Model):
             offsets.CELLS: self._inputs[3].ctypes.data,
             offsets.ROWS: self._inputs[5].ctypes.data,
             offsets.SEGMENTS: self._runs.ctypes.data,
-            offsets.SCRATCH: self._arena.zeros(n_threads * lowering.scratch_bytes(plan), "scratch"),
-            offsets.SCRATCH_BYTES: lowering.scratch_bytes(plan),
+            offsets.SCRATCH: self._arena.zeros(n_threads * lowering.scratch_bytes, "scratch"),
+            offsets.SCRATCH_BYTES: lowering.scratch_bytes,
         }
         for offset, value in fields.items():
             self._team.state[offset // 8] = value
@@ -86,7 +86,7 @@ class NumbaCpuModel(Model):
         if batch.accepted is not None and len(batch.accepted):
             check_accepted(batch.accepted, self.state_spec)
             moves = np.ascontiguousarray(batch.accepted, np.int64)
-            self._team.run(self._lowered.moving(moves))
+            self._team.run(self._lowering.moving(moves))
         tokens, slots, positions, rows = batch.tokens, batch.slots, batch.positions, batch.rows
         cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)
         n, n_rows = len(tokens), len(rows)
@@ -128,7 +128,7 @@ class NumbaCpuModel(Model):
                 f"a profile of {n} tokens; more than {MAX_TOKENS} are computed in several passes, take fewer"
             )
         state, way = self._team.state, 0 if n <= PRIVATE_TOKENS else 1
-        works = self._lowered.works(batch.n_layers)[way]
+        works = self._lowering.programs(batch.n_layers)[way].works
         times = np.zeros(len(works) + 1, np.int64)
         state[offsets.TIMES // 8] = times.ctypes.data
         try:
@@ -156,11 +156,11 @@ class NumbaCpuModel(Model):
         if not self._is_closed:
             self._is_closed = True
             self._team.close()
-            del self._arena, self._weights, self._lowered, self._logits
+            del self._arena, self._weights, self._lowering, self._logits
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
-        self._logits = np.zeros((n_rows, self._lowered.logits_width), np.float32)
+        self._logits = np.zeros((n_rows, self._lowering.logits_width), np.float32)
         self._logits_address = self._logits.ctypes.data
 
     def _pass(
@@ -192,8 +192,9 @@ class NumbaCpuModel(Model):
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
         way = 0 if n <= PRIVATE_TOKENS else 1
-        self._lowered.outputs[way][0, 4] = self._logits_address + 4 * first_row * self._lowered.logits_width
-        self._team.run(self._lowered.tapes(n_layers)[way])
+        program = self._lowering.programs(n_layers)[way]
+        program.logits[step.Y // 8] = self._logits_address + 4 * first_row * self._lowering.logits_width
+        self._team.run(program.records)
 
     def _check(self, batch: Batch) -> None:
         """Refuse what would be read or written beside an array: kernels do not look."""

@@ -22,9 +22,9 @@ import numpy as np
 import platformdirs
 from xxhash import xxh3_64_intdigest
 
-from augury.backends.numba_cpu import weights
+from augury.backends.numba_cpu import packing
 from augury.backends.numba_cpu.kernels.jit import sources_key
-from augury.backends.numba_cpu.weights import aligned
+from augury.backends.numba_cpu.packing import aligned
 from augury.errors import ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
 from augury.interfaces import Progress
@@ -33,7 +33,7 @@ from augury.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from augury.backends.numba_cpu.weights import Layout
+    from augury.backends.numba_cpu.packing import Layout
     from augury.files.gguf import ModelFile, Tensor
 
 _CHECKSUM = np.dtype(np.uint64)
@@ -56,7 +56,7 @@ class PackedFile:
     def __init__(self, file: ModelFile, tensors: Mapping[str, Tensor], layout: Layout) -> None:
         """Find its name; nothing is read."""
         described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]
-        sources = sources_key() + Path(weights.__file__).read_bytes()
+        sources = sources_key() + Path(packing.__file__).read_bytes()
         key = hashlib.sha256(repr((file.identity, described)).encode() + sources)
         self.path = packed_folder() / f"{key.hexdigest()[:32]}{_SUFFIX}"
         self._layout = layout

@@ -11,14 +11,14 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernels import probe
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.weights import aligned
+from augury.backends.numba_cpu.packing import aligned
 from augury.profile import KernelTime, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from augury.backends.numba_cpu.packing import PackedMatrix
     from augury.backends.numba_cpu.team import Team
-    from augury.backends.numba_cpu.weights import PackedMatrix
 
 _READ_BYTES = 256 << 20  # more than caches hold
 _ROUNDS = 200_000  # some milliseconds

@@ -1,138 +1,126 @@
-"""Weight matrices in the layout of the kernels."""
+"""A plan's weights, from a model file into memory that kernels read."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import field, frozen
 
-from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS
-from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.matmul import matmul_kernels, n_blocks
-from augury.errors import ModelFileError
+from augury.backends.numba_cpu.kernels.jit import address, prepare
+from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
+from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
+from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
+from augury.blocks import Linear, Norm
+from augury.files.atomic_file import is_being_written
+from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable
 
-    from augury.files.gguf import Tensor
-    from augury.files.tensor_type import TensorType
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.blocks import ModelPlan
+    from augury.files.gguf import ModelFile, Tensor
+    from augury.interfaces import Progress
 
-_LINE = 64
-_HUGE_PAGE = 1 << 21
-_PANELS_AT_ONCE = 16  # what one task of a thread packs
-
-
-@frozen(eq=False)
-class PackedMatrix:
-    """A matrix of (n_rows, n_cols) weights, packed; what it was packed from is not needed any more.
-
-    `data` (n_bytes,) uint8 is aligned to 64 bytes, or to a huge page where it is large. Rows are padded with zeros to whole
-    panels, n_cols (of float weights) to whole blocks.
-    """
-
-    kind: str
-    n_rows: int
-    n_cols: int
-    data: np.ndarray = field(repr=False)
-
-    @property
-    def n_panels(self) -> int:
-        """Panels of 32 rows."""
-        return -(-self.n_rows // PANEL_ROWS)
-
-    @property
-    def activation(self) -> str:
-        """The kind of activations that it is multiplied with."""
-        return FORMATS[self.kind].activation
-
-    @property
-    def address(self) -> int:
-        """Where the packed bytes lie."""
-        return int(self.data.ctypes.data)
+PURPOSE = "weights"
 
 
-def aligned(n_bytes: int) -> np.ndarray:
-    """Allocate (n_bytes,) uint8, aligned to a cache line, or to a huge page where several are filled."""
-    alignment = _HUGE_PAGE if n_bytes > 2 * _HUGE_PAGE else _LINE
-    buffer = np.empty(n_bytes + alignment, np.uint8)
-    start = -buffer.ctypes.data % alignment
-    return buffer[start : start + n_bytes]
+class Weights:
+    """The matrices of a plan, packed, and its vectors as float32; both by tensor name, each loaded once."""
+
+    def __init__(self, file: ModelFile, plan: ModelPlan, arena: Arena) -> None:
+        self._file = file
+        self._arena = arena
+        self._matrices: dict[str, PackedMatrix] = {}
+        self._vectors: dict[tuple[str, float], int] = {}
+        linears = (part for block in plan.blocks() for part in block.tensors() if isinstance(part, Linear))
+        self._tensors = {linear.weight: file.tensor(linear.weight, (linear.n_out, linear.n_in)) for linear in linears}
+        self.kernels = matmul_kernels({tensor.type.name.lower() for tensor in self._tensors.values()})
+
+    def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
+        """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them."""
+        layout = Layout.of(self._tensors)
+        is_worth_it = keep and self._file.identity and layout.n_bytes >= WORTH_BYTES
+        kept = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
+        self._threads, self._kept = threads, kept
+        own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
+        compile_all = partial(prepare, [*dict.fromkeys([*more_kernels, *own])], progress)
+        pack = partial(self._pack, layout, threads, progress, compile_all)
+        if kept is None:
+            pack(memory := aligned(layout.n_bytes))
+        else:
+            if is_being_written(kept.path):  # the process that packs compiles, too: share that before waiting for it
+                compile_all()
+            memory = kept.matrices(pack, threads, progress)
+            compile_all()  # what packing has not compiled
+        for name, tensor in self._tensors.items():
+            rows, columns = rows_and_columns(tensor)
+            self._matrices[name] = PackedMatrix(tensor.type.name.lower(), rows, columns, memory[layout.spans[name]])
+        self._arena.count(PURPOSE, layout.n_bytes)
+
+    def _pack(
+        self, layout: Layout, threads: int, progress: Progress, meanwhile: Callable[[], None], memory: np.ndarray
+    ) -> None:
+        """Pack the matrices into `memory`; kernels that are compiled meanwhile take as long, and one core."""
+        for kernels in self.kernels.values():
+            address(kernels.repack)
+        total, done = sum(tensor.n_bytes for tensor in self._tensors.values()), 0
+        packer = ThreadPoolExecutor(1)
+        try:
+            packed = [
+                (tensor, packer.submit(pack_tensor, tensor, threads, memory[layout.spans[name]]))
+                for name, tensor in self._tensors.items()
+            ]
+            meanwhile()
+            for tensor, matrix in packed:
+                progress("load", done, total)
+                matrix.result()
+                done += tensor.n_bytes
+            progress("load", total, total)
+        finally:
+            packer.shutdown(cancel_futures=True)
+
+    def check(self) -> None:
+        """See that nobody has changed the file that the matrices are mapped from; see `Model.check`."""
+        if self._kept is not None:
+            self._kept.check(self._threads)
+
+    def matrix(self, name: str) -> PackedMatrix:
+        """A matrix of the plan."""
+        return self._matrices[name]
+
+    def address(self, kind: str, kernel: str) -> int:
+        """The address of a kernel (`matmul`, `quantize`, `embed`) of a weight type."""
+        return address(getattr(self.kernels[kind], kernel))
+
+    def vector(self, name: str, size: int, factor: float = 1.0) -> int:
+        """The address of a vector, float32, times `factor`."""
+        key = (name, factor)
+        if key not in self._vectors:
+            values = _floats(self._file.tensor(name, (size,)))
+            self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
+        return self._vectors[key]
+
+    def norm(self, norm: Norm | None) -> tuple[int, float]:
+        """The address of a norm's weight and its epsilon; 0 where there is no norm."""
+        return (0, 0.0) if norm is None else (self.vector(norm.weight, norm.size), norm.eps)
+
+    def close_file(self) -> None:
+        """Let go of the file, once everything is loaded."""
+        del self._file
+        self._tensors.clear()
 
 
-@frozen
-class Layout:
-    """Where packed matrices lie in one stretch of memory."""
+def _floats(tensor: Tensor) -> np.ndarray:
+    """A tensor's weights as float32, (n,)."""
+    if tensor.type is TensorType.F32:
+        return tensor.data.view(np.float32)
+    if tensor.type is TensorType.F16:
+        return tensor.data.view(np.float16).astype(np.float32)
+    import gguf
 
-    spans: Mapping[str, slice]
-    n_bytes: int
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """Place matrices behind each other, each at a cache line's start."""
-        spans, end = {}, 0
-        for name, tensor in tensors.items():
-            n_bytes = packed_bytes(tensor.type, rows_and_columns(tensor))
-            spans[name] = slice(end, end + n_bytes)
-            end += n_bytes + -n_bytes % _LINE
-        return cls(spans, end)
-
-
-def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
-    """The shape of a tensor as a matrix: axes before the last count as rows."""
-    *rows, n_cols = tensor.shape
-    return int(np.prod(rows, dtype=np.int64)), n_cols
-
-
-def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
-    """How many bytes a matrix of (rows, columns) takes once it is packed."""
-    fmt, (n_rows, n_cols) = FORMATS[weight_type.name.lower()], shape
-    return -(-n_rows // PANEL_ROWS) * (n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes)
-
-
-def pack_tensor(tensor: Tensor, threads: int = 1, to: np.ndarray | None = None) -> PackedMatrix:
-    """Pack a tensor of a model file; see `pack`."""
-    return pack(tensor.type, rows_and_columns(tensor), tensor.data, threads, to)
-
-
-def pack(
-    weight_type: TensorType, shape: tuple[int, int], source: np.ndarray, threads: int = 1, to: np.ndarray | None = None
-) -> PackedMatrix:
-    """Pack a matrix.
-
-    Args:
-        weight_type: the type of the weights.
-        shape: rows and columns.
-        source: (n_bytes,) uint8, contiguous, the rows as in a model file.
-        threads: how many threads share the work.
-        to: where to, (packed_bytes,) uint8 that starts at a cache line; memory of its own if None.
-
-    Raises:
-        ModelFileError: the columns are not whole blocks of the type, or source has not the bytes for the shape.
-    """
-    kind, (n_rows, n_cols) = weight_type.name.lower(), shape
-    expected = n_rows * (n_cols // weight_type.block_size) * weight_type.block_bytes
-    if n_cols % weight_type.block_size or source.size != expected or not source.flags.c_contiguous:
-        msg = (
-            f"a {weight_type.name} matrix of {n_rows} x {n_cols} has {source.size} bytes; expected {expected} in whole "
-            f"blocks of {weight_type.block_size} columns; the model file is damaged, fetch it again"
-        )
-        raise ModelFileError(msg)
-    n_panels = -(-n_rows // PANEL_ROWS)
-    n_bytes = packed_bytes(weight_type, shape)
-    matrix = PackedMatrix(kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
-    if n_rows % PANEL_ROWS:
-        matrix.data[n_bytes - n_bytes // n_panels :] = 0
-    if n_cols % BLOCK:
-        matrix.data[:] = 0
-    repack = matmul_kernels([kind])[kind].repack
-    address(repack)  # compiled here, so that no two threads compile it
-
-    def work(first: int) -> None:
-        end = min(first + _PANELS_AT_ONCE, n_panels)
-        repack(source.ctypes.data, matrix.address, n_rows, n_cols, first, end)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(0, n_panels, _PANELS_AT_ONCE)))
-    return matrix
+    kind = gguf.GGMLQuantizationType[tensor.type.name]
+    values: np.ndarray = gguf.quants.dequantize(tensor.data, kind).reshape(-1)
+    return values

@@ -10,7 +10,7 @@ from augury.backends.reference.weights import Weights
 from augury.blocks import Embedding, Output
 from augury.errors import CapacityError
 from augury.interfaces import Backend
-from augury.types import ModelInfo
+from augury.types import ModelInfo, StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
@@ -28,12 +28,18 @@ class Reference(Backend):
 
     name = "reference"
 
-    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
-        """Load the plan's weights from `file`, which may be closed afterwards."""
+    def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
+        """What the slots of a loaded plan will take."""
         plan.check_blocks({Embedding, *MIXERS, *FEED_FORWARDS, Output})
         options.check_cache_types(plan)
+        n_bytes = sum(MIXERS[type(layer.mixer)][0].bytes_per_position(layer.mixer, options) for layer in plan.layers)
+        return StateSpec(options.n_slots, options.n_ctx, n_bytes)
+
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
+        """Load the plan's weights from `file`, which may be closed afterwards."""
+        spec = self.state_spec(plan, options)
         info = ModelInfo.of(file, plan)
         try:
-            return ReferenceModel(info, plan, Weights.load(file, plan, progress), options)
+            return ReferenceModel(info, spec, plan, Weights.load(file, plan, progress), options)
         except MemoryError as error:
             raise CapacityError(f"no memory for the weights of {file.path.name} as float32; use backend numba-cpu") from error

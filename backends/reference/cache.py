@@ -37,6 +37,11 @@ class _Rows:
         return np.ascontiguousarray(self._decode(*(array[slot][:, cells] for array in self._arrays)))
 
 
+def _row_bytes(size: int, name: str) -> int:
+    encode, _ = TYPES[name]
+    return sum(part.nbytes for part in encode(np.zeros(size)))
+
+
 class LayerCache:
     """Keys (S, G, T, D) and values (S, G, T, D_v) of one attention layer, for S slots of T positions each.
 
@@ -51,6 +56,12 @@ class LayerCache:
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
             size = f"{options.n_slots} slots with {options.n_ctx} positions"
             raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
+
+    @staticmethod
+    def bytes_per_position(layer: Attention, options: ModelOptions) -> int:
+        """Bytes of the keys and values of one position of one slot."""
+        of_head = _row_bytes(layer.head_dim, options.cache_type_k) + _row_bytes(layer.value_dim, options.cache_type_v)
+        return layer.n_kv_heads * of_head
 
     @property
     def n_bytes(self) -> int:

@@ -9,7 +9,7 @@ from augury.batch import Tree, check_accepted
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
-from augury.types import Allocation, StateSpec
+from augury.types import Allocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from augury.batch import Batch
     from augury.blocks import Layer, ModelPlan
     from augury.passes import Pass
-    from augury.types import ModelInfo, ModelOptions
+    from augury.types import ModelInfo, ModelOptions, StateSpec
 
 
 class ReferenceModel(Model):
@@ -30,13 +30,12 @@ class ReferenceModel(Model):
     The residual stream x (n, E) float64 holds a row per token of the pass, to which every layer adds (`blocks`).
     """
 
-    def __init__(self, info: ModelInfo, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
+    def __init__(self, info: ModelInfo, spec: StateSpec, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
         self.info = info
+        self.state_spec = spec
         self._plan = plan
         self._weights: Weights | None = weights
         self._caches = [MIXERS[type(layer.mixer)][0](layer.mixer, options) for layer in plan.layers]
-        n_bytes = sum(cache.n_bytes for cache in self._caches)
-        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes // (options.n_slots * options.n_ctx))
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from augury.constraint import ConstraintSession
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
-    from augury.types import ModelOptions
+    from augury.types import ModelOptions, StateSpec
 
 __all__ = [
     "TINY_DRAFT",
@@ -49,17 +49,17 @@ class ToyBackend(Backend):
 
     name = "toy"
 
+    def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
+        """See `Backend.state_spec`."""
+        return self._model(plan, options).state_spec
+
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
-        """A `ToyModel` with the vocabulary of the file."""
-        return ToyModel(
-            n_vocab=plan.n_vocab,
-            n_slots=options.n_slots,
-            n_ctx=options.n_ctx,
-            period=PERIOD,
-            surprises=_SURPRISES,
-            errors=file.get("augury.toy.errors", float, 0.0),
-            info=ModelInfo.of(file, plan),
-        )
+        """A toy with the vocabulary of the file."""
+        return self._model(plan, options, errors=file.get("augury.toy.errors", float, 0.0), info=ModelInfo.of(file, plan))
+
+    def _model(self, plan: ModelPlan, options: ModelOptions, **more: Any) -> ToyModel:
+        n: dict[str, Any] = {"n_vocab": plan.n_vocab, "n_slots": options.n_slots, "n_ctx": options.n_ctx}
+        return ToyModel(**n, period=PERIOD, surprises=_SURPRISES, **more)
 
 
 @frozen
@@ -70,25 +70,16 @@ class ToyRecurrentOptions:
     is_hybrid: bool = option(False, help="it has a KV cache as well")
 
 
-class ToyRecurrentBackend(Backend):
+class ToyRecurrentBackend(ToyBackend):
     """The same with a recurrent state; texts repeat what came three tokens before."""
 
     name = "toy-recurrent"
     options_class = ToyRecurrentOptions
 
-    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:  # noqa: ARG002
-        """A `ToyRecurrentModel` with the vocabulary of the file."""
-        return ToyRecurrentModel(
-            can_keep_aside=self.options.keeps_aside,
-            is_hybrid=self.options.is_hybrid,
-            n_vocab=plan.n_vocab,
-            n_slots=options.n_slots,
-            n_ctx=options.n_ctx,
-            period=3,
-            surprises=_SURPRISES,
-            errors=file.get("augury.toy.errors", float, 0.0),
-            info=ModelInfo.of(file, plan),
-        )
+    def _model(self, plan: ModelPlan, options: ModelOptions, **more: Any) -> ToyModel:
+        n: dict[str, Any] = {"n_vocab": plan.n_vocab, "n_slots": options.n_slots, "n_ctx": options.n_ctx}
+        how: dict[str, Any] = {"can_keep_aside": self.options.keeps_aside, "is_hybrid": self.options.is_hybrid}
+        return ToyRecurrentModel(**how, **n, period=3, surprises=_SURPRISES, **more)
 
 
 class ToyDrafter(Drafter):

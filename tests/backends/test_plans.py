@@ -1,8 +1,10 @@
 """Plans that no family of today has: every backend computes them, or says that it does not."""
 
 import attrs
+import numpy as np
 import pytest
-from oracles.models import tiny_file
+from oracles.models import nmse, tiny_file
+from oracles.passes import run_of
 
 from augury import Registry
 from augury.blocks import Block
@@ -33,3 +35,22 @@ def test_a_block_that_the_backend_does_not_know_is_refused(backend):
     plan = with_each_layer(plan_of(file, REGISTRY), mixer=Abacus())
     with pytest.raises(UnsupportedError, match="llama models have a block Abacus, which this backend does not compute"):
         load(backend, file, plan)
+
+
+VARIANTS = {"in sequence": {}, "in parallel": {"is_parallel": True}, "mixers alone": {"feed_forward": None}}
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense"])  # gemma3 norms what is added
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+def test_layers_of_every_form_are_those_of_the_reference(backend, name):
+    file, tokens, seen, errors = tiny_file(name), list(range(40, 50)), [], []
+    for changes in VARIANTS.values():
+        plan = with_each_layer(plan_of(file, REGISTRY), **changes)
+        right, model = load("reference", file, plan), load(backend, file, plan)
+        seen.append(right.forward(run_of(tokens)).rows())
+        found = model.forward(run_of(tokens)).rows().copy()
+        one_by_one = [model.forward(run_of([token], start=i)).rows()[0].copy() for i, token in enumerate(tokens)]
+        model.close()
+        errors.append(nmse(found, seen[-1]))
+        assert np.array_equal(found, one_by_one)
+    assert max(errors) < 0.01 * min(nmse(a, b) for a in seen for b in seen if a is not b), "no form is another"

@@ -7,9 +7,9 @@ from augury.backends.numba_cpu.kernels import attention_layer, team
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES
 from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.packing import aligned
 from augury.backends.numba_cpu.tape import RECORD, bits
 from augury.backends.numba_cpu.team import Team
-from augury.backends.numba_cpu.weights import aligned
 from augury.types import CACHE_TYPES
 
 pytestmark = pytest.mark.bench

@@ -10,7 +10,7 @@ from oracles import weights
 
 from augury.backends.numba_cpu.kernels import matmul as kernels
 from augury.backends.numba_cpu.kernels.isa import choose_isa
-from augury.backends.numba_cpu.weights import aligned, pack
+from augury.backends.numba_cpu.packing import aligned, pack
 from augury.files.tensor_type import TensorType
 
 pytestmark = pytest.mark.bench

@@ -116,10 +116,10 @@ def _signature(compiled: Any) -> tuple[Any, ...]:
 
 @cache
 def sources_key() -> bytes:
-    """A hash of this folder's sources: another one whenever a generator, a layout or a helper was edited."""
-    key = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    """A hash of the sources of all kernels: another one whenever a generator, a layout or a helper was edited."""
+    key, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(path for folder in ("blocks", "kernels") for path in (root / folder).glob("*.py")):
+        key.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return key.digest()
 
 
@@ -127,7 +127,7 @@ def sources_key() -> bytes:
 def cache_folder() -> Path:
     """Where compiled kernels lie: a folder named after all that their code depends on.
 
-    What is hashed is every file beside this one, so that an edit of a generator or a helper counts, too.
+    What is hashed is every file with kernels, so that an edit of a generator or a helper counts, too.
     """
     features = llvmlite.binding.get_host_cpu_features().flatten()
     versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)

@@ -1,24 +1,21 @@
-"""The records' kernels: what a tape is made of, apart from attention.
+"""The kernels of records that all kinds of blocks use: norms, and products with matrices.
 
 Each takes `(record, state, thread, n_threads)`; see `team.py`. Operands begin at offset 16 of a record, 8 bytes each.
 
-What depends on one token alone (norms, activations) exists twice: shared, where the threads divide the tokens and a barrier
-follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes apart), which is
-cheaper than a barrier while there are one or two tokens.
+What depends on one token alone (embeddings, norms, activations) exists twice: shared, where the threads divide the tokens and
+a barrier follows, and private, where every thread does the same for itself into memory of its own (`stride` bytes apart),
+which is cheaper than a barrier while there are one or two tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.activation import gelu, silu
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import inverse_rms, normalise
 from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, mul, splat_f32
-from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES, TOKENS
+from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES
 
 PANEL_ROWS = 32
 _SHARES = 4  # of a matrix that each thread takes one after the other, so that a slower one takes fewer
@@ -33,23 +30,12 @@ def scratch_of(state, thread):
     return get_i64(state + SCRATCH) + thread * get_i64(state + SCRATCH_BYTES)
 
 
-@kernel
-def embed(record, state, thread, n_threads):
-    """x[t] = scale * W[token t]. Operands: kernel, W, E, x, stride, is_private, scale."""
-    size = get_i64(record + 32)
-    n = get_i64(state + N_TOKENS)
-    x = get_i64(record + 40) + thread * get_i64(record + 48)
-    first, end = n * thread // n_threads, n * (thread + 1) // n_threads
-    if get_i64(record + 56) != 0:
-        first, end = 0, n
-    scale = splat_f32(np.float32(get_f64(record + 64)))
-    for t in range(first, end):
-        row = x + 4 * t * size
-        token = get_i64(get_i64(state + TOKENS) + 8 * t)
-        invoke(get_i64(record + 16), (get_i64(record + 24), token, size, row, scratch_of(state, thread)))
-        for index in range(0, size, 16):
-            left = size - index
-            store_part(row + 4 * index, mul(load_part(row + 4 * index, left), scale), left)
+@helper
+def share(n, thread, n_threads, is_private):
+    """The rows that a thread treats: all where they are its own, otherwise its part of them."""
+    if is_private != 0:
+        return 0, n
+    return n * thread // n_threads, n * (thread + 1) // n_threads
 
 
 @kernel
@@ -71,9 +57,7 @@ def add_norm(record, state, thread, n_threads):
     n = get_i64(state + N_TOKENS)
     if is_gathered:
         n = get_i64(state + N_ROWS)
-    first, end = n * thread // n_threads, n * (thread + 1) // n_threads
-    if get_i64(record + 104) != 0:
-        first, end = 0, n
+    first, end = share(n, thread, n_threads, get_i64(record + 104))
     for i in range(first, end):
         t = i
         if is_gathered:
@@ -103,9 +87,7 @@ def quantize(record, state, thread, n_threads):
     if get_i64(record + 80) != 0:
         n = get_i64(state + N_ROWS)
     n_items = n * get_i64(record + 64)
-    first, end = n_items * thread // n_threads, n_items * (thread + 1) // n_threads
-    if get_i64(record + 72) != 0:
-        first, end = 0, n_items
+    first, end = share(n_items, thread, n_threads, get_i64(record + 72))
     if first < end:
         x = get_i64(record + 24) + thread * get_i64(record + 32)
         out = get_i64(record + 40) + thread * get_i64(record + 48)
@@ -168,35 +150,3 @@ def multiply(record, state, thread, n_threads):
             if first < stop and end > start:
                 multiply_panels(entry, max(first, start) - start, min(end, stop) - start, n, state, thread)
             start = stop
-
-
-def _gated(activation: Any, name: str) -> Any:
-    def gated(record, state, thread, n_threads):
-        entry, n_panels, out, n_rows = (
-            get_i64(record + 16),
-            get_i64(record + 32),
-            get_i64(record + 40),
-            get_i64(record + 48),
-        )
-        n = get_i64(state + N_TOKENS)
-        while True:
-            first, end = claim(state, n_panels, n_threads)
-            if first == end:
-                return
-            multiply_panels(entry, first, end, n, state, thread)
-            multiply_panels(entry + ENTRY_BYTES, first, end, n, state, thread)
-            gate, up, ldy = get_i64(entry + Y), get_i64(entry + ENTRY_BYTES + Y), get_i64(entry + LDY)
-            stop = min(PANEL_ROWS * end, n_rows)
-            for t in range(n):
-                for index in range(PANEL_ROWS * first, stop, 16):
-                    place, left = 4 * (t * ldy + index), stop - index
-                    value = mul(activation(load_part(gate + place, left)), load_part(up + place, left))
-                    store_part(out + 4 * (t * n_rows + index), value, left)
-
-    gated.__name__ = gated.__qualname__ = name
-    gated.__doc__ = "out = activation(gate) * up. Operands: entries of gate and up, 2, panels of one, out, n_rows."
-    return kernel(gated)
-
-
-gated_silu = _gated(silu, "gated_silu")
-gated_gelu = _gated(gelu, "gated_gelu")

@@ -53,9 +53,15 @@ class BackendSubject:
             write_tiny_model(path, weight_type=weight_type, output_norm=output_norm)
             file = ModelFile.open(path)
             try:
-                return device.load(file, plan_of(file, self.registry), options, Progress())
+                plan = plan_of(file, self.registry)
+                spec = device.state_spec(plan, options)
+                model = device.load(file, plan, options, Progress())
             finally:
                 file.close()
+        if spec != model.state_spec:
+            model.close()
+            raise contract.SPEC.broken(self.backend.name, f"{spec} before, {model.state_spec} after it was loaded")
+        return model
 
     def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, told: str) -> None:
         """See that logits are the same to the bit.

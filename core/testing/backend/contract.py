@@ -19,6 +19,7 @@ OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",
     "augury.interfaces.Model.forward",
 )
+SPEC = Contract("What a plan's slots take is known before it is loaded.", "augury.interfaces.Backend.state_spec")
 UNSUPPORTED = Contract("What a backend cannot do is an UnsupportedError.", "augury.interfaces.Backend.load")
 CLOSED = Contract("`close` may be called twice; a pass afterwards is an AuguryError.", "augury.interfaces.Model.close")
 TABLE = Contract("The memory table sums to what is allocated.", "augury.interfaces.Model.memory_table")

@@ -6,7 +6,7 @@ from oracles import weights
 
 from augury.backends.numba_cpu.kernels import matmul as kernels
 from augury.backends.numba_cpu.kernels.isa import available_isas, choose_isa
-from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack
+from augury.backends.numba_cpu.packing import PackedMatrix, aligned, pack
 from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
 

@@ -15,7 +15,7 @@ import pytest
 from oracles.models import tiny_model
 from oracles.passes import run_of
 
-from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, loading, packed_file
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, packed_file, weights
 from augury.backends.numba_cpu.packed_file import PackedFile
 from augury.engine.engine import Engine
 from augury.errors import ModelFileError
@@ -43,20 +43,20 @@ class Told(Progress):
 def folder(tmp_path, monkeypatch):
     """The folder of packed files, in which models of any size are kept."""
     monkeypatch.setattr(packed_file, "packed_folder", lambda: tmp_path / "packed")
-    monkeypatch.setattr(loading, "WORTH_BYTES", 1)
+    monkeypatch.setattr(weights, "WORTH_BYTES", 1)
     return tmp_path / "packed"
 
 
 @pytest.fixture
 def packings(monkeypatch):
     """The names of the tensors that were packed."""
-    names, pack_tensor = [], loading.pack_tensor
+    names, pack_tensor = [], weights.pack_tensor
 
     def noting(tensor, *rest):
         names.append(tensor.name)
         return pack_tensor(tensor, *rest)
 
-    monkeypatch.setattr(loading, "pack_tensor", noting)
+    monkeypatch.setattr(weights, "pack_tensor", noting)
     return names
 
 
@@ -122,9 +122,9 @@ def test_an_edit_of_the_sources_that_pack_makes_another_file(folder, packings, p
     if where == "the kernels":
         monkeypatch.setattr(packed_file, "sources_key", lambda: b"edited")
     else:
-        edited = tmp_path / "weights.py"
-        edited.write_bytes(Path(packed_file.weights.__file__).read_bytes() + b"# edited")
-        monkeypatch.setattr(packed_file.weights, "__file__", str(edited))
+        edited = tmp_path / "packing.py"
+        edited.write_bytes(Path(packed_file.packing.__file__).read_bytes() + b"# edited")
+        monkeypatch.setattr(packed_file.packing, "__file__", str(edited))
     logits_of(path)
     assert len(packings) == 2 * n_matrices
     assert len(files_in(folder)) == 2
@@ -188,14 +188,14 @@ def test_a_load_that_fails_leaves_nothing_behind(folder, path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "prepare", fail)
+    monkeypatch.setattr(weights, "prepare", fail)
     with pytest.raises(KeyboardInterrupt):
         logits_of(path)
     assert not files_in(folder)
 
 
 def test_small_models_are_not_kept(folder, path, monkeypatch):
-    monkeypatch.setattr(loading, "WORTH_BYTES", path.stat().st_size + 1)
+    monkeypatch.setattr(weights, "WORTH_BYTES", path.stat().st_size + 1)
     logits_of(path)
     assert not files_in(folder)
 
@@ -229,7 +229,7 @@ def test_a_start_that_waits_for_another_to_pack_shares_its_compiling_first(folde
     packed.unlink()
     with ExitStack() as elsewhere:
         elsewhere.enter_context(AtomicFile(packed))
-        monkeypatch.setattr(loading, "prepare", lambda *_: steps.append("compile"))
+        monkeypatch.setattr(weights, "prepare", lambda *_: steps.append("compile"))
         monkeypatch.setattr(AtomicFile, "_wait", lambda _: steps.append("wait") or elsewhere.close())
         assert np.array_equal(logits_of(path), right)
     assert steps[:2] == ["compile", "wait"]

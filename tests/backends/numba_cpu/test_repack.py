@@ -6,7 +6,7 @@ from oracles import weights
 
 from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES, matmul_kernels
-from augury.backends.numba_cpu.weights import PackedMatrix, aligned, pack, pack_tensor
+from augury.backends.numba_cpu.packing import PackedMatrix, aligned, pack, pack_tensor
 from augury.errors import ModelFileError
 from augury.files.gguf import Tensor
 from augury.files.tensor_type import TensorType

@@ -39,9 +39,13 @@ def backend_with(**wrong):
     class Mutant(Backend):
         name = "mutant"
 
-        def load(self, file, plan, options, progress):
+        def state_spec(self, plan, options):
             if wrong.get("cache_types") and options.cache_type_k not in ("f16", "f32"):
                 raise ValueError(options.cache_type_k)
+            spec = Reference(None).state_spec(plan, options)
+            return wrong.get("spec", lambda spec: spec)(spec)
+
+        def load(self, file, plan, options, progress):
             return Altered(Reference(None).load(file, plan, options, progress), options, wrong)
 
     return Mutant
@@ -85,10 +89,11 @@ MUTANTS = {
     "a pass after close was taken": {"stays open": True},
     "cache_type_k=q9: ValueError": {"cache_types": True},
     "bytes held, 0 in the table": {"table": lambda table: []},
+    "n_bytes_per_position=7": {"spec": lambda spec: attrs.evolve(spec, n_bytes_per_position=7)},
 }
 
 
-CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["truth"] * 2 + ["no numbers"] + ["exist"] * 3 + ["memory"]
+CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["truth"] * 2 + ["no numbers"] + ["exist"] * 3 + ["memory"] * 2
 
 
 @pytest.mark.parametrize(("told", "name"), list(zip(MUTANTS, CHECKS, strict=True)))

@@ -1,0 +1,133 @@
+"""`Attention`: o(softmax(scale * q k^T) v) of q, k and v of norm(x), with a cache of keys and values.
+
+Its kernels have files of their own: `attention_store` puts keys and values into the cache, `attention` reads them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
+from augury.backends.numba_cpu.kernels import attention_layer
+from augury.backends.numba_cpu.kernels.attention import attend_kernel
+from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import Rows, bits, row_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.tape import Tape
+    from augury.backends.numba_cpu.weights import Weights
+    from augury.blocks import Attention
+    from augury.types import ModelOptions
+
+__all__ = ["AttentionEmitter"]
+
+_NO_WINDOW = 1 << 40
+_OVERREAD = 16  # floats that a kernel may read (never use) behind a table
+_BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
+
+
+class AttentionEmitter(MixerEmitter):
+    """Keeps keys and values of every position, in cells that `Batch` names."""
+
+    block: Attention
+
+    def __init__(self, block: Attention, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        self._types = (options.cache_type_k, options.cache_type_v)
+        self._length = up(options.n_ctx, _BLOCK)
+
+    def kernels(self) -> Sequence[Any]:
+        """See `Emitter.kernels`."""
+        return (attend_kernel(*self._types), prepare_kernel(*self._types))
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:
+        """See `Emitter.buffers`."""
+        block = self.block
+        widths = {"q": block.q.n_out, "k": block.k.n_out, "v": block.v.n_out, "mixed": block.o.n_in}
+        return {name: row_bytes(width) for name, width in widths.items()} | {
+            "parts of attention": attention_layer.parts_bytes(block.value_dim, self.options.n_ctx, n_threads),
+            "counts of attention": attention_layer.counts_bytes(n_threads),
+        }
+
+    def scratch_bytes(self) -> int:
+        """See `Emitter.scratch_bytes`."""
+        return attention_layer.scratch_bytes(self.block.head_dim, self.block.value_dim)
+
+    def bytes_per_position(self) -> int:
+        """See `MixerEmitter.bytes_per_position`."""
+        return sum(self._cache_bytes())
+
+    def state_bytes(self) -> int:
+        """See `MixerEmitter.state_bytes`."""
+        return self.options.n_slots * self._length * self.bytes_per_position()
+
+    def tables(self) -> Mapping[Hashable, int]:
+        """See `MixerEmitter.tables`: of every position's turns float64 exist for a moment, beside the float32 that stay."""
+        return {self._turns_key(): self.options.n_ctx * len(self.block.rope.frequencies) * 8 * 5}
+
+    def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
+        """Write what the attention kernels need to know of the layer, in the order of their offsets."""
+        block, length = self.block, self._length
+        n_slots = self.options.n_slots
+        keys, values = (arena.zeros(n_slots * length * n_bytes, "KV cache") for n_bytes in self._cache_bytes())
+        (q_norm, q_eps), (k_norm, k_eps) = weights.norm(block.q_norm), weights.norm(block.k_norm)
+        turns = arena.shared(self._turns_key(), self._turns, "rope tables")
+        fields = [
+            *(buffers[name] for name in ("q", "k", "v")),
+            *(up(linear.n_out, 32) for linear in (block.q, block.k, block.v)),
+            *(block.head_dim, block.value_dim, block.n_heads, block.n_kv_heads),
+            *(q_norm, bits(q_eps), k_norm, bits(k_eps)),
+            *(turns, len(block.rope.frequencies), int(block.rope.is_interleaved)),
+            *(keys, values, length, bits(block.scale), block.window or _NO_WINDOW, buffers["mixed"]),
+            *(buffers["parts of attention"], buffers["counts of attention"]),
+        ]
+        self.layer = arena.keep(np.array(fields, np.int64), "scratch")
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        block, buffers = self.block, tape.buffers
+        tape.norm(block.norm)
+        products = ((block.q, buffers["q"]), (block.k, buffers["k"]), (block.v, buffers["v"]))
+        tape.multiply("queries, keys, values", tape.space.normed, products)
+        tape.add(Work("storing keys and values"), prepare_kernel(*self._types), self.layer)
+        tape.add(self._work(), attend_kernel(*self._types), self.layer)
+        tape.multiply("attention's output", Rows(buffers["mixed"], 0, block.o.n_in), ((block.o, tape.y),))
+        tape.leave(block.post_norm)
+
+    def moving(self, layers: np.ndarray, moves: np.ndarray) -> Sequence[int]:
+        """See `MixerEmitter.moving`. The kernel is compiled when it is first used: most models never move anything."""
+        kernel = address(move_kernel(*self._types))
+        return (kernel, 1, layers.ctypes.data, len(layers), moves.ctypes.data, len(moves))
+
+    def _work(self) -> Work:
+        block = self.block
+        widths = (block.head_dim, block.value_dim)
+        n_bytes = sum(block.n_kv_heads * width * BYTES[kind] // LANES for width, kind in zip(widths, self._types, strict=True))
+        return Work("attention", bytes_per_position=n_bytes, multiply_adds_per_position=block.n_heads * sum(widths))
+
+    def _cache_bytes(self) -> tuple[int, int]:
+        """Bytes of keys and of values per position."""
+        block, (type_k, type_v) = self.block, self._types
+        return (
+            block.n_kv_heads * (block.head_dim * BYTES[type_k]) // LANES,
+            block.n_kv_heads * (up(block.value_dim, LANES) // LANES * BYTES[type_v]),
+        )
+
+    def _turns_key(self) -> Hashable:
+        return ("turns", self.block.rope.frequencies.tobytes(), self.block.rope.magnitude)
+
+    def _turns(self) -> np.ndarray:
+        """The cosines and sines of every position, (n_ctx, 2, pairs) float32."""
+        rope = self.block.rope
+        angles = np.arange(self.options.n_ctx, dtype=np.float64)[:, None] * rope.frequencies
+        turns = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
+        return np.append(turns, np.zeros(_OVERREAD)).astype(np.float32)

@@ -1,0 +1,138 @@
+"""Weight matrices in the layout of the kernels."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import field, frozen
+
+from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS
+from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.matmul import matmul_kernels, n_blocks
+from augury.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.files.gguf import Tensor
+    from augury.files.tensor_type import TensorType
+
+_LINE = 64
+_HUGE_PAGE = 1 << 21
+_PANELS_AT_ONCE = 16  # what one task of a thread packs
+
+
+@frozen(eq=False)
+class PackedMatrix:
+    """A matrix of (n_rows, n_cols) weights, packed; what it was packed from is not needed any more.
+
+    `data` (n_bytes,) uint8 is aligned to 64 bytes, or to a huge page where it is large. Rows are padded with zeros to whole
+    panels, n_cols (of float weights) to whole blocks.
+    """
+
+    kind: str
+    n_rows: int
+    n_cols: int
+    data: np.ndarray = field(repr=False)
+
+    @property
+    def n_panels(self) -> int:
+        """Panels of 32 rows."""
+        return -(-self.n_rows // PANEL_ROWS)
+
+    @property
+    def activation(self) -> str:
+        """The kind of activations that it is multiplied with."""
+        return FORMATS[self.kind].activation
+
+    @property
+    def address(self) -> int:
+        """Where the packed bytes lie."""
+        return int(self.data.ctypes.data)
+
+
+def aligned(n_bytes: int) -> np.ndarray:
+    """Allocate (n_bytes,) uint8, aligned to a cache line, or to a huge page where several are filled."""
+    alignment = _HUGE_PAGE if n_bytes > 2 * _HUGE_PAGE else _LINE
+    buffer = np.empty(n_bytes + alignment, np.uint8)
+    start = -buffer.ctypes.data % alignment
+    return buffer[start : start + n_bytes]
+
+
+@frozen
+class Layout:
+    """Where packed matrices lie in one stretch of memory."""
+
+    spans: Mapping[str, slice]
+    n_bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """Place matrices behind each other, each at a cache line's start."""
+        spans, end = {}, 0
+        for name, tensor in tensors.items():
+            n_bytes = packed_bytes(tensor.type, rows_and_columns(tensor))
+            spans[name] = slice(end, end + n_bytes)
+            end += n_bytes + -n_bytes % _LINE
+        return cls(spans, end)
+
+
+def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
+    """The shape of a tensor as a matrix: axes before the last count as rows."""
+    *rows, n_cols = tensor.shape
+    return int(np.prod(rows, dtype=np.int64)), n_cols
+
+
+def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
+    """How many bytes a matrix of (rows, columns) takes once it is packed."""
+    fmt, (n_rows, n_cols) = FORMATS[weight_type.name.lower()], shape
+    return -(-n_rows // PANEL_ROWS) * (n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes)
+
+
+def pack_tensor(tensor: Tensor, threads: int = 1, to: np.ndarray | None = None) -> PackedMatrix:
+    """Pack a tensor of a model file; see `pack`."""
+    return pack(tensor.type, rows_and_columns(tensor), tensor.data, threads, to)
+
+
+def pack(
+    weight_type: TensorType, shape: tuple[int, int], source: np.ndarray, threads: int = 1, to: np.ndarray | None = None
+) -> PackedMatrix:
+    """Pack a matrix.
+
+    Args:
+        weight_type: the type of the weights.
+        shape: rows and columns.
+        source: (n_bytes,) uint8, contiguous, the rows as in a model file.
+        threads: how many threads share the work.
+        to: where to, (packed_bytes,) uint8 that starts at a cache line; memory of its own if None.
+
+    Raises:
+        ModelFileError: the columns are not whole blocks of the type, or source has not the bytes for the shape.
+    """
+    kind, (n_rows, n_cols) = weight_type.name.lower(), shape
+    expected = n_rows * (n_cols // weight_type.block_size) * weight_type.block_bytes
+    if n_cols % weight_type.block_size or source.size != expected or not source.flags.c_contiguous:
+        msg = (
+            f"a {weight_type.name} matrix of {n_rows} x {n_cols} has {source.size} bytes; expected {expected} in whole "
+            f"blocks of {weight_type.block_size} columns; the model file is damaged, fetch it again"
+        )
+        raise ModelFileError(msg)
+    n_panels = -(-n_rows // PANEL_ROWS)
+    n_bytes = packed_bytes(weight_type, shape)
+    matrix = PackedMatrix(kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
+    if n_rows % PANEL_ROWS:
+        matrix.data[n_bytes - n_bytes // n_panels :] = 0
+    if n_cols % BLOCK:
+        matrix.data[:] = 0
+    repack = matmul_kernels([kind])[kind].repack
+    address(repack)  # compiled here, so that no two threads compile it
+
+    def work(first: int) -> None:
+        end = min(first + _PANELS_AT_ONCE, n_panels)
+        repack(source.ctypes.data, matrix.address, n_rows, n_cols, first, end)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(0, n_panels, _PANELS_AT_ONCE)))
+    return matrix
