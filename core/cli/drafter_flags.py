@@ -11,7 +11,7 @@ from augury.cli.parser import converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import Spec, options_of, parse_specs
-from augury.speculation.config import VERIFY, synthetic_rates
+from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -171,15 +171,19 @@ def names_in_use(spec_types: Sequence[str], registry: Registry) -> list[str]:
                 raise PluginError(
                     f"--spec-type {spec.name}: augury has no such drafter; augury plugins lists those that it has"
                 )
-            drafter = registry.choose("drafter", None) if spec.name == "auto" else registry.find("drafter", spec.name)
-            names.append(drafter.name)
+            if spec.name == "auto":
+                names += [member.name for _, member in choose_drafters(registry, "auto")]
+            else:
+                names.append(registry.find("drafter", spec.name).name)
     return names
 
 
 def drafter_of_model(registry: Registry) -> str | None:
-    """The drafter that `--model-draft` is for: the one that has it as an alias of an option."""
-    options = ((name, options_of(drafter.options_class).values()) for name, drafter in registry.drafters.items())
-    return next((name for name, each in options if any("model-draft" in option.aliases for option in each)), None)
+    """The drafter that the engine chooses for `--model-draft`, or None if no drafter takes a model."""
+    try:
+        return choose_drafters(registry, "auto", draft_model="any")[-1][1].name
+    except AuguryError:
+        return None
 
 
 def split_draft_limits(spec_types: Sequence[str], registry: Registry) -> tuple[Sequence[str], dict[str, int]]:

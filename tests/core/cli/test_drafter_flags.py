@@ -8,7 +8,7 @@ import pytest
 
 from augury import cli
 from augury.cli.command_line import make_parser
-from augury.cli.drafter_flags import drafter_options, names_in_use, split_draft_limits
+from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use, split_draft_limits
 from augury.drafters.draft_model import DraftModelOptions
 from augury.errors import OptionError
 from augury.options import options_of
@@ -97,6 +97,15 @@ def test_what_means_nothing_for_a_draft_model_is_ignored_with_a_line(capsys, tex
     lines = capsys.readouterr().err.splitlines()
     assert "--draft-params: -ngl is ignored: augury computes on the CPU" in lines or len(lines) == 3
     assert all(line.startswith("--draft-params: ") for line in lines)
+
+
+# who is meant
+
+
+def test_the_engines_own_choice_is_in_use_where_none_is_named():
+    assert names_in_use(["auto"], REGISTRY) == ["suffix"]
+    assert drafter_of_model(REGISTRY) == "draft-model"
+    assert drafter_of_model(Registry()) is None
 
 
 # --spec-config
