@@ -1,7 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 
-from augury.speculation.drafts import LossBudget, RequestDrafters
+from augury.speculation.drafts import LossBudget, RequestDrafters, SlotDraft
 from augury.speculation.estimates import LOOKUP, Acceptance
+from augury.types import Draft
 
 
 def budget(seconds=2.0):
@@ -59,3 +62,12 @@ def test_a_request_keeps_what_each_drafter_had_right_and_since_when_it_was_not_a
     assert (drafters.n_idle[0], drafters.n_right[0], drafters.estimates[0].run) == (2, 0, 0), (
         "what it finds next is another stretch"
     )
+
+
+def test_what_was_proposed_is_offered_and_of_costly_drafters_that_were_not_asked_as_much_as_fits():
+    guards = {index: SimpleNamespace(is_left_out=index == 4) for index in range(5)}
+    sequence = SimpleNamespace(request=SimpleNamespace(speculation=SimpleNamespace(n_min=0)))
+    slot = SlotDraft(sequence, RequestDrafters(guards=guards), 8, 100, proposals={0: Draft([1, 2]), 1: Draft()})
+    slot.offer([True, True, False, True, True])  # drafters 0 and 1 have just turned out to be costly, after they were asked
+    assert slot.offers == {0: 2, 3: 8}
+    assert slot.n_min == 1

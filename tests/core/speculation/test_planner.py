@@ -1,10 +1,10 @@
-"""The planner in worlds of invented costs: what it may lose, what it must win, and how soon it notices a change."""
+"""The planner in scenarios of invented costs: what it may lose, what it must win, and how soon it notices a change."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.worlds import DEPTH, Source, World, chosen, slot_of, stretches
+from oracles.planner_scenarios import DEPTH, Scenario, Source, chosen, slot_of, stretches
 
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
@@ -28,22 +28,22 @@ def bernoulli(chance, n=N, seed=1):
 @pytest.mark.parametrize("costs", [FAST, SLOW, LINEAR])
 def test_a_drafter_that_is_never_right_costs_under_two_percent(costs):
     for n in (128, N):
-        world = World(costs, [Source(bernoulli(0.0, n))])
-        assert world.play() <= 1.02 * world.plain()
+        scenario = Scenario(costs, [Source(bernoulli(0.0, n))])
+        assert scenario.play() <= 1.02 * scenario.plain()
 
 
 @pytest.mark.parametrize("n", [14, 18, 24, 33])
 @pytest.mark.parametrize("n_drafters", [1, 2])
 def test_of_a_short_answer_never_right_lookups_take_under_two_percent(n, n_drafters):
-    world = World(XEON, [Source(bernoulli(0.0, n)) for _ in range(n_drafters)])
-    assert world.play() <= 1.02 * world.plain()
+    scenario = Scenario(XEON, [Source(bernoulli(0.0, n)) for _ in range(n_drafters)])
+    assert scenario.play() <= 1.02 * scenario.plain()
 
 
 @pytest.mark.parametrize("costs", [FAST, SLOW, LINEAR])
 def test_a_draft_model_that_is_never_right_costs_under_four_percent(costs):
     for n in (48, 64, 96, N):
-        world = World(costs, [Source(bernoulli(0.0, n), **MODEL)])
-        assert world.play() <= 1.04 * world.plain()
+        scenario = Scenario(costs, [Source(bernoulli(0.0, n), **MODEL)])
+        assert scenario.play() <= 1.04 * scenario.plain()
 
 
 @pytest.mark.sample(7)
@@ -51,14 +51,14 @@ def test_a_draft_model_that_is_never_right_costs_under_four_percent(costs):
 @pytest.mark.parametrize("chance", [0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97])
 @pytest.mark.parametrize("drafting", [{}, MODEL])
 def test_regret_against_the_best_fixed_length_is_under_five_percent(costs, chance, drafting):
-    worlds = [World(costs, [Source(bernoulli(chance, seed=seed), **drafting)]) for seed in (1, 2, 3)]
-    assert sum(world.play() for world in worlds) <= 1.05 * sum(world.best_fixed() for world in worlds)
+    scenarios = [Scenario(costs, [Source(bernoulli(chance, seed=seed), **drafting)]) for seed in (1, 2, 3)]
+    assert sum(scenario.play() for scenario in scenarios) <= 1.05 * sum(scenario.best_fixed() for scenario in scenarios)
 
 
 @pytest.mark.parametrize("costs", [FAST, SLOW])
 def test_text_that_is_copied_in_stretches_is_drafted_better_than_any_fixed_length(costs):
-    world = World(costs, [Source(stretches(np.random.default_rng(2), N, mean_right=30, mean_wrong=10))])
-    assert world.play() < world.best_fixed()
+    scenario = Scenario(costs, [Source(stretches(np.random.default_rng(2), N, mean_right=30, mean_wrong=10))])
+    assert scenario.play() < scenario.best_fixed()
 
 
 @pytest.mark.parametrize(("drafting", "n_rounds"), [({}, 48), (MODEL, 256)])
@@ -66,9 +66,9 @@ def test_a_drafter_that_becomes_right_is_used_soon(drafting, n_rounds):
     change = 1500
     for seed in range(4):
         right = np.concatenate([bernoulli(0.02, change, seed=10 + seed), bernoulli(0.95, 1500, seed=seed)])
-        world = World(FAST, [Source(right, **drafting)])
-        world.play()
-        behind = [choice for position, choice in world.choices if position >= change]
+        scenario = Scenario(FAST, [Source(right, **drafting)])
+        scenario.play()
+        behind = [choice for position, choice in scenario.choices if position >= change]
         after = behind[n_rounds : n_rounds + 50]
         assert min(choice.k for choice in after) >= 2
 
@@ -77,9 +77,9 @@ def test_a_drafter_that_becomes_right_is_used_soon(drafting, n_rounds):
 def test_a_lookup_that_was_wrong_at_first_is_used_as_soon_as_it_is_right(n_drafters):
     change = 8
     never, at_first = Source(bernoulli(0.0, 200)), Source(np.arange(200) >= change)
-    world = World(STEEP, [at_first, *[never] * (n_drafters - 1)])
-    world.play()
-    behind = [choice.k for position, choice in world.choices if position >= change]
+    scenario = Scenario(STEEP, [at_first, *[never] * (n_drafters - 1)])
+    scenario.play()
+    behind = [choice.k for position, choice in scenario.choices if position >= change]
     assert max(behind[:4]) > 0
 
 
@@ -87,18 +87,18 @@ def test_a_drafter_that_becomes_wrong_is_left_soon():
     change = 1500
     right = np.concatenate([bernoulli(0.95, change), bernoulli(0.0, 1500, seed=2)])
     for drafting in ({}, MODEL):
-        world = World(LINEAR if not drafting else FAST, [Source(right, **drafting)])
-        world.play()
-        behind = [choice.k for position, choice in world.choices if position >= change]
+        scenario = Scenario(LINEAR if not drafting else FAST, [Source(right, **drafting)])
+        scenario.play()
+        behind = [choice.k for position, choice in scenario.choices if position >= change]
         assert sum(behind[48:200]) <= 6  # two probes of a costly one
 
 
 def test_a_chain_is_as_fast_as_its_best_member():
     rng = np.random.default_rng(4)
     texts = [stretches(rng, N, 30, 20), bernoulli(0.5)]
-    alone = [World(FAST, [Source(text)]).play() for text in texts]
+    alone = [Scenario(FAST, [Source(text)]).play() for text in texts]
     for order in (1, -1):
-        assert World(FAST, [Source(text) for text in texts][::order]).play() <= 1.03 * min(alone)
+        assert Scenario(FAST, [Source(text) for text in texts][::order]).play() <= 1.03 * min(alone)
 
 
 def test_of_a_lookup_and_a_model_each_is_used_where_it_pays():
@@ -106,8 +106,8 @@ def test_of_a_lookup_and_a_model_each_is_used_where_it_pays():
     for seed in range(6):  # a model that was wrong at first has little to be tried with while the lookup copies
         rng = np.random.default_rng(seed)
         lookup, model = Source(stretches(rng, N, 100, 100)), Source(bernoulli(0.8, seed=seed), **MODEL)
-        both = World(FAST, [lookup, model])
-        seconds.append((both.play(), min(World(FAST, [lookup]).play(), World(FAST, [model]).play())))
+        both = Scenario(FAST, [lookup, model])
+        seconds.append((both.play(), min(Scenario(FAST, [lookup]).play(), Scenario(FAST, [model]).play())))
         used |= {choice.drafter for _, choice in both.choices}
     together, alone = np.array(seconds).T
     assert together.sum() < 0.97 * alone.sum()
@@ -120,11 +120,13 @@ def test_of_a_lookup_and_a_model_each_is_used_where_it_pays():
 @pytest.mark.parametrize("n_copied", [0, 60, 3000])
 def test_others_never_wait_long_for_a_model_that_catches_up(costs, chance, n_copied):
     # what a lookup copied the model has missed
-    world = World(costs, [Source(np.arange(n_copied + 1500) < n_copied), Source(bernoulli(chance, n_copied + 1500), **MODEL)])
-    planner, seconds = world.planner(), []
+    scenario = Scenario(
+        costs, [Source(np.arange(n_copied + 1500) < n_copied), Source(bernoulli(chance, n_copied + 1500), **MODEL)]
+    )
+    planner, seconds = scenario.planner(), []
     observe = planner.observe_draft
     planner.observe_draft = lambda *seen: seconds.append(seen[-1]) or observe(*seen)
-    world.play(planner)
+    scenario.play(planner)
     assert max(seconds) <= 8 * costs[1]
     assert max(seconds) > 0 or chance < 0.9
 
@@ -169,20 +171,20 @@ def test_teacher_forcing_on_what_others_drafted_says_nothing():
 def test_a_model_that_cannot_be_teacher_forced_is_tried_by_drafts():
     change = 200
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 400, seed=2)])
-    world = World(FAST, [Source(right, **MODEL | {"per_missed_s": 0.0, "can_be_teacher_forced": False})])
-    planner = world.planner()
-    world.play(planner)
-    assert sum(choice.teacher_forced is not None for _, choice in world.choices) == 1
-    behind = [choice.k for position, choice in world.choices if position >= change]
+    scenario = Scenario(FAST, [Source(right, **MODEL | {"per_missed_s": 0.0, "can_be_teacher_forced": False})])
+    planner = scenario.planner()
+    scenario.play(planner)
+    assert sum(choice.teacher_forced is not None for _, choice in scenario.choices) == 1
+    behind = [choice.k for position, choice in scenario.choices if position >= change]
     assert max(behind) > 2
 
 
 def test_what_one_request_taught_the_next_one_knows():
-    world = World(LINEAR, [Source(bernoulli(0.0, 100))])
-    planner = world.planner()
-    world.play(planner)
-    world.play(planner)
-    assert sum(choice.k for _, choice in world.choices) == 0
+    scenario = Scenario(LINEAR, [Source(bernoulli(0.0, 100))])
+    planner = scenario.planner()
+    scenario.play(planner)
+    scenario.play(planner)
+    assert sum(choice.k for _, choice in scenario.choices) == 0
 
 
 def costs_of(table, n_largest=64):
@@ -236,8 +238,8 @@ def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():
 
 @pytest.mark.parametrize("n_min", [1, 3, 9])
 def test_drafts_shorter_than_wanted_are_not_made(n_min):
-    world = World(FAST, [Source(bernoulli(0.3, 300))])
-    planner = world.planner()
+    scenario = Scenario(FAST, [Source(bernoulli(0.3, 300))])
+    planner = scenario.planner()
     slot = slot_of(planner.new_request(), {0: 16}, n_min)
     planner.choose([slot])
     assert slot.k == 0 or slot.k >= n_min
@@ -273,13 +275,13 @@ def test_a_first_slow_call_makes_no_drafter_costly():
 
 def test_asking_costs_next_to_nothing_where_nothing_comes_of_it():
     costs = LINEAR / 4  # a small model: a plain pass of 2.5 ms
-    world = World(costs, [Source(bernoulli(0.0), per_ask_s=80e-6)])
-    assert world.play() <= 1.01 * world.plain()
+    scenario = Scenario(costs, [Source(bernoulli(0.0), per_ask_s=80e-6)])
+    assert scenario.play() <= 1.01 * scenario.plain()
     change = 1500
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 1500, seed=2)])
-    world = World(FAST / 4, [Source(right, per_ask_s=80e-6)])
-    world.play()
-    behind = [choice.k for position, choice in world.choices if position >= change]
+    scenario = Scenario(FAST / 4, [Source(right, per_ask_s=80e-6)])
+    scenario.play()
+    behind = [choice.k for position, choice in scenario.choices if position >= change]
     assert min(behind[48:100]) >= 2
 
 
@@ -308,28 +310,28 @@ def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
 
 def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
     lookup, model = Source(np.ones(N, bool)), Source(bernoulli(0.95), **MODEL)
-    both = World(FAST, [lookup, model])
-    assert both.play() <= 1.02 * World(FAST, [lookup]).play()
+    both = Scenario(FAST, [lookup, model])
+    assert both.play() <= 1.02 * Scenario(FAST, [lookup]).play()
 
 
 def test_costs_that_were_measured_on_a_busy_machine_are_corrected():
-    world = World(FAST, [Source(stretches(np.random.default_rng(7), N, 20, 5))])
-    right_s = world.play()
+    scenario = Scenario(FAST, [Source(stretches(np.random.default_rng(7), N, 20, 5))])
+    right_s = scenario.play()
     for factor, most in ((1.6, 1.1), (3.0, 1.25)):
         busy = costs_of({n: FAST[n] * (factor if n > 1 else 1.0) for n in (1, 2, 4, 8, 16)}, 17)
-        assert world.play(DraftPlanner(busy, [False])) < most * right_s
+        assert scenario.play(DraftPlanner(busy, [False])) < most * right_s
 
 
 def test_passes_that_seemed_free_are_not_filled_with_hopeless_drafts():
     dearer = np.concatenate([FAST[:2], 1.04 * FAST[2:]])
-    world = World(dearer, [Source(bernoulli(0.0))])
+    scenario = Scenario(dearer, [Source(bernoulli(0.0))])
     flat = costs_of({n: FAST[n] for n in (1, 2, 4, 8, 16)}, 17)
-    assert world.play(DraftPlanner(flat, [False])) <= 1.005 * world.plain()
+    assert scenario.play(DraftPlanner(flat, [False])) <= 1.005 * scenario.plain()
 
 
 def test_a_size_that_was_measured_too_dear_is_tried_and_corrected():
     # as a burst of other work left it: passes of one and two tokens right, those of 3 to 8 a third too dear
-    world = World(FAST, [Source(stretches(np.random.default_rng(8), N, 3, 4))])
-    right_s = world.play()
+    scenario = Scenario(FAST, [Source(stretches(np.random.default_rng(8), N, 3, 4))])
+    right_s = scenario.play()
     wrong = costs_of({1: FAST[1], 2: FAST[2], 3: 1.33 * FAST[3], 4: 1.33 * FAST[4], 8: 1.33 * FAST[8], 16: FAST[16]}, 17)
-    assert world.play(DraftPlanner(wrong, [False])) < 1.04 * right_s
+    assert scenario.play(DraftPlanner(wrong, [False])) < 1.04 * right_s

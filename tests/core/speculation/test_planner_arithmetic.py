@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.worlds import DEPTH, chosen, slot_of
+from oracles.planner_scenarios import DEPTH, chosen, slot_of
 
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner

@@ -1,4 +1,4 @@
-"""A world of invented costs and drafters for the planner: time is a sum, and what a drafter gets right is drawn beforehand."""
+"""Scenarios of invented costs and drafters for the planner: time is a sum, what a drafter gets right is drawn beforehand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stretches(rng, n, mean_right, mean_wrong):
     return np.array(right[:n])
 
 
-class World:
+class Scenario:
     """Plays one request at a time on one slot."""
 
     def __init__(self, costs, sources, n_max=16):
