@@ -194,8 +194,8 @@ def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:
 
 ARCHITECTURE_CHECKS = (
     Check("writes consistent plans of a whole file", whole_file),
-    Check("refuses damaged metadata in words", damaged_metadata),
-    Check("refuses damaged tensors in words", damaged_tensors),
+    Check("refuses damaged metadata with a message", damaged_metadata),
+    Check("refuses damaged tensors with a message", damaged_tensors),
 )
 
 

@@ -83,7 +83,7 @@ class ToyRecurrentBackend(ToyBackend):
 
 
 class ToyDrafter(Drafter):
-    """Expects what a constraint forces, or what came a period before: somebody to share a chain with."""
+    """Expects what a constraint forces, or what came a period before: a drafter to share a chain with."""
 
     name = "toy-period"
     scope = "request"

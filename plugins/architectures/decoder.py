@@ -218,7 +218,7 @@ class Decoder:
         )
 
     def values(self, name: str, n: int) -> np.ndarray:
-        """The numbers (n,) float64 of a small tensor that belongs into the plan itself."""
+        """The numbers (n,) float64 of a small tensor that belongs in the plan itself."""
         tensor = self.file.tensor(name, (n,))
         if tensor.type is not TensorType.F32:
             raise UnsupportedError(f"{self.file.path}: tensor {name!r} is stored as {tensor.type.name}, expected F32")

@@ -16,7 +16,7 @@ __all__ = ["PathSource"]
 
 
 class PathSource(Source):
-    """Takes existing files, and whatever can be nothing but a path, so that a mistyped one is called by its name."""
+    """Takes existing files, and everything that can only be a path, so that the error for a mistyped one names it."""
 
     name = "path"
 

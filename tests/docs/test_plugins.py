@@ -1,5 +1,6 @@
-"""The page on plugins: its code runs, and it names what there is."""
+"""The pages on plugins and hooks: their code runs, and they name what there is."""
 
+import argparse
 import re
 import types
 from pathlib import Path
@@ -10,8 +11,10 @@ from augury.registry import ALLOW_LIST, Registry
 from augury.testing.drafter.suite import drafter_subject
 from augury.types import Summary
 
-PAGE = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
-OBSERVER, STEADY = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "plugins.md").read_text()
+(STEADY,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+OBSERVER, COMMAND = re.findall(r"^```python\n(.*?)^```$", (DOCS / "hooks.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_the_observer_counts():
@@ -35,3 +38,15 @@ def test_every_hook_and_the_allow_list_are_named():
     hooks = {name for name in vars(hookspecs) if name.startswith("augury_")}
     assert not {hook for hook in hooks if f"`{hook}" not in PAGE}
     assert f"**`{ALLOW_LIST}`**" in PAGE
+
+
+def test_the_command_is_one(capsys):
+    module = types.ModuleType("greet")
+    exec(COMMAND, vars(module))
+    registry = Registry()
+    registry.register(module, name="greet")
+    parser = argparse.ArgumentParser()
+    registry.add_commands(parser.add_subparsers(), ())
+    args = parser.parse_args(["greet"])
+    assert args.run(args) == 0
+    assert capsys.readouterr().out == "hello\n"

@@ -1,4 +1,4 @@
-"""What every backend promises; `augury.interfaces.Model` and `augury.types.Batch` say the same at length."""
+"""What every backend promises; `augury.interfaces.Model` and `augury.batch.Batch` say the same at length."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ROWS = Contract(
     "augury.interfaces.Model.forward",
 )
 THREADS = Contract("Nor do they depend on the number of threads.", "docs/architecture.md, “Why the output cannot change”")
-UNDO = Contract("What is stored again is forgotten.", "augury.types.Batch")
-TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.types.Batch")
-MOVES = Contract("States that are moved are those that they were.", "augury.types.Batch")
-LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.types.Batch")
+UNDO = Contract("What is stored again is forgotten.", "augury.batch.Batch")
+TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.batch.Batch")
+MOVES = Contract("States that are moved are those that they were.", "augury.batch.Batch")
+LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.batch.Batch")
 HANDLE = Contract("The methods of a Pass agree with its rows.", "augury.passes.Pass")
 OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",

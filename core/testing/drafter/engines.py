@@ -1,4 +1,4 @@
-"""Engines with drafters under test: their answers are counted, and held against those of plain decoding."""
+"""Engines with drafters under test: their answers are counted, and compared with those of plain decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Output = list[tuple[tuple[int, ...], list[float | None]]]
 
 
 class StrictEngine(Engine):
-    """An engine that does not forgive: of a drafter that fails it says so when it is left."""
+    """An engine in which no drafter may fail: leaving it raises if one did."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +62,7 @@ def engine_with(
     is_fixed: bool = True,
     n_ctx: int = 320,
 ) -> Engine:
-    """An engine on the tiny target with a chain of drafters, or with none; it does not forgive them anything."""
+    """An engine on the tiny target with a chain of drafters, or with none, which may not fail."""
     return StrictEngine.load(
         TINY_TARGET,
         backend=backend,

@@ -38,7 +38,7 @@ class Round:
 
 @frozen(eq=False)
 class Request:
-    """A prompt, the rounds after it, and how surely the target repeats itself: the hotter, the oftener it does not."""
+    """A prompt, the rounds after it, and how surely the target repeats itself: the hotter, the less."""
 
     prompt: tuple[int, ...]
     rounds: tuple[Round, ...]

@@ -1,4 +1,4 @@
-"""A drafter under watch: whatever it is given, by whom, and what it does with it is held against its contracts."""
+"""A drafter under watch: what it is given is noted, and what it does with that is compared with its contracts."""
 
 from __future__ import annotations
 
