@@ -13,7 +13,7 @@ from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import add_template_flag
 from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
-from augury.cli.text_file import check_writable
+from augury.cli.text_file import check_writable, read_lines
 from augury.errors import AuguryError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
             engine, params, has_stats=args.stats, is_stoppable=is_terminal, session=args.session, messages=messages
         )
         try:
-            for text in _texts(is_terminal=is_terminal):
+            for text in _typed() if is_terminal else map(str.strip, read_lines(sys.stdin)):
                 if not conversation.respond(text):
                     break
         finally:
@@ -73,14 +73,6 @@ def _session_of(path: Path | None) -> list[dict[str, str]]:
         return []
     check_writable(path, "--session")
     return read_messages(path) if path.exists() else []
-
-
-def _texts(*, is_terminal: bool) -> Iterator[str]:
-    """Yield what a person types, or each line that is piped in."""
-    try:
-        yield from _typed() if is_terminal else (line.strip() for line in sys.stdin)
-    except UnicodeDecodeError:
-        raise AuguryError("standard input: not text in UTF-8") from None
 
 
 def _typed() -> Iterator[str]:

@@ -1,16 +1,19 @@
-"""Text files that a user names: reads them, and checks early that they can be written."""
+"""Text that a user gives as a file or on standard input, and an early check that a file can be written."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from augury.errors import AuguryError
 
-__all__ = ["check_writable", "read_text"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-_MAX_SIZE = 2**28  # bytes of a file, or characters of standard input: several times what the longest contexts hold
+__all__ = ["check_writable", "read_lines", "read_text"]
+
+_MAX_SIZE = 2**28  # characters of a text or of a line: several times what the longest contexts hold
 
 
 def read_text(source: str | Path | TextIO) -> str:
@@ -19,20 +22,19 @@ def read_text(source: str | Path | TextIO) -> str:
     Raises:
         AuguryError: It cannot be read, or is larger than any prompt; devices such as /dev/zero have no end.
     """
-    name = source if isinstance(source, str | Path) else "standard input"
+    if not isinstance(source, str | Path):
+        return _read(source.read, "standard input")
     try:
-        if isinstance(source, str | Path):
-            with Path(source).open(encoding="utf-8-sig") as file:
-                text = file.read(_MAX_SIZE + 1)
-        else:
-            text = source.read(_MAX_SIZE + 1)
-    except UnicodeDecodeError:
-        raise AuguryError(f"{name}: not text in UTF-8") from None
+        with Path(source).open(encoding="utf-8-sig") as file:
+            return _read(file.read, str(source))
     except OSError as error:
-        raise AuguryError(f"{name}: {error.strerror or error}") from None
-    if len(text) > _MAX_SIZE:
-        raise AuguryError(f"{name}: larger than {_MAX_SIZE >> 20} MiB, more than any context holds; give a smaller prompt")
-    return text
+        raise AuguryError(f"{source}: {error.strerror or error}") from None
+
+
+def read_lines(stream: TextIO) -> Iterator[str]:
+    """The lines of standard input as they come. Raises what `read_text` does."""
+    while line := _read(stream.readline, "standard input"):
+        yield line
 
 
 def check_writable(path: Path, flag: str) -> None:
@@ -47,3 +49,13 @@ def check_writable(path: Path, flag: str) -> None:
         raise AuguryError(f"{flag}: {path} is not a file, expected the name of one")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise AuguryError(f"{flag}: {path} is not writable; choose another place")
+
+
+def _read(read: Callable[[int], str], name: str) -> str:
+    try:
+        text = read(_MAX_SIZE + 1)
+    except UnicodeDecodeError:
+        raise AuguryError(f"{name}: not text in UTF-8") from None
+    if len(text) > _MAX_SIZE:
+        raise AuguryError(f"{name}: larger than {_MAX_SIZE >> 20} MiB, more than any context holds; give less text")
+    return text

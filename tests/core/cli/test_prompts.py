@@ -70,15 +70,15 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
             read_text(tmp_path / name)
 
 
-@pytest.mark.parametrize("words", [["-f", "/dev/zero"], ["-f", "-"], []])
+@pytest.mark.parametrize("words", [["run", "-f", "/dev/zero"], ["run", "-f", "-"], ["run"], ["chat"]], ids=" ".join)
 def test_what_has_no_end_is_an_error(capsys, monkeypatch, words):
     monkeypatch.setattr(text_file, "_MAX_SIZE", 2**20)
     with Path("/dev/zero").open(encoding="utf-8") as zeros:
         monkeypatch.setattr(sys, "stdin", zeros)
-        code, out, err = run(capsys, "run", *here(), *words)
+        code, out, err = run(capsys, *words, *here())
     where = "/dev/zero" if "/dev/zero" in words else "standard input"
     assert (code, out) == (1, "")
-    assert err == f"augury: {where}: larger than 1 MiB, more than any context holds; give a smaller prompt\n"
+    assert err.endswith(f"augury: {where}: larger than 1 MiB, more than any context holds; give less text\n")
 
 
 def test_a_prompt_of_the_largest_size_is_read(tmp_path, monkeypatch):
