@@ -95,6 +95,9 @@ def _ask(rng, n_vocab, n_ctx, n_most):
         }
     if rng.random() < 0.2:
         ask["logit_bias"] = {rng.randrange(n_vocab): rng.choice([-100.0, 3.0]) for _ in range(3)}
+    if rng.random() < 0.3:
+        values = {"modulus": rng.randint(1, 4), "stretch": rng.choice([0, 3, 9]), "length": rng.choice([0, 0, 20])}
+        ask["constraint"] = {"toy-residues": values}
     ask["max_tokens"] = rng.randint(1, n_most) if n_most < n_ctx or rng.random() < 0.3 else None
     return ask
 
@@ -121,6 +124,7 @@ def _member(rng, world, *, is_toy):
             f"ngram-mod:n_match={n},n_min={rng.randint(0, 3)},n_max=8",
             f"ngram-cache:n={n},m={m}",
             f"suffix:max_depth={n + 3},factor=2.0",
+            "forced",
             f"self-spec:draft_min=1,draft_max={m}",
             f"self-spec:mode=layers,layers=1,p_min={rng.choice([0, 0.1])}",
             f"draft-model:model={draft}",
