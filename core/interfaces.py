@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import frozen
 
 from augury.engine.sampling import SamplingParams
-from augury.errors import UnsupportedError
 from augury.options import NoOptions
+from augury.slot_states import SlotStates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -39,7 +39,6 @@ __all__ = [
     "Plugin",
     "Progress",
     "Session",
-    "SlotStates",
     "Source",
 ]
 
@@ -57,27 +56,6 @@ class Plugin:
 
 
 # Models
-
-
-class SlotStates:
-    """What the slots of a model hold, as bytes."""
-
-    def save(self, slot: int, n: int) -> bytes:  # noqa: ARG002 - for backends that can
-        """The states of a slot's first n positions, and its state of the sequence as it stands.
-
-        Raises:
-            UnsupportedError: The backend cannot save slots.
-        """
-        raise UnsupportedError(f"{type(self).__name__} cannot save slots")
-
-    def restore(self, slot: int, data: bytes) -> None:  # noqa: ARG002
-        """Let a slot hold what was saved, of this slot or another, by this process or another.
-
-        Raises:
-            ModelFileError: The bytes are damaged, or of another model or other options.
-            UnsupportedError: The backend cannot restore slots.
-        """
-        raise UnsupportedError(f"{type(self).__name__} cannot restore slots")
 
 
 class Model(SlotStates, ABC):

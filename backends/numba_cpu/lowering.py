@@ -33,6 +33,7 @@ class Lowering:
 
     Attributes:
         plan: What is lowered.
+        options: How it is loaded.
         state_spec: What its slots take.
         scratch_bytes: Scratch memory that a thread needs, in whole cache lines.
         logits_width: Floats from one row of logits to the next.
@@ -41,6 +42,7 @@ class Lowering:
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
         plan.check_blocks(EMITTERS)
         self.plan = plan
+        self.options = options
         self._emitters: list[Emitter] = [EMITTERS[type(block)](block, options) for block in plan.blocks()]
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
         n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
@@ -96,6 +98,10 @@ class Lowering:
             record = mixer.moving(layers, moves)
             row[: len(record)] = record
         return rows
+
+    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
+        """Views of what a slot keeps of its first n positions."""
+        return [view for mixer in self._mixers for view in mixer.slot_memory(slot, n)]
 
     def _program(self, space: Space, n_layers: int) -> Program:
         embedding, *emitters, output = self._emitters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 _LINE = 64
 _SLACK = 64  # a kernel may read (never use) up to one vector behind an array
+
+
+def memory_at(address: int, n_bytes: int) -> np.ndarray:
+    """A view of bytes that an arena holds, (n_bytes,) uint8."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address))
 
 
 class Arena:

@@ -52,6 +52,7 @@ class NumbaCpuModel(Model):
         self.info = ModelInfo.of(file, plan)
         self.state_spec = lowering.state_spec
         self._lowering = lowering
+        self.identity = f"numba-cpu, {self.info}, {lowering.options.cache_type_k}, {lowering.options.cache_type_v}"
         self._n_tokens_known = plan.embedding.n_vocab
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
@@ -146,6 +147,15 @@ class NumbaCpuModel(Model):
     def check(self) -> None:
         """See `Model.check`."""
         self._weights.check()
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `Model.slot_memory`."""
+        spec = self.state_spec
+        if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
+            raise CapacityError(
+                f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots of an open model"
+            )
+        return self._lowering.slot_memory(slot, n)
 
     def memory_table(self) -> Sequence[Allocation]:
         """Weights, KV cache and what a pass needs."""

@@ -33,6 +33,9 @@ class _Rows:
         for array in self._arrays:
             array[slot, :, target] = array[slot, :, source]
 
+    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
+        return [array[slot, :, :n] for array in self._arrays]
+
     def read(self, slot: int, cells: slice | np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(self._decode(*(array[slot][:, cells] for array in self._arrays)))
 
@@ -78,6 +81,10 @@ class LayerCache:
         for slot, source, target in moves.tolist():
             self._keys.move(slot, source, target)
             self._values.move(slot, source, target)
+
+    def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
+        """Views of the first n cells of a slot."""
+        return self._keys.slot_memory(slot, n) + self._values.slot_memory(slot, n)
 
     def seen(self, slot: int, cells: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Keys (G, t, D) and values (G, t, D_v), float64, of t cells."""

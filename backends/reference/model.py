@@ -36,6 +36,7 @@ class ReferenceModel(Model):
         self._plan = plan
         self._weights: Weights | None = weights
         self._caches = [MIXERS[type(layer.mixer)][0](layer.mixer, options) for layer in plan.layers]
+        self.identity = f"reference, {info}, {options.cache_type_k}, {options.cache_type_v}"
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
@@ -50,6 +51,11 @@ class ReferenceModel(Model):
         for layer, cache in zip(self._plan.layers[: batch.n_layers], self._caches, strict=False):
             x = _through(layer, cache, weights, batch, tree, x)
         return ArrayPass(output(self._plan.output, weights, x[batch.rows]))
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `Model.slot_memory`."""
+        self._open()
+        return [array for cache in self._caches for array in cache.slot_memory(slot, n)]
 
     def memory_table(self) -> Sequence[Allocation]:
         """What the weights and the KV cache take."""

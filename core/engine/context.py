@@ -98,22 +98,25 @@ class EngineContext(Context):
         """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
         feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.memory.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.step.replay]:
-            self.forward(feeds)  # through all layers, for what is replayed stays
+            self._forward_ahead(feeds, None)  # through all layers, for what is replayed stays
             for feed in feeds:
                 self.commit(feed)
         feeds = []
         for slot, tokens in written.items():
             feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
             feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
-        try:
-            logits = self.model.forward(self._batch(feeds, n_layers))
-        except BaseException:
-            self._lost.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
-            raise
+        logits = self._forward_ahead(feeds, n_layers)
         for feed in feeds:
             self.commit(feed)
             self._ahead[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
         return logits
+
+    def _forward_ahead(self, feeds: Sequence[Feed], n_layers: int | None) -> Pass:
+        try:
+            return self.model.forward(self._batch(feeds, n_layers))
+        except BaseException:
+            self._lost.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
+            raise
 
     def _not_yet_computed(self, feed: Feed, n_layers: int) -> Feed:
         """Of a feed that is a draft alone what the last pass ahead of the slot has not left behind."""

@@ -59,6 +59,7 @@ class ToyModel(Model):
         """
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
+        self.identity = f"{type(self).__name__}, {self.info}"
         self.cells = np.full((n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []
         self.on_forward: Callable[[], object] = lambda: None
@@ -111,6 +112,10 @@ class ToyModel(Model):
             values[repeated] += 8
         errors = self._errors if n_layers is None or n_layers >= self.info.n_layers else 0.25
         return values if digest[9] >= errors * 256 else _normal(digest[10:18], self.info.n_vocab)
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `Model.slot_memory`."""
+        return [self.cells[slot, :n]]
 
     def memory_table(self) -> Sequence[Allocation]:
         """See `Model.memory_table`."""

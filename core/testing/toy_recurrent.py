@@ -103,6 +103,10 @@ class ToyRecurrentModel(ToyModel):
             held = self._after(held, tokens[i])
         return tokens[len(prompt) :]
 
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `Model.slot_memory`."""
+        return [self.cells[slot, :n], self.state[slot], self.conv[slot]]
+
     def memory_table(self) -> Sequence[Allocation]:
         """See `Model.memory_table`."""
         return [*super().memory_table(), Allocation("states", self.state.nbytes + self.conv.nbytes)]

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from augury.interfaces import MemoryManager, SlotStates
+    from augury.interfaces import MemoryManager
+    from augury.slot_states import SlotStates
     from augury.types import StateSpec
 
 __all__ = ["Checkpoints"]

@@ -9,11 +9,13 @@ import numpy as np
 from augury.batch import Step
 from augury.errors import CapacityError
 from augury.hookspecs import hookimpl
-from augury.interfaces import MemoryManager, SlotStates
+from augury.interfaces import MemoryManager
 from augury.types import Opened, StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from augury.slot_states import SlotStates
 
 
 class _Slot:

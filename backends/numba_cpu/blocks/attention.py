@@ -15,7 +15,7 @@ from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, bits, row_bytes
 
@@ -79,6 +79,7 @@ class AttentionEmitter(MixerEmitter):
         block, length = self.block, self._length
         n_slots = self.options.n_slots
         keys, values = (arena.zeros(n_slots * length * n_bytes, "KV cache") for n_bytes in self._cache_bytes())
+        self._cache = keys, values
         (q_norm, q_eps), (k_norm, k_eps) = weights.norm(block.q_norm), weights.norm(block.k_norm)
         turns = arena.shared(self._turns_key(), self._turns, "rope tables")
         fields = [
@@ -107,6 +108,16 @@ class AttentionEmitter(MixerEmitter):
         """See `MixerEmitter.moving`. The kernel is compiled when it is first used: most models never move anything."""
         kernel = address(move_kernel(*self._types))
         return (kernel, 1, layers.ctypes.data, len(layers), moves.ctypes.data, len(moves))
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `MixerEmitter.slot_memory`: of every head keys, which lie in blocks of 16, and values."""
+        block, (type_k, type_v), (keys, values) = self.block, self._types, self._cache
+        key, value = block.head_dim * BYTES[type_k], up(block.value_dim, LANES) // LANES * BYTES[type_v]
+        views = []
+        for head in range(slot * block.n_kv_heads, (slot + 1) * block.n_kv_heads):
+            views.append(memory_at(keys + key * (self._length // LANES) * head, key * (up(n, LANES) // LANES)))
+            views.append(memory_at(values + value * self._length * head, value * n))
+        return views
 
     def _work(self) -> Work:
         block = self.block

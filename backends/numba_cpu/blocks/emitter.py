@@ -67,6 +67,10 @@ class MixerEmitter(Emitter):
         return {}
 
     @abstractmethod
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """Views of what it keeps of a slot's first n positions, and of its sequence."""
+
+    @abstractmethod
     def moving(self, layers: np.ndarray, moves: np.ndarray) -> Sequence[int]:
         """The record that copies what blocks of this class keep: kernel, barrier, operands.
 

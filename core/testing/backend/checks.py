@@ -12,7 +12,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.batch import Batch
-from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
@@ -170,6 +170,30 @@ def trees(subject: BackendSubject) -> None:
         run()
 
 
+def saved_slots(subject: BackendSubject) -> None:
+    """A slot that is restored goes on where the saved one was, and nothing else is taken for one."""
+    tokens = _tokens(45)
+    with _closing(subject.load(n_slots=3)) as model, _closing(subject.load(n_slots=3)) as other:
+        model.forward(_chain(_tokens(45, seed=7), slot=2))
+        right = model.forward(_chain(tokens, slot=1)).rows()[37:].copy()
+        try:
+            saved = model.save(1, 37)
+        except UnsupportedError:
+            return
+        for each, slot in ((model, 2), (other, 0)):
+            each.restore(slot, saved)
+            found = each.forward(_chain(tokens[37:], slot=slot, start=37)).rows()
+            subject.same(contract.SAVED, found, right, f"behind 37 positions that were restored into slot {slot}")
+        for wrong in (b"", saved[:20], saved[:-1], saved + b"x", saved[:60] + bytes([saved[60] ^ 1]) + saved[61:]):
+            try:
+                other.restore(1, wrong)
+            except ModelFileError:
+                continue
+            raise contract.SAVED.broken(
+                subject.backend.name, f"{len(wrong)} bytes, where {len(saved)} were saved, taken for a slot"
+            )
+
+
 def handle(subject: BackendSubject) -> None:
     """What a handle says of its rows is so."""
     with _closing(subject.load()) as model:
@@ -302,6 +326,7 @@ BACKEND_CHECKS = (
     Check("computes a token the same way in any company", row_invariance),
     Check("forgets what is stored again", undo),
     Check("computes trees as chains, and moves states", trees),
+    Check("restores slots that were saved", saved_slots),
     Check("tells the truth about its rows", handle),
     Check("chooses nothing where it computes no numbers", no_numbers),
     Check("refuses what does not exist", outside),

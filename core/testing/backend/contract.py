@@ -14,6 +14,10 @@ UNDO = Contract("What is stored again is forgotten.", "augury.batch.Batch")
 TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.batch.Batch")
 MOVES = Contract("States that are moved are those that they were.", "augury.batch.Batch")
 LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.batch.Batch")
+SAVED = Contract(
+    "A restored slot goes on, to the bit, as the saved one; bytes that are damaged are a ModelFileError.",
+    "augury.slot_states.SlotStates",
+)
 HANDLE = Contract("The methods of a Pass agree with its rows.", "augury.passes.Pass")
 OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",

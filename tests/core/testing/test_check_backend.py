@@ -1,5 +1,6 @@
 """Every promise that a backend may break is found out."""
 
+import contextlib
 import re
 
 import attrs
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from augury.backends.reference import Reference
-from augury.errors import PluginError, UnsupportedError
+from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.interfaces import Backend, Model
 from augury.passes import ArrayPass
 from augury.testing import ContractError, check_backend
@@ -26,6 +27,12 @@ class Altered(Model):
         rows = self.model.forward(changed).rows()
         rows = self.wrong.get("rows", lambda rows, batch, options: rows)(rows, batch, self.options)
         return self.wrong.get("logits", ArrayPass)(rows)
+
+    def save(self, slot, n):
+        return self.model.save(slot, n)
+
+    def restore(self, slot, data):
+        self.wrong.get("restore", type(self.model).restore)(self.model, slot, data)
 
     def memory_table(self):
         return self.wrong.get("table", list)(self.model.memory_table())
@@ -71,6 +78,11 @@ def without(name):
     return lambda batch, n_ctx: attrs.evolve(batch, **{name: None})
 
 
+def trusting(model, slot, data):
+    with contextlib.suppress(ModelFileError):
+        model.restore(slot, data)
+
+
 def clipped(batch, n_ctx):
     return attrs.evolve(batch, tokens=np.clip(batch.tokens, 0, 263))
 
@@ -82,6 +94,8 @@ MUTANTS = {
     "with 1 threads": {"rows": lambda rows, _, options: rows + np.float32(1e-4) * options.threads},
     "of a tree with parents": {"batch": without("parents")},
     "after path": {"batch": without("accepted")},
+    "that were restored into slot 2": {"restore": lambda *_: None},
+    "taken for a slot": {"restore": trusting},
     "argmax of row": {"logits": NoArgmax},
     "top_k of row": {"logits": NoOrder},
     "a best token where F32 weights give no numbers": {"logits": NoRefusal},
@@ -93,7 +107,8 @@ MUTANTS = {
 }
 
 
-CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["truth"] * 2 + ["no numbers"] + ["exist"] * 3 + ["memory"] * 2
+CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["saved"] * 2 + ["truth"] * 2 + ["no numbers"]
+CHECKS += ["exist"] * 3 + ["memory"] * 2
 
 
 @pytest.mark.parametrize(("told", "name"), list(zip(MUTANTS, CHECKS, strict=True)))

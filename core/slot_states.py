@@ -1,0 +1,72 @@
+"""What a slot of a model holds, as bytes that tell whether they are whole and whose they are."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import ModelFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["SlotStates"]
+
+_HEAD = struct.Struct("<8s16sQ")  # what it is; a digest of all else, and of whose it is; positions
+_KIND = b"augury 1"
+
+
+class SlotStates:
+    """Saves what the slots of a model hold, and restores it: the part of a model that its memory manager sees.
+
+    A backend states where a slot's memory lies, or overrides `save` and `restore`.
+    """
+
+    identity: str = ""  # of the model, and of all that its memory's layout depends on: only the same can restore what was saved
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
+        """Views of what a slot keeps of its first n positions, and of its sequence.
+
+        Raises:
+            UnsupportedError: The backend cannot save slots.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot save slots")
+
+    def save(self, slot: int, n: int) -> bytes:
+        """The states of a slot's first n positions, and its state of the sequence as it stands.
+
+        What was accepted of the slot's last pass is not in it before the next pass has taken it in. Not to be called during a
+        pass, nor is `restore`.
+
+        Raises:
+            UnsupportedError: The backend cannot save slots.
+        """
+        body = b"".join(array.tobytes() for array in self.slot_memory(slot, n))
+        return _HEAD.pack(_KIND, self._digest(n, body), n) + body
+
+    def restore(self, slot: int, data: bytes) -> None:
+        """Let a slot hold what was saved, of this slot or another, by this process or another.
+
+        Raises:
+            ModelFileError: The bytes are damaged, or of another model or other options; then nothing is changed.
+            UnsupportedError: The backend cannot restore slots.
+        """
+        body = memoryview(data)[_HEAD.size :]
+        kind, digest, n = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", b"", 0)
+        if kind != _KIND or digest != self._digest(n, body):
+            raise ModelFileError(
+                f"a saved slot of {len(data)} bytes is damaged, or not of {self.identity}; "
+                "remove it, and process its text again"
+            )
+        start = 0
+        for array in self.slot_memory(slot, n):
+            array[...] = np.frombuffer(body[start : start + array.nbytes], array.dtype).reshape(array.shape)
+            start += array.nbytes
+
+    def _digest(self, n: int, body: bytes | memoryview) -> bytes:
+        made = hashlib.blake2b(f"{self.identity}\n{n}\n".encode(), digest_size=16)
+        made.update(body)
+        return made.digest()
