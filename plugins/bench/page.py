@@ -99,18 +99,18 @@ def _speedups(results: Sequence[DrafterResult], drafters: Sequence[Mapping[str, 
     groups: list[dict[str, Any]] = []
     y = 0
     for category in categories:
-        here = [(by_category.get(category), drafter) for by_category, drafter in zip(found, drafters, strict=True)]
+        both = zip(found, drafters, strict=True)
+        here = [(by_category[category], drafter) for by_category, drafter in both if category in by_category]
         rows: list[dict[str, Any]] = []
-        for number, (stats, drafter) in enumerate(each for each in here if each[0] is not None):
-            assert stats is not None
-            both = sorted((place(1.0), place(stats.speedup if stats.speeds else 1.0)))
+        for number, (stats, drafter) in enumerate(here):
+            left, right = sorted((place(1.0), place(stats.speedup if stats.speeds else 1.0)))
             rows.append(
                 {
                     "drafter": drafter,
                     "stats": stats,
                     "y": y + _HEAD + number * _ROW,
-                    "x": both[0],
-                    "width": round(both[1] - both[0], 2),
+                    "x": left,
+                    "width": round(right - left, 2),
                     "interval": [place(end) for end in stats.interval] if stats.speeds else None,
                 }
             )

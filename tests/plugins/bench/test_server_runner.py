@@ -137,11 +137,6 @@ def test_the_command_prints_a_table_with_what_differs(program, monkeypatch, caps
     assert "the peer those of the last" in notes[-1]
 
 
-def test_too_few_pairs_are_refused(program, capsys):
-    assert main(words(program, "--curve", "2", "--pairs", "6")) == 2
-    assert "--pairs is 6" in capsys.readouterr().err
-
-
 def test_the_command_answers_prompts_with_both(program, monkeypatch, capsys, asked):
     monkeypatch.setattr("augury.plugins.bench.abba._REST_S", 0)
     prompts = ["--prompt-tokens", "1,2,3", "--prompt-tokens", "4,5", "-n", "4", "-c", "64"]

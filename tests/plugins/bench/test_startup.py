@@ -48,8 +48,3 @@ def test_both_starts_are_printed_in_seconds(capsys, monkeypatch):
 def test_a_start_that_fails_is_an_error_with_its_reason():
     with pytest.raises(AuguryError, match=r"code 1 before its first token.*no-such-model"):
         measure_startup(["run", "-m", "no-such-model", "--prompt-tokens", "1"], 1)
-
-
-def test_starts_and_passes_are_not_timed_at_once(capsys):
-    assert main(["bench", "--startup", "--curve", "1", "-m", MODEL]) == 2
-    assert "--startup" in capsys.readouterr().err

@@ -170,6 +170,7 @@ def test_a_changed_output_is_an_error(bench, monkeypatch):
         (["--spec-type", "suffix", "-md", "x.gguf"], 2, "no drafter compared takes one"),
         (["--pairs", "9"], 2, "--pairs and --vs-args are about --vs"),
         (["--startup", "--against", "suffix"], 2, "--startup times starts alone"),
+        (["--startup", "--curve", "1"], 2, "--startup times starts alone"),
         (["--spec-ngram-mod-n-max", "3"], 2, "options are given for ngram-mod"),
     ],
 )
