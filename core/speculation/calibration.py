@@ -50,7 +50,7 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
 def _fill(model: Model, depth: int) -> None:
     """Let the positions before `depth` hold what the first does: a pass must not attend to what was never stored.
 
-    It would also read memory that the system has not given yet, and be faster than one behind a text.
+    It would also read memory that the system has not given yet, and be faster than one after a text.
     """
     targets = np.arange(1, depth, dtype=np.int32)
     moves = np.stack([np.zeros_like(targets), np.zeros_like(targets), targets], axis=1)  # slot, from, to

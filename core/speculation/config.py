@@ -55,7 +55,7 @@ def choose_drafters(
         spec_type: `name:key=value,...;name;...`, or several such texts, which are one chain; `none` for no drafter; `auto` or
             no text at all for the preferred drafter without a model and, where a draft model is given, the preferred one with.
         draft_model: For the first drafter of the chain that takes one.
-        spec_options: Options by drafter name, which count beside those in `spec_type`; the latter win.
+        spec_options: Options by drafter name, in addition to those in `spec_type`, which win.
 
     Raises:
         PluginError: There is no such drafter.
@@ -98,9 +98,7 @@ def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given
     named = [spec for text in texts or ("auto",) for spec in parse_specs(text)]
     specs = [spec for spec in named if spec.name != "none" or spec.values]
     if specs and len(specs) < len(named):
-        raise OptionError(
-            "--spec-type none leaves drafts out, but drafters are named beside it; leave out the one or the others"
-        )
+        raise OptionError("--spec-type none leaves drafts out, but drafters are named as well; leave out one or the other")
     if any(spec.name == "auto" for spec in specs):
         if len(specs) > 1 or specs[0].values:
             raise OptionError("--spec-type auto chooses the drafters itself; leave the others and the options out")
@@ -123,7 +121,7 @@ def synthetic_rates(rates: Iterable[float] | None, length: float | None) -> tupl
     """Chances of synthetic acceptance, checked; empty where acceptance is real.
 
     Args:
-        rates: The chance that a draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it.
+        rates: The chance that a draft's token 1, 2, … is accepted where all before it were; the last holds for all after it.
         length: Instead: how many tokens of an endless draft are accepted on average, with one chance for all of them.
 
     Raises:
@@ -163,7 +161,7 @@ def speculative_params(params: dict[str, Any]) -> Any:
     for key, value in dotted.items():
         name = key.partition(".")[2]
         if wanted is not None and (not hasattr(wanted, "items") or name in wanted):
-            raise OptionError(f"{key} is given beside speculative, which is {wanted!r}; give one of them")
+            raise OptionError(f"{key} is given as well as speculative, which is {wanted!r}; give one of them")
         wanted = {**(wanted or {}), name: value}
     return wanted
 

@@ -26,7 +26,7 @@ _MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond wh
 
 @frozen
 class PassTime:
-    """A measured pass: so many tokens of one slot behind `depth` others, all with logits."""
+    """A measured pass: so many tokens of one slot after `depth` others, all with logits."""
 
     n: int
     depth: int
@@ -55,7 +55,7 @@ class PassCosts:
         slopes = [
             (time.n, max(time.seconds - flat[time.n], 0.0) / (time.depth - shallow)) for time in times if time.depth > shallow
         ]
-        # lists: a round uses them once, behind a pass that has emptied the caches, and NumPy's calls then take far longer
+        # lists: a round uses them once, after a pass that has emptied the caches, and NumPy's calls then take far longer
         self._flat: list[float] = flat.tolist()
         self._per_position: list[float] = (_extended(slopes, sizes) if slopes else np.zeros(len(sizes))).tolist()
         self._common = 1.0  # factor of all figures
@@ -67,7 +67,7 @@ class PassCosts:
         self._hopeful: list[float] = []
 
     def seconds(self, n: int, depth: float) -> float:
-        """What a pass of n tokens takes, each behind `depth` others on average."""
+        """What a pass of n tokens takes, each after `depth` others on average."""
         return self.curve(n, depth)[n]
 
     def curve(self, n: int, depth: float) -> list[float]:
@@ -85,7 +85,7 @@ class PassCosts:
     def hopeful_curve(self, n: int, depth: float) -> list[float]:
         """The same as far as it may turn out to be: sizes that were seen little are worth a try.
 
-        A figure that is too high would never be corrected otherwise, for what seems dear is not done.
+        A figure that is too high would never be corrected otherwise, for what seems expensive is not done.
         """
         known = self.curve(n, depth)
         return self._hopeful + known[len(self._hopeful) :]
@@ -143,7 +143,7 @@ class DraftCost:
 
 
 def _extended(points: Sequence[tuple[int, float]], sizes: np.ndarray) -> np.ndarray:
-    """A curve through `points` at `sizes`, straight behind the last.
+    """A curve through `points` at `sizes`, straight after the last.
 
     It never falls: a size that took longer than a larger one was disturbed when it was measured.
     """

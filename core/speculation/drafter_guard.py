@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 
 _N_SLOW = 2  # calls that take too long, after which a drafter is left out
-_SPARE_STEPS = 1000  # of `begin`, beside one for each token of the text: one that takes more is taken to have no end
+_SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
 _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one
 _THROUGH = object()  # with the steps of `begin`
@@ -47,7 +47,7 @@ class DrafterGuard:
     """A drafter of one request. Its calls return whatever happens, and what they return is no longer the drafter's to change.
 
     Attributes:
-        drafter: Behind the guard.
+        drafter: Which is called.
         name: The drafter's.
         id: The request's.
         seconds: What the last call took; of one for several slots an equal share.

@@ -63,6 +63,7 @@ class RequestDrafters:
     n_missed: list[int] = Factory(list)  # tokens emitted since it was asked
     n_idle: list[int] = Factory(list)  # rounds since it was right
     n_right: list[int] = Factory(list)  # tokens that it had right in the last round, used or not
+    n_replayed: int = 0  # accepted tokens that the next pass computes again
 
     @property
     def members(self) -> list[int]:

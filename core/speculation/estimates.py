@@ -52,8 +52,8 @@ class _Trials:
 class Acceptance:
     """The chance that a drafter's next token is right, by its run: how many it got right in a row up to there.
 
-    Behind twenty right tokens the next one is likely right, whether they were verified in one pass or in twenty. A token is a
-    trial only where everything before it was right; what lies behind a wrong token, a cut or the end of the draft was not seen
+    After twenty right tokens the next one is likely right, whether they were verified in one pass or in twenty. A token is a
+    trial only where everything before it was right; what comes after a wrong token, a cut or the end of the draft was not seen
     and counts as nothing. So a draft that was right to its end says "at least", not "exactly".
 
     `child` makes one for a request, which starts from what all requests taught and then follows its own text.
@@ -72,7 +72,7 @@ class Acceptance:
         return Acceptance(self._kind, self)
 
     def chance(self, run: int) -> float:
-        """That the token behind `run` right ones is right."""
+        """The chance that the token after `run` right ones is right."""
         return self._chance(self._bucket[min(run, len(self._bucket) - 1)])
 
     def survival(self, k: int) -> list[float]:

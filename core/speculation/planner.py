@@ -37,7 +37,7 @@ N_TEACHER_FORCED = 16
 _CHEAP = 0.1  # of a plain pass: a drafter that takes more is costly, whether it says so or not
 _FREE = 0.004  # of a plain pass: a drafter that takes more is asked less while it is not right
 _PATIENCE = 16  # rounds without a right token after which it is asked less
-_RARELY = 8  # rounds: so seldom, at most
+_RARELY = 8  # rounds between asks, at most
 _WARM_UP = 16  # asks: the first are slow
 
 # What drafting must promise
@@ -61,7 +61,7 @@ _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambl
 
 @frozen(eq=False)
 class _RestOfPass:
-    """What a slot finds in the pass: it takes [n] seconds with n tokens of the slot, `known`, or as little as `hoped`."""
+    """A pass as one slot finds it: with n tokens of the slot it takes `known[n]` seconds, or as little as `hoped[n]`."""
 
     known: Sequence[float]
     hoped: Sequence[float]
@@ -134,6 +134,7 @@ class DraftPlanner:
             return
         expected = [1.0 for _ in slots]
         seconds = [0.0 for _ in slots]
+        n_beside += sum(slot.drafters.n_replayed for slot in slots)
         n_most = n_beside + sum(1 + max(slot.offers.values(), default=0) for slot in slots)
         depth = sum(slot.n_context for slot in slots) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
@@ -168,7 +169,7 @@ class DraftPlanner:
                 if not is_costly and not budget.covers(rest.extra_s(k), is_least=k <= slot.n_min):
                     break
                 draft_s = cost.seconds(k, n_missed)
-                if self.replays_accepted:  # the tokens accepted where a later one is not, as dear as drafted ones
+                if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
                     draft_s += rest.extra_s(k) / k * max(expected - 1 - (k - 1) * gain, 0.0)
                 expected += gain
                 rate = rest.rate(expected, 1 + k, draft_s)
@@ -243,21 +244,21 @@ class DraftPlanner:
         Args:
             slots: That decoded, with what came of their drafts.
             depth: Mean length of the contexts in the pass.
-            n_beside: Other tokens in the pass.
+            n_beside: Other tokens in the pass, but for those that are replayed.
             pass_s: Seconds of the pass.
         """
         n_plain = len(slots) + n_beside
-        n_drafted = sum(slot.k for slot in slots)
+        n_replayed, n_drafted = sum(slot.drafters.n_replayed for slot in slots), sum(slot.k for slot in slots)
         plain_s, extra_s = pass_s, 0.0
         if n_drafted:
-            curve = self.costs.curve(n_plain + n_drafted, depth)
-            plain_s, extra_s = curve[n_plain], curve[n_plain + n_drafted] - curve[n_plain]
-        if not n_beside:  # a prompt's tokens have no logits, and cost less
+            curve = self.costs.curve(n_plain + n_replayed + n_drafted, depth)
+            plain_s, extra_s = curve[n_plain], curve[n_plain + n_replayed + n_drafted] - curve[n_plain + n_replayed]
+        if not n_beside and not n_replayed:  # such tokens have no logits, and cost less
             self.costs.observe(n_plain + n_drafted, depth, pass_s)
         self._n_waited = [n + 1 for n in self._n_waited]
         for slot in slots:
-            n_replayed = slot.n_accepted if self.replays_accepted and slot.n_accepted < slot.k else 0
-            own_s = slot.draft_s + (extra_s * (slot.k + n_replayed) / n_drafted if slot.k else 0.0)
+            slot.drafters.n_replayed = slot.n_accepted if self.replays_accepted and slot.n_accepted < slot.k else 0
+            own_s = slot.draft_s + (extra_s * (slot.k + slot.drafters.n_replayed) / n_drafted if slot.k else 0.0)
             for m, budget in enumerate(slot.drafters.budgets):
                 budget.pass_time(plain_s / len(slots) + own_s)
                 if m != slot.drafter and not self.is_costly[m]:

@@ -85,7 +85,7 @@ def test_what_a_request_cannot_have_is_refused(wishes, expected):
 
 @pytest.mark.parametrize("said", [{"speculative": False}, {"speculative": {"n_max": 1}}])
 def test_a_dotted_key_beside_the_same_key_is_refused(said):
-    with pytest.raises(OptionError, match=r"speculative\.n_max is given beside speculative"):
+    with pytest.raises(OptionError, match=r"speculative\.n_max is given as well as speculative"):
         speculative_params(said | {"speculative.n_max": 2})
 
 

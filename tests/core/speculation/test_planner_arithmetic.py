@@ -256,8 +256,10 @@ def test_accepted_tokens_that_are_computed_again_cost_as_much_as_drafted_ones(re
     own_s = 2.0 + (1.0 if replays_accepted else 0.0)  # four drafted tokens, and two of them again
     assert drafters.budgets[0].seconds == pytest.approx(before + 2 * 2.0 - own_s + 0.005 * (2.0 + own_s))
     slot.k, slot.n_accepted, before = 4, 4, drafters.budgets[0].seconds
-    planner.observe_round([slot], DEPTH, 0, 4.0)
+    known = costs.seconds(7, DEPTH)
+    planner.observe_round([slot], DEPTH, 0, 4.0 + replays_accepted)
     assert drafters.budgets[0].seconds == pytest.approx(before + 4 * 2.0 - 2.0 + 0.005 * 4.0), "nothing was rejected"
+    assert costs.seconds(7, DEPTH) == pytest.approx(known), "nor is a replay mistaken for slow drafts"
 
 
 @pytest.mark.parametrize(("seconds", "is_drafted"), [(2.4, True), (6.0, False)])
