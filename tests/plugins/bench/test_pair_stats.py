@@ -90,12 +90,12 @@ def test_other_json_is_refused(found):
         PairStats.from_json(found)
 
 
-def test_an_outcome_has_stats_by_category():
-    outcome = DrafterResult("x:n=2", "warm", (pair(category="b"), pair(category="a"), pair(category="b", tokens=(1, 2, 3, 9))))
-    assert outcome.label == "x:n=2 (warm)"
-    assert list(outcome.by_category) == ["b", "a"]
-    assert [each.is_identical for each in outcome.by_category.values()] == [False, True]
-    found = outcome.as_json()
+def test_a_result_has_stats_by_category():
+    result = DrafterResult("x:n=2", "warm", (pair(category="b"), pair(category="a"), pair(category="b", tokens=(1, 2, 3, 9))))
+    assert result.label == "x:n=2 (warm)"
+    assert list(result.by_category) == ["b", "a"]
+    assert [each.is_identical for each in result.by_category.values()] == [False, True]
+    found = result.as_json()
     assert set(found["categories"]) == {"a", "b"}
     assert found["spec_type"] == "x:n=2"
     assert found["tokens"] == 12
