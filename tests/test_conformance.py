@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
 from augury.testing.drafter.engine_checks import chained
 from augury.testing.drafter.engines import WAYS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
@@ -52,6 +53,12 @@ def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
     way = list(WAYS)[i % len(WAYS)]
     tally = chained(subject(first), subject(second), backend, way, is_fixed=bool(i % 3))
     assert tally.n_accepted > 0 or not i % 3, "what declines every time proves nothing"
+
+
+@pytest.mark.parametrize("check", CONSTRAINT_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("name", sorted(REGISTRY.constraints))
+def test_a_constraint_keeps_its_contracts(name, check):
+    check.run(constraint_subject(name, registry=REGISTRY))
 
 
 @pytest.mark.parametrize("check", MEMORY_CHECKS, ids=lambda check: check.name)

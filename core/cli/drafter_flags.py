@@ -97,7 +97,7 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="a drafter is left out of the rest of a request when two of its calls took longer (default: 30)",
+        help="two calls that take longer leave a drafter out of the rest of a request; a constraint's end it (default: 30)",
     )
 
 

@@ -148,9 +148,9 @@ class Engine:
                 draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it. Trees are
                 verified as always.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
-            spec_timeout: Seconds. A drafter two of whose calls in a request take longer is left out of the rest of it: a call
-                cannot be interrupted, only not be made again. A call is one of a drafter's methods, or one step of a `begin`
-                that takes steps.
+            spec_timeout: Seconds. A drafter two of whose calls in a request take longer is left out of the rest of it; a
+                constraint ends its request. A call cannot be interrupted, only not be made again. It is one of a plugin's
+                methods, or one step of a `begin` that takes steps.
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together. 0: as many as the model was trained for, None:
                 4096 at most. More is possible, with a warning.
