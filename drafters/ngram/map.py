@@ -47,7 +47,6 @@ class NgramMap(Drafter):
     def begin(self, history: np.ndarray, n_reused: int) -> None:  # noqa: ARG002 - the interface's
         """Index the prompt. What the slot held before may have gone on differently, so everything starts anew."""
         self._table.clear(history[:-1])
-        self._drafted = None
         self._forget()
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:

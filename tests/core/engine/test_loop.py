@@ -230,11 +230,16 @@ def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_t
         def step(self, i):
             now[0] += 1
 
+        def accept(self, history, verdict):
+            super().accept(history, verdict)
+            now[0] += 0.5
+
     planner = Watched(PassCosts([PassTime(1, 0, 1.0), PassTime(9, 0, 9.0)], 64), [False])
     with toy_engine(drafter=Slow, planner=planner) as engine:
         stats = engine.generate([1, 2, 3], max_tokens=3, **GREEDY).stats
-    assert stats.drafters["scripted"].begin_s == 5
-    assert (stats.timings.prompt_s, stats.timings.predict_s) == (105, 100 * (stats.n_rounds - 1))
+    n, drafter = stats.n_rounds - 1, stats.drafters["scripted"]
+    assert (drafter.begin_s, drafter.accept_s) == (5, 0.5 * n)
+    assert (stats.timings.prompt_s, stats.timings.predict_s) == (105, 100.5 * n - 0.5), "until the last token came"
     assert seen == [(0, 4, 5.0)]
 
 

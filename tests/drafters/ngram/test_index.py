@@ -34,6 +34,7 @@ def test_ngrams_that_share_a_hash_are_told_apart():
     assert index.find(text, word) == 1
     only_one = text[n + 2 :]
     index.clear()
+    assert not index._latest, "the memory of texts that are over"
     index.extend(np.concatenate([[9], only_one]).astype(np.int32))
     assert index.find(only_one, word) is None
 
