@@ -100,6 +100,15 @@ def test_what_mostly_followed_is_drafted():
     assert drafted(drafter, text, 2) == [4, 5]
 
 
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_long_ngram_counts_more_than_a_shorter_one_though_it_was_seen_once(n):
+    (drafter,) = Slots(n=n).drafters
+    key = [1, 2, 3, 4][-n:]
+    text = [*key, 5, *[0, *key[1:], 6] * 3, *key]
+    drafter.begin(as_history(text), 0)
+    assert drafted(drafter, text, 1) == [5]
+
+
 def test_a_text_without_repetition_gets_no_draft():
     (drafter,) = Slots().drafters
     drafter.begin(as_history(range(100)), 0)
