@@ -28,7 +28,7 @@ class MismatchError(AssertionError):
 
 
 @define
-class World:
+class Scenario:
     """A model as one backend computes it, and what it says to some requests when it decodes plainly."""
 
     model: str
@@ -48,13 +48,13 @@ class World:
         cache = rng.choice([("f16", "f16"), ("f16", "f16"), (rng.choice([*CACHE_TYPES]), rng.choice([*CACHE_TYPES]))])
         how = {"backend": kind, "n_ctx": n_ctx, "cache_type_k": cache[0], "cache_type_v": cache[1]}
         path = name if ":" in name or model else str(tiny_model(name))
-        world = cls(path, how, [])
-        with world.engine(threads=1, spec_type="none") as engine:
+        scenario = cls(path, how, [])
+        with scenario.engine(threads=1, spec_type="none") as engine:
             n_most = 384 if model else n_ctx
-            world.asks = [_ask(rng, engine.info.n_vocab, n_ctx, n_most) for _ in range(4 if model else 8)]
-            world.answers = [_answered(rng, engine, ask) for ask in world.asks]
-            world.logits = engine.evaluate(world.text)
-        return world
+            scenario.asks = [_ask(rng, engine.info.n_vocab, n_ctx, n_most) for _ in range(4 if model else 8)]
+            scenario.answers = [_answered(rng, engine, ask) for ask in scenario.asks]
+            scenario.logits = engine.evaluate(scenario.text)
+        return scenario
 
     @property
     def text(self):
@@ -112,9 +112,11 @@ def _answered(rng, engine, ask):
     return result
 
 
-def _member(rng, world, *, is_toy):
+def _member(rng, scenario, *, is_toy):
     """A random drafter with options with which it drafts on short texts."""
-    draft = TINY_DRAFT if is_toy or world.model == TINY_TARGET else world.model if ":" not in world.model else TINY_DRAFT
+    draft = (
+        TINY_DRAFT if is_toy or scenario.model == TINY_TARGET else scenario.model if ":" not in scenario.model else TINY_DRAFT
+    )
     n, m = rng.randint(1, 4), rng.randint(1, 12)
     return rng.choice(
         [
@@ -134,11 +136,11 @@ def _member(rng, world, *, is_toy):
     )
 
 
-def _chain(rng, world):
-    is_toy = world.how["backend"] == "toy"
+def _chain(rng, scenario):
+    is_toy = scenario.how["backend"] == "toy"
     chosen = {}
     for _ in range(rng.choice([1, 1, 2, 3])):
-        member = _member(rng, world, is_toy=is_toy)
+        member = _member(rng, scenario, is_toy=is_toy)
         chosen.setdefault(member.partition(":")[0], member)
     return ";".join(chosen.values())
 
@@ -146,8 +148,8 @@ def _chain(rng, world):
 class Clients:
     """Ask one engine for everything at once, from several threads and one asyncio loop."""
 
-    def __init__(self, world, engine, rng, counts, *, is_exact):
-        self.world, self.engine, self.rng, self.counts, self.is_exact = world, engine, rng, counts, is_exact
+    def __init__(self, scenario, engine, rng, counts, *, is_exact):
+        self.scenario, self.engine, self.rng, self.counts, self.is_exact = scenario, engine, rng, counts, is_exact
         self.errors = []
         self._lock = threading.Lock()
 
@@ -175,11 +177,11 @@ class Clients:
 
     def _params(self, chance):
         """A request, with what changes nothing but how it is drafted for."""
-        index = int(chance * 1e6) % len(self.world.asks)
+        index = int(chance * 1e6) % len(self.scenario.asks)
         loaded = self.engine.config["speculative"]
         n_max = loaded["n_min"] + int(chance * 100) % 12
         wishes = [None, None, False, {"n_max": n_max}, {"type": loaded["type"].split(";")[-1]}]
-        return index, self.world.asks[index] | {
+        return index, self.scenario.asks[index] | {
             "speculative": wishes[int(chance * 1e4) % len(wishes)],
             "cache_prompt": chance * 1e5 % 1 < 0.7,
         }
@@ -192,7 +194,7 @@ class Clients:
         if result is not None and (broken := miscounts(result)):
             raise MismatchError(f"request {index}: {broken}")
         if self.is_exact:
-            self.world.check(index, [piece.token for piece in pieces], [piece.logprob for piece in pieces], result)
+            self.scenario.check(index, [piece.token for piece in pieces], [piece.logprob for piece in pieces], result)
 
     def _wait(self, chance):
         index, params = self._params(chance)
@@ -230,7 +232,7 @@ class Clients:
         self._check(index, result.pieces, result)
 
     def _evaluate(self, chance):
-        tokens, logits = self.world.text, self.world.logits
+        tokens, logits = self.scenario.text, self.scenario.logits
         rows = None if chance < 0.5 else [int(chance * 1e3) % len(tokens), 0]
         found = self.engine.evaluate(tokens, rows)
         self.counts["evaluations"] += 1
@@ -257,13 +259,13 @@ class Clients:
 
 
 def run(seed, counts, model=None):
-    """One world, and several engines that must say the same."""
+    """One scenario, and several engines that must say the same."""
     rng = random.Random(seed)
-    world = World.random(rng, model)
-    n_engines = 2 if world.how["backend"] == "reference" or model else 4
+    scenario = Scenario.random(rng, model)
+    n_engines = 2 if scenario.how["backend"] == "reference" or model else 4
     for _ in range(n_engines):
         how = {
-            "spec_type": _chain(rng, world),
+            "spec_type": _chain(rng, scenario),
             "slots": rng.choice([1, 2, 4, 8]),
             "threads": rng.choice([1, 1, 2, 3]),
             "spec_fixed": rng.random() < 0.7,
@@ -273,8 +275,8 @@ def run(seed, counts, model=None):
         how["draft_min"] = rng.choice([0, 0, min(2, how["draft_max"])])
         before = Hostile.n_faults
         try:
-            engine = world.engine(**how)
-            clients = Clients(world, engine, rng, counts, is_exact=how["spec_verify"] == "match")
+            engine = scenario.engine(**how)
+            clients = Clients(scenario, engine, rng, counts, is_exact=how["spec_verify"] == "match")
             if rng.random() < 0.1:  # closed while requests run: they end, with what they had or an error that says so
                 closer = threading.Timer(rng.random() * 0.2, engine.close)
                 closer.start()
@@ -290,5 +292,5 @@ def run(seed, counts, model=None):
             counts["engines"] += 1
             counts["faults"] += Hostile.n_faults - before
         except BaseException as error:
-            error.add_note(f"{world.model}, {world.how}, {how}")
+            error.add_note(f"{scenario.model}, {scenario.how}, {how}")
             raise
