@@ -68,9 +68,11 @@ class Sequence:
         forbidden = eog - request.stop_token_ids if request.ignore_eos else frozenset()
         self._end_tokens = (eog | request.stop_token_ids) - forbidden
         self._constraint = None
+        self.forced: Callable[[int], Tokens[int]] = lambda _: ()  # of so many tokens at most, those that must follow
         if request.constraint is not None:
             session = ConstraintSession(n_vocab, tokenizer, self._end_tokens, shared)
             self._constraint = ConstraintGuard(request.constraint, session, request.speculation.timeout_s)
+            self.forced = self._constraint.forced  # drafters keep it, and the sequence shall not be kept by it
         self.sampler = Sampler(
             request.sampling,
             n_vocab=n_vocab,
@@ -108,10 +110,6 @@ class Sequence:
         """Tokens that may still be emitted."""
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
-
-    def forced(self, limit: int) -> Tokens[int]:
-        """Tokens, `limit` at most, that must follow by the request's constraint. May be called between two rounds."""
-        return () if self._constraint is None else self._constraint.forced(limit)
 
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
         """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.

@@ -1,5 +1,7 @@
 """What a constraint decides, and that what goes wrong in one ends its own request alone."""
 
+import weakref
+
 import numpy as np
 import pytest
 from toys import ScriptedDrafter, toy_engine
@@ -7,10 +9,12 @@ from vocabularies import tiny
 
 from augury.constraint import Constraint
 from augury.engine.constraint import ConstraintGuard
+from augury.engine.request import make_request
 from augury.errors import OptionError, PluginError
 from augury.hookspecs import hookimpl
 from augury.options import NoOptions
 from augury.registry import Registry
+from augury.speculation.config import Speculation
 from augury.testing.toy_model import ToyModel
 from augury.testing.toys import registry_with_toys
 from augury.text.tokenizer import load_tokenizer
@@ -241,6 +245,17 @@ def test_a_forced_that_fails_leaves_out_the_drafter_alone():
         result = engine.generate([1], constraint="forcing", **GREEDY)
     assert result.tokens == (3, 2, 1, EOS)
     assert "constraint forcing failed in `forced`: ValueError: broken" in result.stats.drafters["scripted"].failed
+
+
+def test_what_drafters_are_given_of_a_constraint_keeps_no_request_alive():
+    with toy_engine(registry=TOYS) as engine:
+        for params in ({}, {"constraint": "toy-residues"}):
+            request = make_request(np.array([1], np.int32), Speculation(), params, n_vocab=16, registry=TOYS)
+            sequence = engine._sequence(request, None)
+            forced, gone = sequence.forced, weakref.ref(sequence)
+            assert not forced(3)
+            del sequence
+            assert gone() is None
 
 
 def test_the_second_call_that_takes_too_long_is_a_failure(monkeypatch):
