@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from augury.engine.context import CheckedContext
+from augury.engine.context import CheckedContext, EngineContext
 from augury.engine.guard import guarded
 from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
@@ -15,6 +16,7 @@ from augury.files.models import resolve
 from augury.log import get_logger
 from augury.options import Spec, build, parse_specs
 from augury.text.tokenizer import load_tokenizer
+from augury.types import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -23,10 +25,11 @@ if TYPE_CHECKING:
     from augury.blocks import ModelPlan
     from augury.interfaces import Backend, MemoryManager, Model, Progress
     from augury.registry import Registry
+    from augury.slot_states import SlotStates
     from augury.text.tokenizer import Tokenizer
-    from augury.types import ModelOptions
+    from augury.types import ModelOptions, StateSpec
 
-__all__ = ["Loader", "Shared", "make_backend", "make_memory", "plan_of"]
+__all__ = ["Loader", "Shared", "choose_memory", "make_backend", "plan_of"]
 
 
 def make_backend(registry: Registry, text: str) -> Backend:
@@ -51,23 +54,25 @@ def _only(what: str, text: str) -> Spec:
     return specs[0]
 
 
-def make_memory(registry: Registry, text: str, model: Model) -> MemoryManager:
-    """The memory manager that `name:key=value,...` asks for; `auto` is the preferred one of those that suit the model.
+def choose_memory(
+    registry: Registry, text: str, model: ModelInfo, spec: StateSpec
+) -> Callable[[StateSpec, SlotStates], MemoryManager]:
+    """What makes the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
 
     Raises:
         PluginError: There is no such memory manager.
         OptionError: It is not of that form, or an option is unknown or out of range.
         UnsupportedError: It does not suit the model's state.
     """
-    spec, state = _only("memory", text), model.state_spec
+    wanted = _only("memory", text)
     cls: type[MemoryManager] = (
-        registry.find("memory", spec.name)
-        if spec.name != "auto"
-        else registry.choose("memory", model.info, lambda each: each.suitable(state))
+        registry.find("memory", wanted.name)
+        if wanted.name != "auto"
+        else registry.choose("memory", model, lambda each: each.suitable(spec))
     )
-    if (reason := cls.suitable(state)) is not None:
-        raise UnsupportedError(f"memory manager {cls.name} does not suit {model.info.name}: {reason}")
-    return cls(build(cls.options_class, dict(spec.values), f"--memory {cls.name}"), state, model)
+    if (reason := cls.suitable(spec)) is not None:
+        raise UnsupportedError(f"memory manager {cls.name} does not suit {model.name}: {reason}")
+    return partial(cls, build(cls.options_class, dict(wanted.values), f"--memory {cls.name}"))
 
 
 def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
@@ -129,30 +134,32 @@ class Loader:
             self._files[str(reference)] = ModelFile.open(resolve(reference, self.registry, self._progress))
         return self._files[str(reference)]
 
-    def load(self, reference: str | Path, options: ModelOptions, *, purpose: str, backend: str | None = None) -> Model:
-        """The model that `reference` means; the same arguments load once. `backend` names another one than the engine's.
+    def load(
+        self, reference: str | Path, options: ModelOptions, *, purpose: str, backend: str | None = None, memory: str = "auto"
+    ) -> EngineContext:
+        """The model that `reference` means, with its memory; the same arguments load once.
 
         A target that is its own draft model is loaded twice: each needs slots of its own.
+
+        Args:
+            reference: A name or a path.
+            options: How it is loaded.
+            purpose: "draft" for a model that drafters feed: what they feed is checked.
+            backend: The name of another backend than the engine's.
+            memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
         """
 
-        def make() -> Model:
+        def make() -> EngineContext:
             file = self.open(reference)
             device = self._backend if backend is None else make_backend(self.registry, backend)
             plan = plan_of(file, self.registry)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
-            self.models.append(device.load(file, plan, wanted, self._progress))
-            return self.models[-1]
+            make_manager = choose_memory(self.registry, memory, ModelInfo.of(file, plan), device.state_spec(plan, wanted))
+            model = device.load(file, plan, wanted, self._progress)
+            self.models.append(model)
+            return (CheckedContext if purpose == "draft" else EngineContext)(model, make_manager(model.state_spec, model))
 
         return self.shared.get(("model", purpose, str(reference), options, backend), make)
-
-    def load_draft_model(self, reference: str, options: ModelOptions, backend: str | None = None) -> CheckedContext:
-        """A model that drafters feed, with a memory manager that suits it; the same arguments load once."""
-
-        def make() -> CheckedContext:
-            model = self.load(reference, options, purpose="draft", backend=backend)
-            return CheckedContext(model, make_memory(self.registry, "auto", model))
-
-        return self.shared.get(("context", reference, options, backend), make)
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

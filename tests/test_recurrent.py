@@ -8,7 +8,7 @@ import pytest
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, UnsupportedError
-from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET, ToyBackend, registry_with_toys
 
 REGISTRY = registry_with_toys()
 WAYS = {
@@ -120,7 +120,8 @@ def test_auto_takes_the_first_manager_that_suits_the_state(backend):
         ("toy", "checkpoints", "memory manager checkpoints does not suit .*: the model has no recurrent state"),
     ],
 )
-def test_a_manager_that_does_not_suit_the_state_is_refused(backend, memory, told):
+def test_a_manager_that_does_not_suit_the_state_is_refused_before_anything_is_loaded(backend, memory, told, monkeypatch):
+    monkeypatch.setattr(ToyBackend, "load", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UnsupportedError, match=told):
         Engine.load(TINY_TARGET, backend=backend, memory=memory, spec_type="none", registry=REGISTRY)
 

@@ -51,6 +51,10 @@ class EngineContext(Context):
         """See `MemoryManager.replays_accepted`."""
         return self.memory.replays_accepted
 
+    def close(self) -> None:
+        """Close the model."""
+        self.model.close()
+
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None:
         """See `MemoryManager.open`."""
         opened = self.memory.open(tokens, may_reuse=may_reuse)

@@ -23,7 +23,7 @@ from augury.engine.session import EngineSession
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend, make_memory, plan_of
+from augury.loader import Loader, make_backend, plan_of
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
 from augury.registry import Registry
@@ -196,8 +196,8 @@ class Engine:
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-            target = loader.load(model, options, purpose="target")
-            context = EngineContext(target, make_memory(registry, memory, target))
+            context = loader.load(model, options, purpose="target", memory=memory)
+            target = context.model
             first_layers = EngineTarget(context)
             sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]

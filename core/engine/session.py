@@ -39,7 +39,7 @@ class EngineSession(Session):
 
     def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Context:
         """See `Session.load`."""
-        return self._loader.load_draft_model(reference, options, backend)
+        return self._loader.load(reference, options, purpose="draft", backend=backend)
 
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""

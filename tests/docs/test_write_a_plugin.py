@@ -12,8 +12,8 @@ from oracles.passes import run_of
 from augury.backends.reference import Reference
 from augury.engine.context import EngineContext
 from augury.interfaces import Progress
-from augury.loader import make_memory
 from augury.options import NoOptions
+from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.testing import ToyModel, check_architecture, check_backend, check_memory_manager, check_source
 from augury.types import ModelOptions
@@ -62,7 +62,7 @@ def test_the_documented_source_keeps_the_contracts_of_sources(tmp_path):
 @pytest.mark.parametrize(("off", "n_passes"), [(0, 5), (1, 9)])
 def test_the_documented_passes_continue_as_plain_decoding_does(off, n_passes):
     model = ToyModel()
-    context = EngineContext(model, make_memory(Registry.discover(), "contiguous", model))
+    context = EngineContext(model, Contiguous(NoOptions(), model.state_spec, model))
     prompt = np.array([1, 2, 3], np.int32)
     found = plugin_of(PASS).continue_greedily(context, prompt, 9, lambda tokens: (model.plain(tokens, 1)[0] + off) % 16)
     assert found == model.plain([1, 2, 3], 9)

@@ -10,14 +10,14 @@ import numpy as np
 from attrs import Factory, define, frozen
 
 from augury.engine.channel import Channel
-from augury.engine.context import EngineContext, EngineTarget
+from augury.engine.context import EngineTarget
 from augury.engine.loop import Loop
 from augury.engine.request import make_request
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
 from augury.interfaces import Progress
-from augury.loader import Loader, make_backend, make_memory
+from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.speculation.config import Member, Speculation
 from augury.speculation.drafting import Drafting
@@ -161,8 +161,7 @@ class DrivenLoop:
         options = subject.options(**values)
         self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
         load_options = ModelOptions(n_slots=n_slots, n_ctx=_N_CTX, threads=1)
-        model = self._loader.load(TINY_TARGET, load_options, purpose="target")
-        context = EngineContext(model, make_memory(subject.registry, "auto", model))
+        context = self._loader.load(TINY_TARGET, load_options, purpose="target")
         target, tokenizer = EngineTarget(context), self._loader.load_tokenizer(TINY_TARGET)
         self._n_vocab = context.info.n_vocab
         drafter = watched(subject.drafter, is_together=is_together)

@@ -182,7 +182,7 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
     with ProgressDisplay() as progress:
         loader = Loader(args.registry, backend, progress)
         try:
-            model = loader.load(args.model, options, purpose="bench")
+            model = loader.load(args.model, options, purpose="bench").model
             loader.close_files()
             progress.close()
             yield model
