@@ -48,6 +48,7 @@ def pytest_configure(config):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:  # as in a shell's background: commands under test would inherit it
             signal.signal(number, signal.SIG_DFL)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # in each process that pytest-xdist starts: together they have all cores
     os.environ.pop("COLUMNS", None)  # the width of whoever runs the tests, which pytest-xdist tells its processes
     settings.load_profile("full" if config.getoption("full") else "sample")
 

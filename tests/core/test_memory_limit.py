@@ -52,7 +52,8 @@ def test_the_narrowest_group_of_either_version_counts(tmp_path, cgroup, mounts, 
     ("backend", "n_mib"),
     [*(("numba-cpu", n_mib) for n_mib in (40, 120, 280, 760)), *(("reference", n_mib) for n_mib in (215, 260, 1000))],
 )
-def test_a_command_under_any_limit_of_address_space_works_or_ends_with_one_line(backend, n_mib):
+def test_a_command_under_any_limit_of_address_space_works_or_ends_with_one_line(monkeypatch, backend, n_mib):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)  # which conftest.py sets, and the command, too
     words = [sys.executable, "-m", "augury", "run", *here(backend=backend), "--prompt-tokens", "1,2", "-n", "2", "-c", "64"]
     limited = ["sh", "-c", f'ulimit -v {n_mib * 1024}; exec "$@"', "sh", *words]
     ended = subprocess.run(limited, capture_output=True, text=True, check=False)
