@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,19 +57,12 @@ class _Counts:
 
 
 class RequestCounter:
-    """Counts what one request does. Only rounds that are over are counted, so there is nothing to roll back.
-
-    Attributes:
-        n_reused: Tokens of the prompt that the request's slot held already.
-        n_emitted: So far.
-        n_rounds: So far.
-    """
+    """Counts what one request does. Only rounds that are over are counted, so there is nothing to roll back."""
 
     def __init__(self, request: Request) -> None:
-        self.n_reused = 0
-        self.n_emitted = 0
-        self.n_rounds = 0
+        self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self._request = request
+        self._n_emitted = 0
         self._counts = {member.name: _Counts() for member in request.speculation.members}
         self._draft_lengths: list[int] = []
         self._n_processed = 0
@@ -91,8 +85,7 @@ class RequestCounter:
 
     def first_token(self) -> None:
         """The prompt is processed and its token emitted: the prompt's last pass is a round."""
-        self.n_rounds += 1
-        self.n_emitted += 1
+        self._n_emitted += 1
         self._first_token_at = self._last_token_at = perf_counter()
 
     def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
@@ -108,8 +101,7 @@ class RequestCounter:
 
     def round(self, n_offered: int, n_emitted: int) -> None:
         """A round is over, in which `n_offered` drafted tokens were verified."""
-        self.n_rounds += 1
-        self.n_emitted += n_emitted
+        self._n_emitted += n_emitted
         self._draft_lengths.append(n_offered)
         self._last_token_at = perf_counter()
 
@@ -124,27 +116,23 @@ class RequestCounter:
     def summary(self) -> Summary:
         """What it comes to so far."""
         drafters = {name: counts.stats() for name, counts in self._counts.items()}
-        longest = max((len(each.accepted_by_position) for each in drafters.values()), default=0)
-        by_position = [0] * longest
-        for each in drafters.values():
-            for position, n in enumerate(each.accepted_by_position):
-                by_position[position] += n
+        by_position = zip_longest(*(each.accepted_by_position for each in drafters.values()), fillvalue=0)
         return Summary(
             id=self._request.id,
             n_prompt=len(self._request.prompt),
             n_reused=self.n_reused,
-            n_emitted=self.n_emitted,
-            n_rounds=self.n_rounds,
+            n_emitted=self._n_emitted,
+            n_rounds=len(self._draft_lengths) + (self._n_emitted > 0),
             n_drafted=sum(each.drafted for each in drafters.values()),
             n_accepted=sum(each.accepted for each in drafters.values()),
-            accepted_by_position=tuple(by_position),
+            accepted_by_position=tuple(map(sum, by_position)),
             draft_lengths=tuple(self._draft_lengths),
             drafters=drafters,
             timings=Timings(
                 prompt_s=self._prompt_s,
                 predict_s=self._last_token_at - self._first_token_at,
                 n_prompt=self._n_processed,
-                n_predicted=max(self.n_emitted - 1, 0),
+                n_predicted=max(self._n_emitted - 1, 0),
             ),
             effective=self._request.speculation.effective(),
         )
