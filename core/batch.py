@@ -11,9 +11,11 @@ from augury.errors import CapacityError, OptionError
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.types import StateSpec
+    from collections.abc import Mapping
 
-__all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted"]
+    from augury.types import ModelInfo, StateSpec
+
+__all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted", "check_layers"]
 
 _NO_DRAFT = Draft()
 
@@ -29,7 +31,10 @@ class Batch:
     *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, but
     for those that are `is_drafted`. Of these it computes the logits, and keeps aside what the next pass of the slot needs to
     take in those that are `accepted`; the others are dropped. A pass that starts a slot at position 0 starts from an empty
-    state. `restores` come before `accepted`, and both before anything else; all concern all layers, whatever `n_layers` says.
+    state. `restores` come before `accepted`, and both before anything else; all concern all layers, whatever `layers` says.
+
+    A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
+    others computed the layers before, `hidden` takes on from them; they ask for `features` of their last layer, and no rows.
 
     With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
     cell j behind the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
@@ -43,10 +48,12 @@ class Batch:
     parents: np.ndarray | None = None  # (n,) int32, which of the n each follows, -1: what its slot holds; None: chains
     accepted: np.ndarray | None = None  # (m, 3) int32: slot, cell, position of tokens of its last pass; without a state per
     # sequence those alone that change place: they are copied in order
-    n_layers: int | None = None  # of the first so many layers and the output alone; None: of all
+    layers: tuple[int, int] | None = None  # first, end: of these layers and the output alone; None: of all
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
+    hidden: np.ndarray | None = None  # (n, E) float32, what stands in place of the embedding: behind the layer before the first
+    features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
 
 
 @frozen
@@ -158,6 +165,26 @@ class Tree:
             above.append(self.cells[token])
             mark, token = self.marks[token], self.parents[token]
         return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
+
+
+def check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> None:
+    """Refuse `Batch.layers`, `hidden` and `features` that a model, with `Model.features`, does not have.
+
+    Raises:
+        OptionError: There is such a thing.
+    """
+    first, end = batch.layers or (0, info.n_layers)
+    if not 0 <= first < end <= info.n_layers:
+        raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}")
+    shape, found = (len(batch.tokens), info.n_embd), batch.hidden
+    if first if found is None else found.shape != shape or found.dtype != np.float32:
+        given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
+        raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")
+    for name in batch.features:
+        _, _, layer = name.partition("layer.")
+        if name not in features or (layer and not first <= int(layer) < end):
+            known = ", ".join(each for each in features) or "none"
+            raise OptionError(f"feature {name!r} of a pass through layers {first} to {end}; the model has {known}")
 
 
 def check_accepted(accepted: np.ndarray, spec: StateSpec) -> None:

@@ -201,6 +201,12 @@ class ModelPlan:
         """V, how many logits a row has."""
         return self.output.weight.n_out
 
+    @property
+    def features(self) -> dict[str, int]:
+        """What a backend can tell of every token beside logits, and how wide; see `Model.features`."""
+        n_embd = self.embedding.n_embd
+        return {f"layer.{i}": n_embd for i in range(len(self.layers))} | {"output": n_embd}
+
     def blocks(self) -> Iterator[Block]:
         """All blocks in order."""
         yield self.embedding

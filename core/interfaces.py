@@ -7,6 +7,7 @@ Hooks (`augury.hookspecs`) hand the classes over once; from then on these method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
@@ -65,6 +66,9 @@ class Model(SlotStates, ABC):
     state_spec: StateSpec
     n_threads: int = 1  # that compute a pass
     isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
+    features: Mapping[str, int] = MappingProxyType({})
+    """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream behind layer I,
+    counted from 0; `output`, what the output's matrix is multiplied with."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:

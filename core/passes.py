@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.errors import OptionError
 from augury.types import read_only
 
 if TYPE_CHECKING:
@@ -66,16 +67,25 @@ class Pass(ABC):
     def rows(self) -> np.ndarray:
         """All rows, (r, V) float32; a view that the next pass overwrites."""
 
+    def features(self, name: str) -> np.ndarray:
+        """What `Batch.features` asked for by this name, (n, F) float32, of all tokens of the pass in the batch's order.
+
+        Raises:
+            OptionError: It was not asked for.
+        """
+        raise OptionError(f"feature {name!r} of a pass that was not asked for it; name it in Batch.features")
+
     def first(self, n: int) -> Pass:
         """The same rows over the first n tokens alone, for models whose logits are wider than their vocabulary."""
-        return ArrayPass(self.rows()[:, :n])
+        return _Narrowed(self, n)
 
 
 class ArrayPass(Pass):
     """Rows of logits (r, V) float32 in memory, read-only to those who hold the handle."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
         self._array = read_only(array)
+        self._features = {name: read_only(values) for name, values in (features or {}).items()}
 
     def argmax(self) -> np.ndarray:
         """See `Pass.argmax`.
@@ -122,9 +132,22 @@ class ArrayPass(Pass):
         """See `Pass.rows`."""
         return self._array
 
+    def features(self, name: str) -> np.ndarray:
+        """See `Pass.features`."""
+        return self._features[name] if name in self._features else super().features(name)
+
     def first(self, n: int) -> Pass:
         """See `Pass.first`."""
-        return type(self)(self._array[:, :n])
+        return type(self)(self._array[:, :n], self._features)
+
+
+class _Narrowed(ArrayPass):
+    """The first tokens of a pass's rows; all else is the pass's."""
+
+    def __init__(self, whole: Pass, n: int) -> None:
+        super().__init__(whole.rows()[:, :n])
+        self.wait = whole.wait  # type: ignore[method-assign]
+        self.features = whole.features  # type: ignore[method-assign]
 
 
 class Context(ABC):

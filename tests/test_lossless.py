@@ -110,7 +110,7 @@ def test_passes_of_the_first_layers_leave_what_a_tree_left_to_be_moved(backend, 
         results = answers(engine, n, way)
     right = plain(backend, n, way)
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
-    assert any(batch.n_layers is not None and batch.accepted is not None for batch in batches)
+    assert any(batch.layers is not None and batch.accepted is not None for batch in batches)
     for name in ("self-spec", "draft-model"):
         stats = [result.stats.drafters[name] for result in results]
         assert sum(each.drafted for each in stats) >= sum(each.accepted for each in stats) > 0

@@ -20,7 +20,6 @@ from augury.backends.numba_cpu.tape import RECORD, Space, Tape
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
-    from augury.backends.numba_cpu.blocks.emitter import Emitter
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Program
     from augury.backends.numba_cpu.weights import Weights
@@ -43,13 +42,15 @@ class Lowering:
         plan.check_blocks(EMITTERS)
         self.plan = plan
         self.options = options
-        self._emitters: list[Emitter] = [EMITTERS[type(block)](block, options) for block in plan.blocks()]
+        self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
+        self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]
+        self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
         n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
         self.scratch_bytes = up(max(SCRATCH_BYTES, *(emitter.scratch_bytes() for emitter in self._emitters)), 64) + 64
         self.logits_width = up(plan.n_vocab, step.PANEL_ROWS)
-        self._programs: dict[int, tuple[Program, ...]] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
     @property
     def state_bytes(self) -> int:
@@ -78,18 +79,23 @@ class Lowering:
         ]
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Space(n_embd, buffers, arena, n) for n in (n_threads, 0)]
-        self.programs(None)
+        self.programs()
 
-    def programs(self, n_layers: int | None) -> tuple[Program, ...]:
-        """The tapes of all layers, or of the first `n_layers` and the output, written when they are first asked for.
+    def programs(
+        self, layers: tuple[int, int] | None = None, features: tuple[str, ...] = (), *, takes_hidden: bool = False
+    ) -> tuple[Program, ...]:
+        """The tapes of a range of layers and the output, written when they are first asked for.
 
         Returns:
             For passes of up to `tape.PRIVATE_TOKENS` tokens, and the same for longer ones.
         """
-        n = len(self.plan.layers) if n_layers is None else n_layers
-        if n not in self._programs:
-            self._programs[n] = tuple(self._program(space, n) for space in self._spaces)
-        return self._programs[n]
+        key = (layers, features, takes_hidden)
+        if key not in self._programs:
+            self._programs[key] = tuple(
+                self._program(space, layers or (0, len(self._layers)), features, takes_hidden=takes_hidden)
+                for space in self._spaces
+            )
+        return self._programs[key]
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
@@ -103,15 +109,22 @@ class Lowering:
         """Views of what a slot keeps of its first n positions."""
         return [view for mixer in self._mixers for view in mixer.slot_memory(slot, n)]
 
-    def _program(self, space: Space, n_layers: int) -> Program:
-        embedding, *emitters, output = self._emitters
-        writing, rest = Tape(self._weights, self._buffers, space, self._arena), iter(emitters)
-        embedding.emit(writing)
-        for layer in self.plan.layers[:n_layers]:
-            next(rest).emit(writing)
-            left = writing.beside() if layer.is_parallel else []
-            if layer.feed_forward is not None:
-                next(rest).emit(writing)
+    def _program(self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool) -> Program:
+        writing, norm = Tape(self._weights, self._buffers, space, self._arena), self.plan.output.norm
+        if takes_hidden:
+            writing.take_hidden()
+        else:
+            self._embedding.emit(writing)
+        for i in range(*layers):
+            mixer, *rest = self._layers[i]
+            mixer.emit(writing)
+            left = writing.beside() if self.plan.layers[i].is_parallel else []
+            for emitter in rest:
+                emitter.emit(writing)
             writing.join(left)
-        output.emit(writing)
+            if f"layer.{i}" in features:
+                writing.give_features(f"layer.{i}", norm, is_normed=False)
+        if "output" in features:
+            writing.give_features("output", norm, is_normed=True)
+        self._output.emit(writing)
         return writing.program()

@@ -17,7 +17,7 @@ from augury.backends.numba_cpu.passes import passes, runs_of
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
-from augury.batch import Tree, check_accepted
+from augury.batch import Tree, check_accepted, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
 from augury.types import Allocation, ModelInfo
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.lowering import Lowering
+    from augury.backends.numba_cpu.tape import Program
     from augury.batch import Batch
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
@@ -53,6 +54,7 @@ class NumbaCpuModel(Model):
         self.state_spec = lowering.state_spec
         self._lowering = lowering
         self.identity = f"numba-cpu, {self.info}, {lowering.options.cache_type_k}, {lowering.options.cache_type_v}"
+        self.features = plan.features
         self._n_tokens_known = plan.embedding.n_vocab
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
@@ -103,20 +105,29 @@ class NumbaCpuModel(Model):
             rows = places[rows]
             parents = None if parents is None else places[parents[order]]
         columns = (tokens, positions, slots, cells)
+        programs = self._programs(batch)
+        hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
+        features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         if n <= MAX_TOKENS:
-            self._pass(columns, parents, rows, 0, batch.n_layers)
-            return KernelPass(self._logits[:n_rows, : self.info.n_vocab])
+            self._pass(columns, parents, rows, 0, programs[n > PRIVATE_TOKENS].at(0, hidden, features))
+            if not is_sorted:
+                features = {name: values[places[:-1]] for name, values in features.items()}
+            return KernelPass(self._logits[:n_rows, : self.info.n_vocab], features)
         written: list[np.ndarray] = []
         n_written = 0
         for span in passes(slots, parents):
             here = np.flatnonzero((rows >= span.start) & (rows < span.stop))
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
-            self._pass(part, above, rows[here] - span.start, n_written, batch.n_layers)
+            program = programs[span.stop - span.start > PRIVATE_TOKENS].at(span.start, hidden, features)
+            self._pass(part, above, rows[here] - span.start, n_written, program)
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
-        return KernelPass(logits if is_sorted else logits[np.argsort(np.concatenate(written))])
+        if not is_sorted:
+            logits = logits[np.argsort(np.concatenate(written))]
+            features = {name: values[places[:-1]] for name, values in features.items()}
+        return KernelPass(logits, features)
 
     def profile(self, batch: Batch) -> Sequence[KernelTime]:
         """Compute a pass like `forward`, over tokens of one slot, and tell its steps in order.
@@ -128,8 +139,7 @@ class NumbaCpuModel(Model):
             raise UnsupportedError(
                 f"a profile of {n} tokens; more than {MAX_TOKENS} are computed in several passes, take fewer"
             )
-        state, way = self._team.state, 0 if n <= PRIVATE_TOKENS else 1
-        works = self._lowering.programs(batch.n_layers)[way].works
+        state, works = self._team.state, self._programs(batch)[n > PRIVATE_TOKENS].works
         times = np.zeros(len(works) + 1, np.int64)
         state[offsets.TIMES // 8] = times.ctypes.data
         try:
@@ -173,13 +183,16 @@ class NumbaCpuModel(Model):
         self._logits = np.zeros((n_rows, self._lowering.logits_width), np.float32)
         self._logits_address = self._logits.ctypes.data
 
+    def _programs(self, batch: Batch) -> Sequence[Program]:
+        return self._lowering.programs(batch.layers, batch.features, takes_hidden=batch.hidden is not None)
+
     def _pass(
         self,
         columns: tuple[np.ndarray, ...],
         parents: np.ndarray | None,
         rows: np.ndarray,
         first_row: int,
-        n_layers: int | None,
+        program: Program,
     ) -> None:
         """Compute up to MAX_TOKENS tokens (id, position, slot, cell), sorted by slot; logits go to rows from `first_row` on."""
         slots, inputs, state = columns[2], self._inputs, self._team.state
@@ -201,8 +214,6 @@ class NumbaCpuModel(Model):
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
-        way = 0 if n <= PRIVATE_TOKENS else 1
-        program = self._lowering.programs(n_layers)[way]
         program.logits[step.Y // 8] = self._logits_address + 4 * first_row * self._lowering.logits_width
         self._team.run(program.records)
 
@@ -220,8 +231,8 @@ class NumbaCpuModel(Model):
                 f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {self._n_tokens_known - 1}"
             )
             raise OptionError(message)
-        if batch.n_layers is not None and not 1 <= batch.n_layers <= self.info.n_layers:
-            raise OptionError(f"a pass through {batch.n_layers} layers, expected 1 to {self.info.n_layers}")
+        if batch.layers is not None or batch.hidden is not None or batch.features:
+            check_layers(batch, self.info, self.features)
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

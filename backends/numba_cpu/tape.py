@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 KERNELS = (step.add_norm, step.quantize, step.multiply)
 RECORD = 16  # int64
+_FROM, _TO = 2, 4  # of a record that copies rows
 
 
 @frozen
@@ -86,11 +87,21 @@ class Program:
         records: (n_records, 16) int64, see `kernels/team.py`.
         works: What each record does.
         logits: The entry of the output matrix, where the address of the logits is to be put.
+        features: Which record copies which feature.
     """
 
     records: np.ndarray = field(repr=False)
     works: list[Work] = field(repr=False)
     logits: np.ndarray = field(repr=False)
+    features: Mapping[str, int]
+
+    def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
+        """Itself, told where hidden states come from and features go to, (n, E) float32 each: the rows from `start` on."""
+        if hidden is not None:
+            self.records[0, _FROM] = hidden[start:].ctypes.data
+        for name, values in features.items():
+            self.records[self.features[name], _TO] = values[start:].ctypes.data
+        return self
 
 
 class Tape:
@@ -113,11 +124,24 @@ class Tape:
         self._arena = arena
         self._rows: list[list[int]] = []
         self._works: list[Work] = []
+        self._features: dict[str, int] = {}
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
         """What was written."""
-        return Program(np.array(self._rows, np.int64), self._works, self.logits)
+        return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features)
+
+    def take_hidden(self) -> None:
+        """Write, first of all, that x is what `Program.at` will say. Compiled when it is first used, as `give_features` is."""
+        x, private = self.space.x, self.space.is_private
+        self.add(Work("hidden states"), step.copy_rows, 0, 0, x.address, x.stride, x.width, int(private), is_private=private)
+
+    def give_features(self, name: str, norm: Norm, *, is_normed: bool) -> None:
+        """Write that x, or its norm, goes where `Program.at` will say, of all tokens."""
+        self.norm(norm)  # to add to x what was left
+        rows, private = self.space.normed if is_normed else self.space.x, self.space.is_private
+        self._features[name] = len(self._rows)
+        self.add(Work("features"), step.copy_rows, rows.address, rows.stride, 0, 0, rows.width, 0, is_private=private)
 
     def add(self, work: Work, kernel: Any, *operands: int, is_private: bool = False) -> None:
         """Write a record; a barrier follows unless every thread goes on with what is its own."""

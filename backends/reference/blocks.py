@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from augury.batch import Batch, Tree
     from augury.blocks import Embedding, Norm, Output
 
-__all__ = ["FEED_FORWARDS", "MIXERS", "embed", "output"]
+__all__ = ["FEED_FORWARDS", "MIXERS", "each_normed", "embed", "output"]
 
 
 def embed(block: Embedding, weights: Weights, tokens: np.ndarray) -> np.ndarray:
@@ -34,11 +34,11 @@ def attention(
     Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
     lies on its path.
     """
-    normed = _each(x, block.norm, weights)
+    normed = each_normed(x, block.norm, weights)
     queries = weights.product(block.q, normed).reshape(-1, block.n_heads, block.head_dim)
     keys = weights.product(block.k, normed).reshape(-1, block.n_kv_heads, block.head_dim)
     values = weights.product(block.v, normed).reshape(-1, block.n_kv_heads, block.value_dim)
-    queries, keys = _each(queries, block.q_norm, weights), _each(keys, block.k_norm, weights)
+    queries, keys = each_normed(queries, block.q_norm, weights), each_normed(keys, block.k_norm, weights)
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
     for token, (slot, position, cell) in enumerate(places):
@@ -49,25 +49,25 @@ def attention(
         seen = slice(first, position + 1) if tree is None else tree.seen(token)[first:]
         query = rotate(queries[token], position, block.rope)
         mixed[token] = attend(query, *cache.seen(slot, seen), block.scale).reshape(-1)
-    return _each(weights.product(block.o, mixed), block.post_norm, weights)
+    return each_normed(weights.product(block.o, mixed), block.post_norm, weights)
 
 
 def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
     """What a feed-forward adds to x (n, E): post_norm(down(activation(gate(n)) * up(n))) with n = norm(x)."""
-    normed = _each(x, block.norm, weights)
+    normed = each_normed(x, block.norm, weights)
     gates, ups = weights.product(block.gate, normed), weights.product(block.up, normed)
     hidden = np.empty_like(gates)
     for token, gate in enumerate(gates):
         hidden[token] = activate(gate, block.activation) * ups[token]
-    return _each(weights.product(block.down, hidden), block.post_norm, weights)
+    return each_normed(weights.product(block.down, hidden), block.post_norm, weights)
 
 
-def output(block: Output, weights: Weights, x: np.ndarray) -> np.ndarray:
-    """Logits (r, V) float32 = W norm(x), of the rows (r, E) that are asked for."""
-    return weights.product(block.weight, _each(x, block.norm, weights)).astype(np.float32)
+def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
+    """Logits (r, V) float32 = W norm(x), of the normed rows (r, E) that are asked for."""
+    return weights.product(block.weight, normed).astype(np.float32)
 
 
-def _each(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarray:
+def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarray:
     """Norm every token of x (n, …, size) by itself; where the plan has no such norm, x."""
     if block is None:
         return x

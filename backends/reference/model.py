@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.reference.blocks import FEED_FORWARDS, MIXERS, embed, output
-from augury.batch import Tree, check_accepted
+import numpy as np
+
+from augury.backends.reference.blocks import FEED_FORWARDS, MIXERS, each_normed, embed, output
+from augury.batch import Tree, check_accepted, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
@@ -13,8 +15,6 @@ from augury.types import Allocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
     from augury.backends.reference.cache import LayerCache
     from augury.backends.reference.weights import Weights
@@ -33,6 +33,7 @@ class ReferenceModel(Model):
     def __init__(self, info: ModelInfo, spec: StateSpec, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
         self.info = info
         self.state_spec = spec
+        self.features = plan.features
         self._plan = plan
         self._weights: Weights | None = weights
         self._caches = [MIXERS[type(layer.mixer)][0](layer.mixer, options) for layer in plan.layers]
@@ -47,10 +48,16 @@ class ReferenceModel(Model):
             check_accepted(batch.accepted, self.state_spec)
             for cache in self._caches:
                 cache.move(batch.accepted)
-        x = embed(self._plan.embedding, weights, batch.tokens)
-        for layer, cache in zip(self._plan.layers[: batch.n_layers], self._caches, strict=False):
-            x = _through(layer, cache, weights, batch, tree, x)
-        return ArrayPass(output(self._plan.output, weights, x[batch.rows]))
+        x = embed(self._plan.embedding, weights, batch.tokens) if batch.hidden is None else batch.hidden.astype(np.float64)
+        features = {}
+        for i in range(*(batch.layers or (0, len(self._caches)))):
+            x = _through(self._plan.layers[i], self._caches[i], weights, batch, tree, x)
+            features[f"layer.{i}"] = hidden = x.astype(np.float32)
+            x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same
+        normed = each_normed(x, self._plan.output.norm, weights)
+        features["output"] = normed.astype(np.float32)
+        logits = output(self._plan.output, weights, normed[batch.rows])
+        return ArrayPass(logits, {name: features[name] for name in batch.features})
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`."""
@@ -83,8 +90,7 @@ class ReferenceModel(Model):
             raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
         if _is_outside(batch.tokens, n_vocab):
             raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_vocab - 1}")
-        if batch.n_layers is not None and not 1 <= batch.n_layers <= self.info.n_layers:
-            raise OptionError(f"a pass through {batch.n_layers} layers, expected 1 to {self.info.n_layers}")
+        check_layers(batch, self.info, self.features)
 
 
 def _through(layer: Layer, cache: LayerCache, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:

@@ -109,15 +109,15 @@ class EngineContext(Context):
         for slot, tokens in written.items():
             feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
             feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
-        logits = self._forward_ahead(feeds, n_layers)
+        logits = self._forward_ahead(feeds, (0, n_layers))
         for feed in feeds:
             self.commit(feed)
             self._ahead[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
         return logits
 
-    def _forward_ahead(self, feeds: Sequence[Feed], n_layers: int | None) -> Pass:
+    def _forward_ahead(self, feeds: Sequence[Feed], layers: tuple[int, int] | None) -> Pass:
         try:
-            return self.model.forward(self._batch(feeds, n_layers))
+            return self.model.forward(self._batch(feeds, layers))
         except BaseException:
             self._lost.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
             raise
@@ -133,7 +133,7 @@ class EngineContext(Context):
         n = int(differs.argmax()) if differs.any() else n
         return Feed(feed.slot, feed.step, feed.tokens, feed.rows, Draft(tokens[n:]), n)
 
-    def _batch(self, feeds: Sequence[Feed], n_layers: int | None = None) -> Batch:
+    def _batch(self, feeds: Sequence[Feed], layers: tuple[int, int] | None = None) -> Batch:
         """One pass over everything."""
         columns: tuple[list[np.ndarray], ...] = ([], [], [], [])
         tokens, slots, positions, rows = columns
@@ -164,8 +164,8 @@ class EngineContext(Context):
             joined[2] = starts + depths
         taken = np.array(accepted, np.int32) if accepted else None
         if not self._has_sequence_state:
-            return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, n_layers)
-        return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, n_layers, *_of_sequences(feeds))
+            return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, layers)
+        return Batch(joined[0], joined[1], joined[2], joined[3], parents, taken, layers, *_of_sequences(feeds))
 
 
 class CheckedContext(EngineContext):
@@ -213,7 +213,7 @@ def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.nda
     return copy
 
 
-def _of_sequences(feeds: Sequence[Feed]) -> tuple[np.ndarray | None, ...]:
+def _of_sequences(feeds: Sequence[Feed]) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """`is_drafted`, `restores` and `saves` of a pass."""
     is_drafted = np.concatenate([np.arange(feed.n_tokens) >= feed.n_tokens - len(feed.draft) for feed in feeds])
     keeps_aside = np.concatenate([np.full(feed.n_tokens, feed.step.keeps_aside) for feed in feeds])

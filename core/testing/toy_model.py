@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.errors import AuguryError, CapacityError, OptionError
+from augury.batch import check_layers
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
 from augury.types import Allocation, ModelInfo, StateSpec
@@ -60,6 +61,7 @@ class ToyModel(Model):
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
         self.identity = f"{type(self).__name__}, {self.info}"
+        self.features = {"output": self.info.n_embd}
         self.cells = np.full((n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []
         self.on_forward: Callable[[], object] = lambda: None
@@ -75,7 +77,7 @@ class ToyModel(Model):
         self.on_forward()
         for slot, cell, position in batch.accepted if batch.accepted is not None else ():
             self.cells[slot, position] = self.cells[slot, cell]
-        wanted = set(batch.rows.tolist())
+        wanted, (_, n_layers) = set(batch.rows.tolist()), batch.layers or (0, None)
         texts: list[np.ndarray] = []  # what each token of the pass follows, and itself
         first: dict[int, int] = {}  # position of a slot's first token
         n_seen: dict[int, int] = {}
@@ -95,14 +97,20 @@ class ToyModel(Model):
             if i in wanted:
                 if len(texts[i]) != position + 1 or (texts[i] < 0).any():
                     raise AuguryError(f"slot {slot}: the token at position {position} follows positions that hold nothing")
-                rows.append(self.logits(texts[i], n_layers=batch.n_layers))
-        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
+                rows.append(self.logits(texts[i], n_layers=n_layers))
+        return self._passed(batch, rows, [_bytes(text) for text in texts])
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time something else."""
         is_long = self._period is not None and len(tokens) >= self._period
         repeated = tokens[-self._period] if self._period is not None and is_long else None
-        return self._logits(np.asarray(tokens).astype(np.int32).tobytes(), repeated, n_layers)
+        return self._logits(_bytes(tokens), repeated, n_layers)
+
+    def _passed(self, batch: Batch, rows: Sequence[np.ndarray], held: Sequence[bytes]) -> Pass:
+        """Rows of logits, and, where they are asked for, features of every token, of which this is held."""
+        features = [_normal(hashlib.sha256(each).digest()[18:26], self.info.n_embd) for each in held if batch.features]
+        told = {name: np.array(features, np.float32) for name in batch.features}
+        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab), told)
 
     def _logits(self, held: bytes, repeated: int | None, n_layers: int | None) -> np.ndarray:
         """What follows everything that is held, where `repeated` is the token that came a period before."""
@@ -135,6 +143,9 @@ class ToyModel(Model):
     def _check(self, batch: Batch) -> None:
         if self.is_closed:
             raise AuguryError("the toy model is closed")
+        check_layers(batch, self.info, self.features)
+        if batch.hidden is not None:
+            raise UnsupportedError("the toy model computes tokens, not hidden states")
         spec = self.state_spec
         for what, values, n, error in (
             ("position", batch.positions, spec.n_ctx, CapacityError),
@@ -143,6 +154,10 @@ class ToyModel(Model):
         ):
             if len(values) and (values.min() < 0 or values.max() >= n):
                 raise error(f"{what}s from {values.min()} to {values.max()}, expected 0 to {n - 1}")
+
+
+def _bytes(tokens: np.ndarray) -> bytes:
+    return np.asarray(tokens).astype(np.int32).tobytes()
 
 
 def _normal(key: bytes, n: int) -> np.ndarray:

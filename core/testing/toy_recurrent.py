@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.errors import AuguryError
-from augury.passes import ArrayPass
 from augury.testing.toy_model import ToyModel
 from augury.types import Allocation, StateSpec
 
@@ -63,7 +62,7 @@ class ToyRecurrentModel(ToyModel):
         self.batches.append(batch)
         self.on_forward()
         self._begin(batch)
-        rows, wanted = [], set(batch.rows.tolist())
+        rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
         held: list[Any] = []  # what there is behind each token of the pass
         starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and what there was before
         places: dict[int, list[int]] = {}  # by slot: its tokens in the pass
@@ -84,8 +83,8 @@ class ToyRecurrentModel(ToyModel):
                 self.state[slot], self.conv[slot] = held[i][0], held[i][1]
                 self._save(batch, slot, place + 1)
             if i in wanted:
-                rows.append(self._of(held[i], batch.n_layers))
-        return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab))
+                rows.append(self._of(held[i], n_layers))
+        return self._passed(batch, rows, [self._seen(each) for each in held])
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64."""
@@ -143,6 +142,10 @@ class ToyRecurrentModel(ToyModel):
 
     def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
         """The logits."""
+        conv = held[1]
+        return self._logits(self._seen(held), None if self._period is None or conv[0] < 0 else int(conv[0]), n_layers)
+
+    def _seen(self, held: Any) -> bytes:
+        """All that its logits depend on."""
         state, conv, cells = held
-        seen = state.tobytes() + conv.tobytes() + (np.int64(cells).tobytes() if self._is_hybrid else b"")
-        return self._logits(seen, None if self._period is None or conv[0] < 0 else int(conv[0]), n_layers)
+        return state.tobytes() + conv.tobytes() + (np.int64(cells).tobytes() if self._is_hybrid else b"")

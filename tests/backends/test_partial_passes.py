@@ -1,17 +1,18 @@
-"""Passes through the first layers and the output, on every backend: what a model of these layers alone computes, to the bit."""
+"""Passes through some of the layers, on every backend: of the first ones what a model of these alone computes, to the bit."""
 
 from __future__ import annotations
 
 import attrs
 import numpy as np
 import pytest
-from oracles.models import tiny_file, with_layers
-from oracles.passes import joined, run_of
+from oracles.models import nmse, tiny_file, with_layers
+from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
 from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.loader import plan_of
+from augury.passes import Pass
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
@@ -44,7 +45,7 @@ def some_tokens(n, seed=7):
 
 
 def rows(model, batch, n_layers=None):
-    return model.forward(attrs.evolve(batch, n_layers=n_layers)).rows().copy()
+    return model.forward(attrs.evolve(batch, layers=None if n_layers is None else (0, n_layers))).rows().copy()
 
 
 @pytest.mark.parametrize("n_layers", range(1, N_LAYERS + 1))
@@ -106,5 +107,113 @@ def test_slots_share_them(load):
 
 @pytest.mark.parametrize("n_layers", [-1, 0, N_LAYERS + 1])
 def test_a_number_of_layers_that_the_model_has_not_is_refused(load, n_layers):
-    with pytest.raises(OptionError, match="expected 1 to 4"):
+    with pytest.raises(OptionError, match="expected some of 0 to 4"):
         rows(load("llama-dense"), run_of([1]), n_layers)
+
+
+def through(model, batch, cut, names=()):
+    """Logits and features of a pass in two parts, as two stages of a pipeline compute it."""
+    names = tuple(name for name in names if name != f"layer.{cut - 1}")
+    is_first = [name.startswith("layer.") and int(name[6:]) < cut for name in names]
+    first = tuple(name for name, is_of_first in zip(names, is_first, strict=True) if is_of_first)
+    rest = tuple(name for name in names if name not in first)
+    sent = model.forward(attrs.evolve(batch, layers=(0, cut), rows=batch.rows[:0], features=(*first, f"layer.{cut - 1}")))
+    assert sent.rows().shape == (0, 128)
+    found = {name: sent.features(name) for name in (*first, f"layer.{cut - 1}")}
+    hidden = found[f"layer.{cut - 1}"]
+    passed = model.forward(attrs.evolve(batch, layers=(cut, N_LAYERS), hidden=hidden, features=rest))
+    return passed.rows().copy(), found | {name: passed.features(name) for name in rest}
+
+
+ALL = (*(f"layer.{i}" for i in range(N_LAYERS)), "output")
+BATCHES = {
+    "a token": run_of([5]),
+    "two": run_of([5, 7]),
+    "a chain": run_of(some_tokens(9), rows=[2, 8]),
+    "slots apart": attrs.evolve(
+        run_of(some_tokens(6)), slots=np.int32([1, 0, 1, 0, 0, 1]), positions=np.int32([0, 0, 1, 1, 2, 2])
+    ),
+    "a tree": tree_of(some_tokens(5), [-1, 0, 0, 2, -1]),
+    "many": None,  # as many as the backend's sizes say
+}
+
+
+@pytest.mark.parametrize("name", ["llama-dense-q4_k", "gemma3-dense"])
+@pytest.mark.parametrize("told", BATCHES)
+def test_a_pass_in_two_parts_is_the_whole_pass_to_the_bit(load, name, told):
+    model, batch = load(name), BATCHES[told] or run_of(some_tokens(load.sizes[-1]))
+    plain = model.forward(batch).rows().copy()
+    passed = model.forward(attrs.evolve(batch, features=ALL))
+    right, features = passed.rows().copy(), {each: passed.features(each).copy() for each in ALL}
+    assert np.array_equal(right, plain), "features cost no bit"
+    for cut in range(1, N_LAYERS):
+        logits, found = through(model, batch, cut, ALL)
+        assert np.array_equal(logits, right)
+        assert all(np.array_equal(found[each], features[each]) for each in ALL)
+
+
+@pytest.mark.parametrize("name", ["llama-dense-q4_k", "gemma3-dense"])
+def test_features_do_not_depend_on_company(load, name):
+    model, tokens, others = load(name), some_tokens(7), some_tokens(4, seed=8)
+    batch = attrs.evolve(run_of(tokens), features=ALL)
+    passed = model.forward(batch)
+    right = {each: passed.features(each).copy() for each in ALL}
+    beside = joined(run_of(others, slot=1), run_of(tokens))
+    shared = model.forward(attrs.evolve(beside, features=ALL[::-1], rows=beside.rows[:1]))
+    for each in ALL:
+        assert (right[each].dtype, right[each].shape) == (np.float32, (7, model.features[each]))
+        assert np.array_equal(shared.features(each)[4:], right[each])
+    for i, token in enumerate(tokens):  # one by one, which is computed in another way
+        alone = model.forward(attrs.evolve(run_of([token], start=i), features=ALL))
+        assert all(np.array_equal(alone.features(each)[0], right[each][i]) for each in ALL)
+    # the paths of a tree: that of tokens 0, 2 and 3 is a chain
+    model.forward(run_of(tokens))
+    tree = model.forward(attrs.evolve(tree_of([9, 8, 7, 6], [-1, 0, 0, 2], start=7), features=ALL))
+    of_tree = {each: tree.features(each)[[0, 2, 3]].copy() for each in ALL}
+    chain = model.forward(attrs.evolve(run_of([9, 7, 6], start=7), features=ALL))
+    assert all(np.array_equal(chain.features(each), of_tree[each]) for each in ALL)
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense"])
+def test_features_are_the_residual_stream_and_what_the_output_reads(load, name):
+    model, batch, file = load(name), run_of(some_tokens(6)), tiny_file(name)
+    norm, matrix = (file.tensors[each] for each in ("output_norm.weight", "output.weight"))
+    weight = norm.data.view(np.float32).astype(np.float64)
+    for end in range(1, N_LAYERS + 1):
+        last = f"layer.{end - 1}"
+        passed = model.forward(attrs.evolve(batch, layers=(0, end), features=("output", last)))
+        x = passed.features(last).astype(np.float64)
+        normed = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-6) * weight
+        assert nmse(passed.features("output"), normed) < 1e-8
+        logits = normed @ matrix.data.view(np.float32).reshape(matrix.shape).astype(np.float64).T
+        assert nmse(passed.rows(), logits) < 1e-2
+
+
+def test_logits_of_fewer_tokens_keep_their_features(load):
+    passed = load("llama-dense").forward(attrs.evolve(run_of([1, 2]), features=("output",)))
+    for narrow in (passed.first(100), Pass.first(passed, 100)):
+        assert narrow.rows().shape == (2, 100)
+        assert np.array_equal(narrow.features("output"), passed.features("output"))
+        assert narrow.wait() is None
+
+
+HIDDEN = np.zeros((1, 256), np.float32)
+WRONG = {
+    "feature 'layer.4'": {"features": ("layer.4",)},
+    "feature 'entropy'": {"features": ("entropy",)},
+    "feature 'layer.0' of a pass through layers 1 to 4": {"features": ("layer.0",), "layers": (1, 4), "hidden": HIDDEN},
+    "hidden states for a pass from layer 1 on are missing": {"layers": (1, 4)},
+    "are float64 of shape": {"layers": (1, 4), "hidden": HIDDEN.astype(np.float64)},
+    "expected float32 of shape .1, 256.": {"layers": (1, 4), "hidden": HIDDEN[:, 1:]},
+    "a pass through layers 2 to 2": {"layers": (2, 2), "hidden": HIDDEN},
+    "a pass through layers 3 to 5": {"layers": (3, 5), "hidden": HIDDEN},
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_what_the_model_does_not_have_is_refused(load, told):
+    model = load("llama-dense")
+    with pytest.raises(OptionError, match=told):
+        model.forward(attrs.evolve(run_of([1]), **WRONG[told]))
+    with pytest.raises(OptionError, match="feature 'output' of a pass that was not asked for it"):
+        model.forward(run_of([1])).features("output")

@@ -81,6 +81,19 @@ def add_norm(record, state, thread, n_threads):
 
 
 @kernel
+def copy_rows(record, state, thread, n_threads):
+    """Copy x[t] to y[t]. Operands: x, stride, y, stride, E, is_private: whether the rows of y are a thread's own."""
+    size = get_i64(record + 48)
+    x = get_i64(record + 16) + thread * get_i64(record + 24)
+    y = get_i64(record + 32) + thread * get_i64(record + 40)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 56))
+    for t in range(first, end):
+        for index in range(0, size, 16):
+            left, place = size - index, 4 * (t * size + index)
+            store_part(y + place, load_part(x + place, left), left)
+
+
+@kernel
 def quantize(record, state, thread, n_threads):
     """Activations → operands of the matrix kernels. Operands: kernel, x, stride, out, stride, k, n_blocks, is_private, rows."""
     n = get_i64(state + N_TOKENS)

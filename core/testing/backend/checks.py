@@ -8,6 +8,7 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 from attrs import frozen
 
@@ -79,7 +80,7 @@ def near_reference(subject: BackendSubject) -> None:
     for weight_type in _WEIGHT_TYPES:
         with _closing(subject.load(weight_type)) as model, _closing(subject.load(weight_type, is_reference=True)) as oracle:
             for n_layers in (None, *range(1, model.info.n_layers)):
-                batch = _chain(tokens, n_layers=n_layers)
+                batch = _chain(tokens, layers=None if n_layers is None else (0, n_layers))
                 found, right = model.forward(batch).rows().copy(), oracle.forward(batch).rows()
                 if found.dtype != np.float32 or found.shape != right.shape:
                     raise contract.LOGITS.broken(subject.backend.name, f"{found.shape} {found.dtype}")
@@ -88,8 +89,8 @@ def near_reference(subject: BackendSubject) -> None:
                     told = f"{weight_type}, {n_layers or 'all'} layers: error {error:.2g}, tolerance {subject.tolerance:.2g}"
                     raise contract.LOGITS.broken(subject.backend.name, told)
             whole = model.forward(_chain(tokens)).rows().copy()
-            found = model.forward(_chain(tokens, n_layers=model.info.n_layers)).rows()
-            subject.same(contract.LAYERS, found, whole, "with n_layers of all")
+            found = model.forward(_chain(tokens, layers=(0, model.info.n_layers))).rows()
+            subject.same(contract.LAYERS, found, whole, "with `layers` of all")
 
 
 def row_invariance(subject: BackendSubject) -> None:
@@ -124,6 +125,27 @@ def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], 
             subject.same(contract.ROWS, model.forward(batch).rows(), right, f"of two slots, cut at {edges[0]} and {edges[1]}")
 
     run()
+
+
+def stages(subject: BackendSubject) -> None:
+    """A pass in two parts is the whole pass, and what a pass tells beside logits does not depend on its company."""
+    tokens, more = _tokens(24), 7
+    with _closing(subject.load("Q8_0")) as model, _closing(subject.load("Q8_0", is_reference=True)) as oracle:
+        names = tuple(name for name in oracle.features if name in model.features)
+        passed, right = (each.forward(_chain(tokens, features=names)) for each in (model, oracle))
+        logits, told = passed.rows().copy(), {name: passed.features(name).copy() for name in names}
+        for name, values in told.items():
+            error = float(np.mean((values - right.features(name)) ** 2) / np.mean(right.features(name) ** 2))
+            if values.shape != (len(tokens), model.features[name]) or not error <= subject.tolerance:
+                raise contract.FEATURES.broken(
+                    subject.backend.name, f"{name}: error {error:.2g}, tolerance {subject.tolerance:.2g}"
+                )
+            joint = _joined([_chain(_tokens(more, seed=3), slot=1), _chain(tokens)])
+            found = model.forward(attrs.evolve(joint, features=(name,))).features(name)[more:]
+            subject.same(contract.FEATURES, found, values, f"{name} beside another slot")
+        for cut in range(1, model.info.n_layers if "layer.0" in names else 1):
+            batch = _chain(tokens, layers=(cut, model.info.n_layers), hidden=told[f"layer.{cut - 1}"])
+            subject.same(contract.FEATURES, model.forward(batch).rows(), logits, f"from layer {cut} on, given hidden states")
 
 
 def undo(subject: BackendSubject) -> None:
@@ -324,6 +346,7 @@ def _joined(batches: Sequence[Batch]) -> Batch:
 BACKEND_CHECKS = (
     Check("gives the reference's logits", near_reference),
     Check("computes a token the same way in any company", row_invariance),
+    Check("computes its layers in parts, and tells of them", stages),
     Check("forgets what is stored again", undo),
     Check("computes trees as chains, and moves states", trees),
     Check("restores slots that were saved", saved_slots),

@@ -18,6 +18,10 @@ SAVED = Contract(
     "A restored slot goes on, to the bit, as the saved one; bytes that are damaged are a ModelFileError.",
     "augury.slot_states.SlotStates",
 )
+FEATURES = Contract(
+    "Features are the reference's, a token's depend on its text alone, and a pass from hidden states on is the whole pass.",
+    "augury.interfaces.Model.features",
+)
 HANDLE = Contract("The methods of a Pass agree with its rows.", "augury.passes.Pass")
 OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",

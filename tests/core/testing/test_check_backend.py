@@ -20,13 +20,15 @@ class Altered(Model):
 
     def __init__(self, model, options, wrong):
         self.model, self.options, self.wrong = model, options, wrong
-        self.info, self.state_spec = model.info, model.state_spec
+        self.info, self.state_spec, self.features = model.info, model.state_spec, model.features
 
     def forward(self, batch):
         changed = self.wrong.get("batch", lambda batch, n_ctx: batch)(batch, self.state_spec.n_ctx)
-        rows = self.model.forward(changed).rows()
-        rows = self.wrong.get("rows", lambda rows, batch, options: rows)(rows, batch, self.options)
-        return self.wrong.get("logits", ArrayPass)(rows)
+        passed = self.model.forward(changed)
+        rows = self.wrong.get("rows", lambda rows, batch, options: rows)(passed.rows(), batch, self.options)
+        features = {name: passed.features(name) for name in changed.features}
+        features = self.wrong.get("features", lambda features, batch: features)(features, batch)
+        return self.wrong.get("logits", ArrayPass)(rows, features)
 
     def save(self, slot, n):
         return self.model.save(slot, n)
@@ -87,11 +89,18 @@ def clipped(batch, n_ctx):
     return attrs.evolve(batch, tokens=np.clip(batch.tokens, 0, 263))
 
 
+def with_company(features, batch):
+    return {name: values + np.float32(1e-4) * len(batch.tokens) for name, values in features.items()}
+
+
 MUTANTS = {
     "Logits are the reference backend's": {"rows": lambda rows, *_: rows * np.float32(1.1)},
-    "F32, 1 layers: error": {"batch": without("n_layers")},
+    "F32, 1 layers: error": {"batch": without("layers")},
     "what shares its pass": {"rows": lambda rows, batch, _: rows + np.float32(1e-4) * len(batch.tokens)},
     "with 1 threads": {"rows": lambda rows, _, options: rows + np.float32(1e-4) * options.threads},
+    "layer.0: error": {"features": lambda features, _: {name: values * 1.1 for name, values in features.items()}},
+    "layer.0 beside another slot": {"features": with_company},
+    "from layer 1 on, given hidden states": {"rows": lambda rows, batch, _: rows if batch.hidden is None else -rows},
     "of a tree with parents": {"batch": without("parents")},
     "after path": {"batch": without("accepted")},
     "that were restored into slot 2": {"restore": lambda *_: None},
@@ -107,7 +116,7 @@ MUTANTS = {
 }
 
 
-CHECKS = ["logits"] * 2 + ["company"] * 2 + ["trees"] * 2 + ["saved"] * 2 + ["truth"] * 2 + ["no numbers"]
+CHECKS = ["logits"] * 2 + ["company"] * 2 + ["in parts"] * 3 + ["trees"] * 2 + ["saved"] * 2 + ["truth"] * 2 + ["no numbers"]
 CHECKS += ["exist"] * 3 + ["memory"] * 2
 
 

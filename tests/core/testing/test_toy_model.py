@@ -1,9 +1,12 @@
+import attrs
 import numpy as np
 import pytest
+from oracles.passes import run_of
 
 from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.testing.toy_model import ToyModel
+from augury.testing.toy_recurrent import ToyRecurrentModel
 
 
 def batch(tokens, *, start=0, slot=0, positions=None, **more):
@@ -69,3 +72,16 @@ def test_a_model_with_errors_is_often_but_not_always_of_the_same_mind():
     assert 0.6 < np.mean(same) < 0.9
     early = [np.argmax(right.logits(np.array([1, other]), n_layers=0)) == right.plain([1, other], 1)[0] for other in range(64)]
     assert 0.6 < np.mean(early) < 0.9
+
+
+@pytest.mark.parametrize("kind", [ToyModel, ToyRecurrentModel])
+def test_its_features_depend_on_a_tokens_whole_text(kind):
+    model, batch = kind(n_slots=2), attrs.evolve(run_of([1, 2, 3]), features=("output",))
+    right = model.forward(batch).features("output").copy()
+    assert right.shape == (3, model.features["output"])
+    again = model.forward(attrs.evolve(run_of([1, 2, 3], slot=1, rows=[]), features=("output",))).features("output")
+    other = model.forward(attrs.evolve(run_of([7, 2, 3]), features=("output",))).features("output")
+    assert np.array_equal(again, right)
+    assert not (other == right).any()
+    with pytest.raises(OptionError, match=r"'layer\.0'"):
+        model.forward(attrs.evolve(batch, features=("layer.0",)))
