@@ -1,5 +1,6 @@
 """The tree's rules: what kernels import, how long files are, and that what is installed is what is here."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -48,6 +49,14 @@ def test_kernels_import_arrays_and_other_kernels_only(path):
         return
     strange = {name for name in imports_of(path) if name.split(".")[0] not in MAY_KERNELS_IMPORT and ".kernels" not in name}
     assert not strange
+
+
+def test_the_architecture_page_draws_every_folder_and_what_is_at_the_top_of_the_core():
+    (tree,) = re.findall(r"^## Layout\n+```\n(.*?)^```", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE | re.DOTALL)
+    folders = {path.name for folder in FOLDERS for path in (ROOT / folder).iterdir() if (path / "__init__.py").exists()}
+    drawn = set(re.findall(r"\w+", tree))
+    assert not folders - drawn
+    assert not {path.stem for path in (ROOT / "core").glob("[a-z]*.py")} - drawn
 
 
 def test_no_source_file_is_longer_than_400_lines():
