@@ -114,6 +114,7 @@ class ToyConstraint(Constraint):
         super().__init__(options, session)
         self._n = self._last = self._n_left = 0  # tokens of the output, its last, and those of a stretch that are to come
         self._mask = np.zeros(session.n_vocab, bool)
+        self._tokens = np.setdiff1d(np.arange(session.n_vocab), list(session.end_tokens))
 
     def allowed(self) -> np.ndarray:
         """A residue class and the end tokens, or the one token that is forced."""
@@ -138,9 +139,8 @@ class ToyConstraint(Constraint):
 
     def forced(self, limit: int) -> list[int]:
         """The successors that are to come."""
-        tokens = [token for token in range(self.session.n_vocab) if token not in self.session.end_tokens]
-        first = tokens.index(self._last) + 1 if self._last in tokens else 0
-        return [tokens[(first + i) % len(tokens)] for i in range(min(limit, self._n_left))]
+        first = np.searchsorted(self._tokens, self._last, side="right")
+        return [int(self._tokens[(first + i) % len(self._tokens)]) for i in range(min(limit, self._n_left))]
 
 
 class TinySource(Source):
