@@ -282,7 +282,7 @@ class MemoryManager(Plugin, ABC):
 
     It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
     was prepared and never committed has failed: what it left in the state of the sequence is not known, nor whether it took in
-    what was accepted before it.
+    what was accepted before it. A slot may be prepared again before there was a pass; then the last time counts.
     """
 
     replays_accepted: bool = False

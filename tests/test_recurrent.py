@@ -52,6 +52,13 @@ def test_output_is_that_of_plain_decoding(spec, way, slots):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(way):
+    how = {"spec_fixed": False, "n_ctx": 1024, "slots": 2}
+    with load(way) as plain, load(way, SPECS["a chain of all"], **how) as engine:
+        assert answers(engine, **GREEDY) == answers(plain, **GREEDY)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_drafts_are_accepted_and_rejected_as_on_any_model(way):
     with load(way, f"draft-model:model={TINY_DRAFT}", slots=2) as engine:
         results = engine.generate(PROMPTS, max_tokens=60, ignore_eos=True, **GREEDY)

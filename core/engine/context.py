@@ -100,7 +100,7 @@ class EngineContext(Context):
 
     def ahead(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
         """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
-        feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.memory.replays_accepted else []
+        feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.step.replay]:
             self._forward_ahead(feeds, None)  # through all layers, for what is replayed stays
             for feed in feeds:

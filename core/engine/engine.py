@@ -205,7 +205,7 @@ class Engine:
             if chosen and draft_max > 0 and not speculation.is_fixed:
                 costs = measure_passes(target, slots * (draft_max + 1))
                 is_costly = [drafter.is_costly for drafter in chains[0]]
-                planner = DraftPlanner(costs, is_costly, replays_accepted=context.memory.replays_accepted)
+                planner = DraftPlanner(costs, is_costly, replays_accepted=context.replays_accepted)
             loader.close_files()
             plugins = {"model": str(model), "backend": device.name, "memory": context.memory.name}
             effective = attrs.asdict(options) | {"threads": target.n_threads, "isa": target.isa}

@@ -30,9 +30,9 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
 
     The best of several times is taken: whatever else runs only ever adds.
     """
-    n_ctx = model.state_spec.n_ctx
+    n_ctx, has_text = model.state_spec.n_ctx, not model.state_spec.n_bytes_per_sequence  # a recurrent state cannot be made up
     sizes, fine = ([n for n in each if n <= min(n_largest, n_ctx)] for each in (_SIZES, _FINE_SIZES))
-    deep = [(n, min(_DEPTH, n_ctx - n)) for n in _DEEP_SIZES if n in sizes and n_ctx >= _DEPTH // 2]
+    deep = [(n, min(_DEPTH, n_ctx - n)) for n in _DEEP_SIZES if n in sizes and n_ctx >= _DEPTH // 2 and has_text]
     best: dict[tuple[int, int], float] = {}
     _seconds(model, sizes[-1], 0)  # memory is touched for the first time
     start = perf_counter()
