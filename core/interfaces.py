@@ -213,6 +213,10 @@ class Drafter(Plugin, ABC):
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
 
+    features: tuple[str, ...] = ()
+    """What it wants to be fed of every token besides the token, by names in the target's `Model.features`. A target that has no
+    such features is refused when the engine is loaded."""
+
     def __init__(self, options: Any, session: Session) -> None:
         self.options = options
         self.session = session
@@ -232,6 +236,18 @@ class Drafter(Plugin, ABC):
             short drafts instead.
         """
         return None
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """The target has computed tokens that the text keeps. Called for those who have `features`, of every such token once.
+
+        The chunks of a prompt come before its `begin`, the tokens of a round before its `accept`. The token that was sampled
+        last is not among them: it is computed by the next pass. A prefix that was reused is not either; see `n_held`.
+
+        Args:
+            start: Where the tokens stand in the text.
+            tokens: (m,) int32.
+            features: (m, F) float32 by name, read-only, the drafter's to keep.
+        """
 
     def n_held(self, history: np.ndarray) -> int:
         """How many of the first tokens of a new request's prompt it can do without: by default all.

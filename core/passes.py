@@ -188,8 +188,8 @@ class Context(ABC):
         """
 
     @abstractmethod
-    def forward(self, feeds: Sequence[Feed]) -> Pass:
-        """One pass over the shares of several slots; rows in the order of the feeds."""
+    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
+        """One pass over the shares of several slots; rows in the order of the feeds. See `Batch.features`."""
 
     @abstractmethod
     def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:

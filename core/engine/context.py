@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from augury.batch import Batch, Feed
@@ -82,9 +83,10 @@ class EngineContext(Context):
         draft = _NO_DRAFT if draft is None else draft
         return Feed(slot, self.memory.prepare(slot, len(tokens), len(draft)), tokens, rows, draft)
 
-    def forward(self, feeds: Sequence[Feed]) -> Pass:
+    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
         """See `Context.forward`."""
-        return self.model.forward(self._batch(feeds))
+        batch = self._batch(feeds)
+        return self.model.forward(attrs.evolve(batch, features=features) if features else batch)
 
     def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
         """See `Context.commit`."""

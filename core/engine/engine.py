@@ -95,7 +95,9 @@ class Engine:
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
-        self._drafting = Drafting(chains, planner, context.info.n_vocab, may_branch=context.may_branch)
+        self._drafting = Drafting(
+            chains, planner, context.info.n_vocab, may_branch=context.may_branch, features=context.model.features
+        )
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)

@@ -25,7 +25,7 @@ from augury.speculation.draft_log import log_draft
 from augury.types import Round, Verdict, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
     from collections.abc import Sequence as Items
     from typing import Any
 
@@ -122,7 +122,7 @@ class Loop:
         passed = self._attempt([share.sequence for share in shares], self._forward, shares)
         if passed is None:
             return
-        logits, argmax, forward_s = passed
+        logits, argmax, features, forward_s = passed
         n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
         for share in shares:
             if share.drafted is None:
@@ -132,6 +132,11 @@ class Loop:
         for share in shares:
             emitted.append(self._attempt([share.sequence], self._verify, share, logits, argmax, row))
             row += share.feed.n_rows
+        first = 0
+        for share, verdict in zip(shares, emitted, strict=True):
+            if features and (verdict is not None or not share.feed.n_rows):
+                self._attempt([share.sequence], self._feed_drafters, share, verdict, features, first)
+            first += share.feed.n_tokens
         settled = []
         for share, verdict in zip(shares, emitted, strict=True):
             if verdict is not None:
@@ -287,16 +292,18 @@ class Loop:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.request.speculation.n_max, self._context.room(sequence.slot) - 1, sequence.n_left - 1)
 
-    def _forward(self, shares: Items[Share]) -> tuple[Pass, list[int], float]:
-        """The pass, the best token of each of its rows where someone asks for no more, and the seconds that it took."""
+    def _forward(self, shares: Items[Share]) -> tuple[Pass, list[int], dict[str, np.ndarray], float]:
+        """The pass, the best token of each row where someone asks for no more, what drafters are fed, and the seconds."""
+        wanted = sorted({name for share in shares for name in self._drafting.features(share.sequence)})
         start = perf_counter()
-        logits = self._context.forward([share.feed for share in shares])
+        logits = self._context.forward([share.feed for share in shares], tuple(wanted))
         device_s = logits.wait()
         seconds = perf_counter() - start if device_s is None else device_s
         if self._n_vocab < self._context.info.n_vocab:
             logits = logits.first(self._n_vocab)
         has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)
-        return logits, logits.argmax().tolist() if has_greedy else [], seconds
+        argmax = logits.argmax().tolist() if has_greedy else []
+        return logits, argmax, {name: logits.features(name).copy() for name in wanted}, seconds
 
     def _verify(self, share: Share, logits: Pass, argmax: list[int], row: int) -> Verdict | None:
         """Verify, emit what was accepted, and keep it; None where nothing was to be emitted."""
@@ -325,6 +332,15 @@ class Loop:
         path = tuple(accepted.path[: n_emitted - 1])
         self._keep(share, path)
         return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)
+
+    def _feed_drafters(self, share: Share, verdict: Verdict | None, features: Mapping[str, np.ndarray], first: int) -> None:
+        """Give a request's drafters what was computed of the kept tokens; the share begins at `first` in the pass."""
+        feed, path = share.feed, [] if verdict is None else list(verdict.path)
+        tokens = np.concatenate([feed.tokens, feed.draft.tokens[path]])
+        places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.step.replay) :]
+        places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])
+        kept = {name: values[places] for name, values in features.items()}
+        self._drafting.feed(share.sequence, share.sequence.n_kept - len(tokens), tokens, kept)
 
     def _keep(self, share: Share, path: Items[int] = ()) -> None:
         """Keep what was fed, and those tokens of the draft that `path` names."""

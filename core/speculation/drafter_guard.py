@@ -19,7 +19,7 @@ from augury.interfaces import Drafter
 from augury.types import Draft, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
     from collections.abc import Sequence as Items
 
     from augury.engine.sequence import Sequence
@@ -153,6 +153,10 @@ class DrafterGuard:
         if tokens is not None and (tokens.dtype.kind not in "iu" or tokens.shape != (n,)):
             raise PluginError(f"returned {tokens.dtype} of shape {tokens.shape}, expected int32 of shape ({n},)")
         return tokens
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """Give it what was computed of tokens that the text keeps."""
+        self._call("feed", self.drafter.feed, start, tokens, features)
 
     def accept(self, verdict: Verdict) -> None:
         """Tell it what became of a round."""

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 import attrs
 
 from augury.engine.verification import match_tree
+from augury.errors import UnsupportedError
 from augury.interfaces import Ask
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import RequestDrafters, SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED
-from augury.types import Draft, Verdict
+from augury.types import Draft, Verdict, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from collections.abc import Sequence as Items
+
+    import numpy as np
 
     from augury.engine.sequence import Sequence
     from augury.interfaces import Drafter
@@ -35,7 +38,13 @@ class Drafting:
     """
 
     def __init__(
-        self, chains: Items[Items[Drafter]], planner: DraftPlanner | None, n_vocab: int, *, may_branch: bool = True
+        self,
+        chains: Items[Items[Drafter]],
+        planner: DraftPlanner | None,
+        n_vocab: int,
+        *,
+        may_branch: bool = True,
+        features: Collection[str] = (),
     ) -> None:
         """Take over the drafters.
 
@@ -44,12 +53,21 @@ class Drafting:
             planner: Made for as many drafters; None to draft as far as is allowed.
             n_vocab: Of the target.
             may_branch: Whether drafts may be trees; of a tree the first path is taken otherwise.
+            features: What the target can give its drafters of each token.
+
+        Raises:
+            UnsupportedError: A drafter wants other features.
         """
         self.on_failure: Callable[..., object] = warn
         self._chains = chains
         self._names = [drafter.name for drafter in chains[0]]
         self._is_costly = [drafter.is_costly for drafter in chains[0]]
         self._n_top = [int(drafter.n_top) for drafter in chains[0]]
+        self._features = [tuple(drafter.features) for drafter in chains[0]]
+        for name, wanted in zip(self._names, self._features, strict=True):
+            if missing := [each for each in wanted if each not in features]:
+                known = ", ".join(features) or "none"
+                raise UnsupportedError(f"drafter {name} wants {missing[0]!r} of every token; features of this target: {known}")
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
@@ -90,6 +108,19 @@ class Drafting:
             seconds = yield from guard.begin(member.options)
             if self._planner is not None and not guard.is_left_out:
                 self._planner.observe_prompt(index, len(sequence.history), seconds)
+
+    def features(self, sequence: Sequence) -> set[str]:
+        """What a request's drafters want to be fed."""
+        return {name for index in self._drafters.get(sequence.slot, _NONE).members for name in self._features[index]}
+
+    def feed(self, sequence: Sequence, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """Tokens from `start` on are computed, and kept: feed the request's drafters."""
+        drafters = self._drafters.get(sequence.slot, _NONE)
+        for index in drafters.members:
+            if names := self._features[index]:
+                guard = drafters.guards[index]
+                guard.feed(start, read_only(tokens), {name: read_only(features[name]) for name in names})
+                sequence.counter.told(guard.name, guard.seconds)
 
     def end(self, sequence: Sequence) -> None:
         """A request is over: tell those of its drafters that have begun."""

@@ -61,7 +61,7 @@ class ToyModel(Model):
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
         self.identity = f"{type(self).__name__}, {self.info}"
-        self.features = {"output": self.info.n_embd}
+        self.features = dict.fromkeys(["output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd)
         self.cells = np.full((n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []
         self.on_forward: Callable[[], object] = lambda: None

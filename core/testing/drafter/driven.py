@@ -29,7 +29,7 @@ from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from collections.abc import Sequence as Items
     from types import TracebackType
     from typing import Self
@@ -107,8 +107,8 @@ class Play:
 class ScriptedDrafting(Drafting):
     """Asks drafters as scripts say, where an engine's asks its planner."""
 
-    def __init__(self, chains: Items[Items[Drafter]], n_vocab: int) -> None:
-        super().__init__(chains, None, n_vocab)
+    def __init__(self, chains: Items[Items[Drafter]], n_vocab: int, features: Collection[str]) -> None:
+        super().__init__(chains, None, n_vocab, features=features)
         self.plays: dict[str, Play] = {}  # by the request's id
 
     def _take_first(self, slots: Items[SlotDraft]) -> None:
@@ -177,7 +177,7 @@ class DrivenLoop:
         self._speculation = Speculation(members, _N_MAX, 0, is_fixed=True, verify=subject.verify, timeout_s=math.inf)
         chains = [[each, _Other(NoOptions(), each.session)] for each in self.drafters]
         self._failures: list[tuple[str, BaseException]] = []
-        self._drafting = ScriptedDrafting(chains, self._n_vocab)
+        self._drafting = ScriptedDrafting(chains, self._n_vocab, context.model.features)
         self._drafting.on_failure = lambda _, method, error, *ids: self._failures.append((method, error))  # noqa: ARG005
         self._loop = Loop(context, self._drafting)
 
