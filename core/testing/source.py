@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
-from attrs import field, frozen
+from attrs import define, frozen
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress
@@ -19,7 +19,6 @@ from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FrameType
 
     from augury.interfaces import Source
@@ -154,17 +153,14 @@ class _Heard(Progress):
         self.tasks.append(task)
 
 
-@frozen(eq=False)
+@define(eq=False)
 class _Interrupt(Progress):
     """Counts the calls that a source's own code makes, and reports of progress, and raises at the n-th of them."""
 
     source: type[Source]
     at: int | None  # None: never
-    _seen: list[None] = field(factory=list, init=False)
-
-    @property
-    def n_calls(self) -> int:
-        return len(self._seen)
+    n_calls: int = 0
+    _profiler: Any = None  # that was in use before
 
     def __enter__(self) -> None:
         fetch: Any = self.source.fetch
@@ -175,27 +171,24 @@ class _Interrupt(Progress):
             if event in ("call", "c_call") and code.co_filename == file and not code.co_flags & CO_GENERATOR:
                 self._count()  # not in generators: what is raised in one that is being closed is lost
 
+        self._profiler = sys.getprofile()
         sys.setprofile(profile)  # not settrace, which debuggers and coverage use
 
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
+        sys.setprofile(self._profiler)
 
     def __call__(self, task: str, done: int, total: int) -> None:  # noqa: ARG002 - see `Progress`
         self._count()
 
     def _count(self) -> None:
-        self._seen.append(None)
+        self.n_calls += 1
         if self.n_calls - 1 == self.at:
             raise KeyboardInterrupt
 
 
 def _files(folder: Path) -> dict[str, bytes]:
     """What lies below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in _walk(folder)}
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 SOURCE_CHECKS = (

@@ -19,5 +19,11 @@ STATE = Contract(
     "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",
     "augury.interfaces.MemoryManager.commit",
 )
+TRUNCATE = Contract(
+    "`truncate` keeps at most what it is asked for, and says how much.", "augury.interfaces.MemoryManager.truncate"
+)
+SUITABLE = Contract(
+    "A memory manager suits some kind of state, and says of the others why not.", "augury.interfaces.MemoryManager.suitable"
+)
 BYTES = Contract("`n_bytes` covers what the slots keep.", "augury.interfaces.MemoryManager.n_bytes")
 ERROR = Contract("A memory manager raises CapacityErrors alone.", "augury.interfaces.MemoryManager")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from augury.options import build
 from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
+from augury.testing.memory import contract
 from augury.testing.memory.driven_memory import DrivenMemory, Guess
+from augury.testing.toy_model import ToyModel
+from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.testing.toys import registry_with_toys
+from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hypothesis.strategies import DataObject, SearchStrategy
 
@@ -22,6 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["MEMORY_CHECKS", "MemorySubject", "check_memory_manager", "memory_subject"]
 
 _N_CTX = 24
+_KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "fail")  # of what may happen
+_MODELS: Mapping[str, Callable[..., ToyModel]] = {
+    "a KV cache": ToyModel,
+    "a recurrent state": ToyRecurrentModel,
+    "both": partial(ToyRecurrentModel, is_hybrid=True),
+    "both, with nothing kept aside": partial(ToyRecurrentModel, is_hybrid=True, can_keep_aside=False),
+}
 
 
 @frozen(eq=False)
@@ -31,11 +44,18 @@ class MemorySubject:
     manager: type[MemoryManager]
     options: Any
 
-    def driven(self, n_slots: int) -> DrivenMemory:
+    @property
+    def kinds(self) -> list[str]:
+        """What models that it suits keep."""
+        reasons = {kind: self.manager.suitable(model().state_spec) for kind, model in _MODELS.items()}
+        if None not in reasons.values() or not all(reason is None or isinstance(reason, str) for reason in reasons.values()):
+            raise contract.SUITABLE.broken(self.manager.name, f"{reasons}")
+        return [kind for kind, reason in reasons.items() if reason is None]
+
+    def driven(self, n_slots: int, kind: str) -> DrivenMemory:
         """A new one, with a model."""
-        return DrivenMemory(
-            lambda spec, states: self.manager(self.options, spec, states), n_slots=n_slots, n_ctx=_N_CTX, name=self.manager.name
-        )
+        make = partial(self.manager, self.options)
+        return DrivenMemory(make, _MODELS[kind](n_slots=n_slots, n_ctx=_N_CTX), f"{self.manager.name} with {kind}")
 
 
 def any_script(subject: MemorySubject) -> None:
@@ -43,12 +63,14 @@ def any_script(subject: MemorySubject) -> None:
     from hypothesis import given
     from hypothesis import strategies as st
 
+    kinds = subject.kinds
+
     @hypothesis_settings(80)
     @given(data=st.data())
     def run(data: DataObject) -> None:
-        memory = subject.driven(data.draw(st.integers(1, 3)))
+        memory = subject.driven(data.draw(st.integers(1, 3)), data.draw(st.sampled_from(kinds)))
         for _ in range(data.draw(st.integers(1, 14))):
-            choices = ["open", "open"] if not memory.texts else ["open", "round", "round", "round", "end", "fail"]
+            choices = ["open", "open"] if not memory.texts else [*_KINDS]
             kind = data.draw(st.sampled_from(choices))
             if kind == "open":
                 _open(memory, data)
@@ -65,27 +87,29 @@ def any_script(subject: MemorySubject) -> None:
 
 def full_slots(subject: MemorySubject) -> None:
     """A slot can be filled to its last position, and what does not fit is refused."""
-    memory = subject.driven(2)
-    memory.open(list(range(_N_CTX + 1)), may_reuse=True, chunk=8)
-    memory.open([1] * _N_CTX, may_reuse=True, chunk=5)
-    memory.open([2] * (_N_CTX - 6), may_reuse=True, chunk=99)
-    memory.open([3], may_reuse=True, chunk=1)  # there is no slot for it
-    for _ in range(8):
-        memory.round({slot: Guess((1, 2, 3), None, 1, 0) for slot in sorted(memory.texts)})
-    for _ in range(2):
-        memory.open([1] * _N_CTX, may_reuse=True, chunk=7)
+    for kind in subject.kinds:
+        memory = subject.driven(2, kind)
+        memory.open([*range(16), *range(_N_CTX - 15)], may_reuse=True, chunk=8)
+        memory.open([1] * _N_CTX, may_reuse=True, chunk=5)
+        memory.open([2] * (_N_CTX - 6), may_reuse=True, chunk=99)
+        memory.open([3], may_reuse=True, chunk=1)  # there is no slot for it
+        for _ in range(8):
+            memory.round({slot: Guess(Draft([1, 2, 3]), 1, 0) for slot in sorted(memory.texts)})
+        for _ in range(2):
+            memory.open([1] * _N_CTX, may_reuse=True, chunk=7)
 
 
 def tree_then_reuse(subject: MemorySubject) -> None:
     """A request that ends just after a tree's path was kept leaves everything in its place."""
-    tree = Guess((3, 4, 5, 6, 7), (-1, -1, 1, 1, 3), n_right=9, own=8)  # its path is 4, 6, 7
-    for ends in ("end", "fail"):
-        memory = subject.driven(1)
+    tree = Guess(Draft([3, 4, 5, 6, 7], [-1, -1, 1, 1, 3]), n_right=9, own=8)  # its path is 4, 6, 7
+    for kind, ends in product(subject.kinds, ("end", "fail")):
+        memory = subject.driven(1, kind)
         memory.open([1, 2], may_reuse=True, chunk=8)
         memory.round({0: tree})
         getattr(memory, ends)(0)
         memory.open([*memory.past[-1], 9], may_reuse=True, chunk=8)
         memory.round({0: tree})
+        memory.ahead(0)
         memory.round({0: tree})
 
 
@@ -101,16 +125,12 @@ def _open(memory: DrivenMemory, data: DataObject) -> None:
 def _guesses() -> SearchStrategy[Guess]:
     from hypothesis import strategies as st
 
-    tokens = st.lists(st.integers(0, 3), max_size=5).map(tuple)
-    parents = tokens.flatmap(
-        lambda drawn: st.tuples(
-            st.just(drawn),
-            st.one_of(st.none(), st.tuples(*(st.integers(-1, i - 1) for i in range(len(drawn))))),
-        )
-    )
-    return st.builds(
-        lambda both, n_right, own: Guess(both[0], both[1], n_right, own), parents, st.integers(0, 5), st.integers(0, 3)
-    )
+    def drafts(tokens: list[int]) -> SearchStrategy[Draft]:
+        tree = st.tuples(*(st.integers(-1, i - 1) for i in range(len(tokens)))).map(list)
+        return st.builds(Draft, st.just(tokens), st.one_of(st.none(), tree))
+
+    tokens = st.lists(st.integers(0, 3), max_size=5)
+    return st.builds(Guess, tokens.flatmap(drafts), st.integers(0, 5), st.integers(0, 3))
 
 
 MEMORY_CHECKS = (
@@ -124,6 +144,8 @@ def check_memory_manager(
     manager: type[MemoryManager] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
 ) -> None:
     """Prove that a memory manager keeps its contracts, by any script of requests, rounds, drafts, trees, failures and ends.
+
+    It is tried with toy models of every kind of state that it suits.
 
     Args:
         manager: A class, or the name of an installed one.

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -540,3 +541,22 @@ def test_a_pass_of_a_drafter_s_own_is_harmless_in_any_of_its_calls():
             drafter.target = EngineTarget(loop._context)
         results = engine.generate([*PROMPTS, *PROMPTS], max_tokens=N, **GREEDY)
     assert [list(result.tokens) for result in results] == [ToyModel().plain(prompt, N) for prompt in [*PROMPTS, *PROMPTS]]
+
+
+def test_a_drafter_s_session_says_how_its_request_is_sampled_and_verified():
+    seen = []
+
+    class Asking(ScriptedDrafter):
+        def begin(self, history, n_reused):
+            seen.append((self.session.sampling.temperature, self.session.verify))
+            super().begin(history, n_reused)
+
+    def asking(model):
+        drafter = Asking(model)
+        drafter.session = SimpleNamespace()
+        return drafter
+
+    with toy_engine(drafter=asking, verify="rejection") as engine:
+        for temperature in (0.5, 0.25):
+            engine.generate([1], max_tokens=3, temperature=temperature)
+    assert seen == [(0.5, "rejection"), (0.25, "rejection")]

@@ -3,7 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.planner_scenarios import DEPTH, chosen, slot_of
 
@@ -193,6 +193,7 @@ def best_by_definition(planner, slots, i, choices, n_beside):
     return max(found, key=lambda each: each[0])[1]
 
 
+@settings(max_examples=200)  # few have slots that gain from each other
 @given(st.data(), st.integers(1, 3))
 def test_choices_are_the_best_by_definition_given_those_of_the_other_slots(data, n_slots):
     times = sorted(data.draw(st.lists(st.floats(1.0, 3.0), min_size=4, max_size=4)))

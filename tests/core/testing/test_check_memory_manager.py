@@ -7,6 +7,7 @@ import pytest
 
 from augury.batch import Step
 from augury.errors import PluginError
+from augury.plugins.memory.checkpoints import Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
 from augury.testing import ContractError, check_memory_manager
 from augury.types import Opened
@@ -101,8 +102,66 @@ class Weightless(Contiguous):
     n_bytes = 0
 
 
+class Stubborn(Contiguous):
+    def truncate(self, slot, n):
+        return n + 1
+
+
+class Unsuitable(Contiguous):
+    @classmethod
+    def suitable(cls, spec):
+        return "no state is good enough"
+
+
+class Forgiving(Contiguous):
+    """Trusts what a failed pass left in a recurrent state."""
+
+    def end(self, slot):
+        self._slots[slot].n_certain = None
+        super().end(slot)
+
+
+class Forgetful(Contiguous):
+    """Names the accepted tokens of trees alone, as if no state had to take them in."""
+
+    def commit(self, slot, step, tokens, path=None):
+        super().commit(slot, step, tokens, path)
+        self._slots[slot].accepted = tuple(pair for pair in self._slots[slot].accepted if pair[0] != pair[1])
+
+
+class Cutting(Contiguous):
+    """Cuts recurrent states as if they were caches."""
+
+    def _reusable(self, slot, n):
+        return min(n, self._slots[slot].n)
+
+
+class Late(Checkpoints):
+    """Has states saved when a drafted token was taken in."""
+
+    def prepare(self, slot, n_certain, n_drafted):
+        step = super().prepare(slot, n_certain, n_drafted)
+        return step if step.save is None else attrs.evolve(step, save=step.save + 1)
+
+    def commit(self, slot, step, tokens, path=None):
+        super().commit(slot, step if step.save is None else attrs.evolve(step, save=step.save - 1), tokens, path)
+
+
+class Impatient(Checkpoints):
+    """Does not wait for what it restores."""
+
+    def prepare(self, slot, n_certain, n_drafted):
+        return attrs.evolve(super().prepare(slot, n_certain, n_drafted), restore=False)
+
+
 class Rewinding(Contiguous):
     """Honest: computes the last token of what it keeps once more with every pass."""
+
+    replays_accepted = True
+
+    @classmethod
+    def suitable(cls, spec):
+        return "a recurrent state would take it in twice" if spec.n_bytes_per_sequence else None
 
     def prepare(self, slot, n_certain, n_drafted):
         step = super().prepare(slot, n_certain, n_drafted)
@@ -126,6 +185,13 @@ class Rewinding(Contiguous):
         (Hasty, "other states than those of"),
         (Replaying, "A pass starts at `mark`"),
         (Raising, "raises CapacityErrors alone. Seen: KeyError"),
+        (Stubborn, "`truncate` keeps at most what it is asked for"),
+        (Unsuitable, "suits some kind of state"),
+        (Forgiving, "other states than those of"),
+        (Forgetful, "other states than those of"),
+        (Cutting, "other states than those of"),
+        (Late, "checkpoints with a recurrent state: Whatever"),
+        (Impatient, "other states than those of"),
         (Weightless, "`n_bytes` covers what the slots keep"),
     ],
 )
@@ -135,7 +201,7 @@ def test_a_broken_promise_is_found_out(manager, told):
     assert "See augury." in str(found.value)
 
 
-@pytest.mark.parametrize("manager", ["contiguous", Rewinding])
+@pytest.mark.parametrize("manager", ["contiguous", "checkpoints", Rewinding])
 def test_an_honest_memory_manager_passes(manager):
     check_memory_manager(manager)  # raises if it finds anything
 

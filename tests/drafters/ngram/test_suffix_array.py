@@ -66,10 +66,17 @@ def test_the_older_half_is_forgotten_and_the_newer_one_known_as_before(size):
             assert array._recent == sorted(array._recent)
         for length, position in array.matches():
             assert array.tokens[position - length : position].tolist() == array.tokens[-length:].tolist()
-    assert len(array._sorted) + len(array._recent) == (array.tokens >= 0).sum()
+    positions = sorted(int.from_bytes(entry[-4:]) for entry in array._sorted + array._recent)
+    assert positions == np.flatnonzero(array.tokens >= 0).tolist()
     assert 1000 - size < longest <= 1000
     array.extend(np.zeros(1001 - len(array), np.int32))
     assert len(array) == 500
+
+
+def test_tokens_added_one_by_one_and_many_at_once_are_matched_alike():
+    text = np.random.default_rng(2).integers(0, 3, 200, dtype=np.int32)
+    parts = [*text[:80].reshape(-1, 1), text[80:160], *text[160:].reshape(-1, 1)]
+    assert array_of(*parts).matches() == array_of(text).matches()
 
 
 @pytest.mark.parametrize("size", [1, 100])
