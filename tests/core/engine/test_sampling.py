@@ -43,6 +43,11 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature):
     assert np.abs(found - softmax(logits().rows()[0] / temperature)).max() < 0.03
 
 
+def test_what_changes_nothing_is_left_out_and_a_tiny_temperature_is_greedy():
+    assert Sampler(SamplingParams(temperature=1.0, typical_p=1.0, **KEEP_ALL), n_vocab=V)._steps == ()
+    assert [SamplingParams(temperature=each).temperature for each in (1e-5, 9.99e-6)] == [1e-5, 0.0]
+
+
 def test_greedy_takes_the_lowest_of_equal_logits():
     row = of([[0.0] * 3 + [7.0, 7.0] + [0.0] * 19])
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=V)
