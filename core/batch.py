@@ -25,8 +25,8 @@ class Batch:
     """One forward pass: n tokens of any number of sequences, each sequence's in rising order of position.
 
     What a model keeps of a token is of two kinds. *Per position*, as keys and values: the pass stores it at (slot, position)
-    before anything attends to it, and a token attends to its slot's positions up to its own. What an earlier pass stored at or
-    behind `positions` is overwritten, which is all that undoing a rejected draft takes.
+    before anything attends to it, and a token attends to its slot's positions up to its own. What an earlier pass stored from
+    `positions` on is overwritten, which is all that undoing a rejected draft takes.
 
     *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, but
     for those that are `is_drafted`. Of these it computes the logits, and keeps aside what the next pass of the slot needs to
@@ -37,7 +37,7 @@ class Batch:
     others computed the layers before, `hidden` takes on from them; they ask for `features` of their last layer, and no rows.
 
     With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
-    cell j behind the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
+    cell j after the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
     logits are, to the bit, those that its path would have as a chain.
     """
 
@@ -52,7 +52,7 @@ class Batch:
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
-    hidden: np.ndarray | None = None  # (n, E) float32, what stands in place of the embedding: behind the layer before the first
+    hidden: np.ndarray | None = None  # (n, E) float32, what stands in place of the embedding: after the layer before the first
     features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
 
 
@@ -101,7 +101,7 @@ class Feed:
 
 
 class Tree:
-    """The places of a pass's tokens: the j-th token of a slot is stored j cells behind the slot's first.
+    """The places of a pass's tokens: the j-th token of a slot is stored j cells after the slot's first.
 
     Of a chain, a token's cell is its position. Of a tree, what lies before the slot's first token is where it always was, and
     from there on the state of a logical position lies in the cell of the ancestor that has it.
@@ -127,7 +127,7 @@ class Tree:
         """Place the tokens of a batch that has parents into slots of `n_ctx` cells.
 
         Raises:
-            OptionError: A parent is not an earlier token of the same slot, or a position is not behind its parent's.
+            OptionError: A parent is not an earlier token of the same slot, or a position is not after its parent's.
             CapacityError: A slot has too few cells.
         """
         assert batch.parents is not None

@@ -80,7 +80,7 @@ class Norm:
 
 @frozen(eq=False)
 class Rope:
-    """Rotary position embedding over the first `2 * len(frequencies)` values of a head; what is behind them is left alone.
+    """Rotary position embedding over the first `2 * len(frequencies)` values of a head; what follows them is left alone.
 
     Pair i at position p turns by the angle `p * frequencies[i]`; cos and sin are multiplied by `magnitude`. Linear, YaRN and
     llama-3 scaling are all of this form (see `augury.plugins.architectures.rope`), so backends know none of them.

@@ -67,7 +67,7 @@ class Model(SlotStates, ABC):
     n_threads: int = 1  # that compute a pass
     isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
     features: Mapping[str, int] = MappingProxyType({})
-    """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream behind layer I,
+    """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
     counted from 0; `output`, what the output's matrix is multiplied with."""
 
     @abstractmethod
@@ -325,7 +325,7 @@ class MemoryManager(Plugin, ABC):
 
     @abstractmethod
     def room(self, slot: int) -> int:
-        """How many more tokens the slot can take behind what it keeps."""
+        """How many more tokens the slot can take after what it keeps."""
 
     @abstractmethod
     def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:

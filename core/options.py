@@ -228,6 +228,6 @@ def _name(name: str, text: str) -> str:
 def _pair(item: str, text: str) -> tuple[str, str]:
     key, equals, value = (piece.strip() for piece in item.partition("="))
     if not equals or not key:
-        message = f"{text!r}: {item.strip()!r} is not key=value; behind options, ';' parts a drafter from the next"
+        message = f"{text!r}: {item.strip()!r} is not key=value; after options, ';' separates a drafter from the next"
         raise OptionError(message)
     return key, value

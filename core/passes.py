@@ -216,7 +216,7 @@ class Target(ABC):
             n_layers: From 1 to all of them.
 
         Returns:
-            Of each slot the logits behind its last token.
+            Of each slot the logits after its last token.
 
         Raises:
             OptionError: The number of layers is out of range, or a token or a slot does not exist.

@@ -306,7 +306,7 @@ class DrafterStats:
 class Summary:
     """A finished request in figures. `n_emitted == n_rounds + n_accepted` holds exactly.
 
-    The prompt's last pass counts as a round; a token behind a stop counts as not accepted.
+    The prompt's last pass counts as a round; a token after a stop counts as not accepted.
     """
 
     id: str = ""  # of the request
@@ -317,7 +317,7 @@ class Summary:
     n_drafted: int = 0
     n_accepted: int = 0
     accepted_by_position: tuple[int, ...] = ()  # [i]: drafts whose token i was accepted, of all drafters
-    draft_lengths: tuple[int, ...] = ()  # tokens verified in each round behind the prompt's
+    draft_lengths: tuple[int, ...] = ()  # tokens verified in each round after the prompt's
     drafters: Mapping[str, DrafterStats] = Factory(dict)
     timings: Timings = Timings()
     effective: Mapping[str, Any] = Factory(dict)  # the speculative options in force

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 _LINE = 64
-_SLACK = 64  # a kernel may read (never use) up to one vector behind an array
+_SLACK = 64  # a kernel may read (never use) up to one vector beyond an array
 
 
 def memory_at(address: int, n_bytes: int) -> np.ndarray:

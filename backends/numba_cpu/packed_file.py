@@ -1,6 +1,6 @@
 """Packed weights in files of the user's cache: the next start maps them instead of packing again.
 
-A file holds the matrices of a plan, and behind them a checksum of each. Its name stands for all that its content depends on:
+A file holds the matrices of a plan, and after them a checksum of each. Its name stands for all that its content depends on:
 the model's files in the state they are in, the tensors, and the sources that pack them. It gets the name when it is complete;
 what a crash of the machine made of it is told by the checksums. Of several processes that start at once, one packs.
 """
@@ -66,7 +66,7 @@ class PackedFile:
     def matrices(self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress) -> np.ndarray:
         """The matrices, (n_bytes,) uint8: mapped where they are kept, otherwise filled by `pack`, and kept if possible.
 
-        An error of `pack` passes through, and leaves nothing behind.
+        An error of `pack` passes through, and nothing is left.
         """
         folder = self.path.parent
         found = self._status()

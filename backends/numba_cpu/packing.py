@@ -70,7 +70,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """Place matrices behind each other, each at a cache line's start."""
+        """Place matrices one after another, each at a cache line's start."""
         spans, end = {}, 0
         for name, tensor in tensors.items():
             n_bytes = packed_bytes(tensor.type, rows_and_columns(tensor))

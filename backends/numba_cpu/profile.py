@@ -56,7 +56,7 @@ def limits(team: Team) -> Limits:
     isa, n_threads = choose_isa(), team.n_threads
     memory, scratch = aligned(_READ_BYTES), np.ones(n_threads * probe.SCRATCH_BYTES, np.uint8)
     memory[:] = 1  # or its pages would all be the same page of zeros
-    # the last step would look ahead behind the end
+    # the last step would look ahead beyond the end
     n_read = _READ_BYTES - probe.READ_STEP
     reading = _record(address(probe.read), memory.ctypes.data, n_read, scratch.ctypes.data)
     multiplying = _record(address(probe.multiply_kernel(isa)), _ROUNDS, scratch.ctypes.data)

@@ -38,7 +38,7 @@ def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
     """Turn the pairs of every head by angles that grow with the position.
 
     With the angle t = position * frequencies[i], pair i (a, b) becomes magnitude * (a cos t - b sin t, a sin t + b cos t), so
-    that a product of a query and a key depends on how far apart they are. Values behind the pairs stay as they are.
+    that a product of a query and a key depends on how far apart they are. Values after the pairs stay as they are.
 
     Args:
         heads: (heads, D).

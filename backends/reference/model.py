@@ -94,7 +94,7 @@ class ReferenceModel(Model):
 
 
 def _through(layer: Layer, cache: LayerCache, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
-    """The residual stream (n, E) behind a layer."""
+    """The residual stream (n, E) after a layer."""
     _, mix = MIXERS[type(layer.mixer)]
     mixed = x + mix(layer.mixer, weights, cache, batch, tree, x)
     if layer.feed_forward is None:

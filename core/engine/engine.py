@@ -147,7 +147,7 @@ class Engine:
                 `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. It implies
                 `spec_fixed`, for what is drafted has a part in what is emitted.
             spec_synth_rates: For benchmarks: drafts are accepted by chance, and the text is not the model's. The chance that a
-                draft's token 1, 2, … is accepted where all before it were; the last holds for all behind it. Trees are
+                draft's token 1, 2, … is accepted where all before it were; the last holds for all after it. Trees are
                 verified as always.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
             spec_timeout: Seconds. A drafter two of whose calls in a request take longer is left out of the rest of it; a
@@ -320,7 +320,7 @@ class Engine:
         return self.stream(prompt, messages=messages, **params)
 
     def evaluate(self, token_ids: Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
-        """The logits behind every token of a text, without generating.
+        """The logits after every token of a text, without generating.
 
         Args:
             token_ids: T tokens.
@@ -355,7 +355,7 @@ class Engine:
         return self._worker.stats()
 
     def memory_table(self) -> list[Allocation]:
-        """What the models hold, the target's first: weights, KV cache, scratch, each behind the model's name and role."""
+        """What the models hold, the target's first: weights, KV cache, scratch, each with the model's name and role."""
         return [
             Allocation(f"{model.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
             for number, model in enumerate(self._loader.models)

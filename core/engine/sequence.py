@@ -30,7 +30,7 @@ __all__ = ["Sequence"]
 
 
 class Sequence:
-    """The state of one request. The history is a buffer that only ever grows; a draft lies behind its end until accepted."""
+    """The state of one request. The history is a buffer that only ever grows; a draft lies beyond its end until accepted."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class Sequence:
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
-        """What the round emits: as much of the draft as the target accepts, and the target's own token behind it.
+        """What the round emits: as much of the draft as the target accepts, and the target's own token after it.
 
         That token is -1 where its row holds no finite numbers; rows that are not reached do not matter.
 
         Args:
             draft: k proposed tokens, with k less than `n_left`.
             logits: Of the pass.
-            first_row: The row behind the history; the next k are those behind the draft's tokens.
+            first_row: The row after the history; the next k are those after the draft's tokens.
             argmax: Of all rows; may be empty unless `is_plain_argmax`.
         """
         tokens = draft.tokens.tolist()
@@ -162,7 +162,7 @@ class Sequence:
         return lambda i: self.sampler.uniforms(n_emitted + i)[0]
 
     def _tree_chooser(self, draft: Tokens[int], logits: Pass, first_row: int, argmax: Tokens[int]) -> Callable[[int, int], int]:
-        """The target's own choice behind a node, whose ancestors were chosen before."""
+        """The target's own choice after a node, whose ancestors were chosen before."""
 
         def choose(node: int, depth: int) -> int:
             row = first_row + 1 + node
@@ -180,7 +180,7 @@ class Sequence:
         Args:
             accepted: What `verify` gave.
             logits: Of the pass, for log-probabilities.
-            first_row: The row behind the history.
+            first_row: The row after the history.
             drafter: The name of the drafter that proposed all but the last token, or None.
 
         Returns:

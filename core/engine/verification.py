@@ -18,7 +18,7 @@ Distribution = tuple[np.ndarray, np.ndarray]
 
 @frozen
 class Accepted:
-    """What a round emits: the accepted draft tokens and one of the target's own behind them.
+    """What a round emits: the accepted draft tokens and one of the target's own after them.
 
     `path` says where in the draft the accepted ones stand; for a chain, at its beginning.
     """
@@ -35,7 +35,7 @@ def match(draft: Sequence[int], choose: Callable[[int], int]) -> Accepted:
 
     Args:
         draft: k proposed tokens.
-        choose: choose(i) is the target's own token behind the first i draft tokens; called with i = 0, 1, … in order, only
+        choose: choose(i) is the target's own token after the first i draft tokens; called with i = 0, 1, … in order, only
             while the draft was right.
 
     Returns:
@@ -63,7 +63,7 @@ def match_tree(draft: Sequence[int], parents: Sequence[int], choose: Callable[[i
     Args:
         draft: k proposed tokens.
         parents: (k,), parents[i] < i is what token i follows, -1 the history.
-        choose: choose(i, d) is the target's own token behind draft token i, -1 for the history, which has d tokens of the draft
+        choose: choose(i, d) is the target's own token after draft token i, -1 for the history, which has d tokens of the draft
             before and including it.
 
     >>> follows = {-1: 5, 0: 1, 1: 8, 2: 9}
@@ -94,7 +94,7 @@ def reject(
     Args:
         draft: k proposed tokens.
         probabilities: (k, V), q: what each was drawn from. None: the drafter was certain, q is 1 for its token.
-        target: target(i) is p, the target's distribution behind the first i draft tokens; called in order.
+        target: target(i) is p, the target's distribution after the first i draft tokens; called in order.
         uniform: uniform(i) gives two numbers in [0, 1) for position i: one to accept by, one to draw by.
 
     Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3.
@@ -125,9 +125,9 @@ def accept_by_chance(
 
     Args:
         draft: k proposed tokens.
-        rates: rates[i] is the chance that token i is accepted where all before it were; the last holds for all behind it.
+        rates: rates[i] is the chance that token i is accepted where all before it were; the last holds for all after it.
         uniform: uniform(i) is a number in [0, 1) for position i.
-        choose: choose(i) is the target's own token behind the first i draft tokens; called once.
+        choose: choose(i) is the target's own token after the first i draft tokens; called once.
 
     >>> accept_by_chance([5, 6, 7], [0.9, 0.5], [0.8, 0.4, 0.6].__getitem__, lambda i: 0)
     Accepted(tokens=[5, 6, 0], path=range(0, 2))

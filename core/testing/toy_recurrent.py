@@ -63,7 +63,7 @@ class ToyRecurrentModel(ToyModel):
         self.on_forward()
         self._begin(batch)
         rows, wanted, (_, n_layers) = [], set(batch.rows.tolist()), batch.layers or (0, None)
-        held: list[Any] = []  # what there is behind each token of the pass
+        held: list[Any] = []  # what there is after each token of the pass
         starts: dict[int, tuple[int, Any]] = {}  # by slot: the position of its first token, and what there was before
         places: dict[int, list[int]] = {}  # by slot: its tokens in the pass
         columns = zip(batch.tokens.tolist(), batch.slots.tolist(), batch.positions.tolist(), strict=True)

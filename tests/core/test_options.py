@@ -75,7 +75,7 @@ def test_configuration_strings_survive_the_round_trip(specs):
 
 
 def test_a_drafter_behind_another_ones_options_is_told_to_take_a_semicolon():
-    with pytest.raises(OptionError, match="'b' is not key=value; behind options, ';' parts"):
+    with pytest.raises(OptionError, match="'b' is not key=value; after options, ';' separates"):
         parse_specs("a:n=1,b")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["AttentionEmitter"]
 
 _NO_WINDOW = 1 << 40
-_OVERREAD = 16  # floats that a kernel may read (never use) behind a table
+_OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 _BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
 
 

@@ -205,7 +205,7 @@ def saved_slots(subject: BackendSubject) -> None:
         for each, slot in ((model, 2), (other, 0)):
             each.restore(slot, saved)
             found = each.forward(_chain(tokens[37:], slot=slot, start=37)).rows()
-            subject.same(contract.SAVED, found, right, f"behind 37 positions that were restored into slot {slot}")
+            subject.same(contract.SAVED, found, right, f"after 37 positions that were restored into slot {slot}")
         for wrong in (b"", saved[:20], saved[:-1], saved + b"x", saved[:60] + bytes([saved[60] ^ 1]) + saved[61:]):
             try:
                 other.restore(1, wrong)
