@@ -30,7 +30,7 @@ def run(capsys, *words) -> tuple[int, str, str]:
 
 @contextmanager
 def _own_logging():
-    """A command configures logging as for a process of its own; the tests behind it shall not notice."""
+    """A command configures logging as for a process of its own; the tests after it shall not notice."""
     logger = logging.getLogger("augury")
     before = logger.handlers[:], logger.level, logger.propagate
     try:

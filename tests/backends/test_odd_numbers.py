@@ -38,7 +38,7 @@ def test_a_token_that_is_no_number_reaches_neither_its_neighbours_nor_who_follow
         logits = model.forward(joined(run_of([SICK] * 30), run_of(TEXT, slot=1)))
         assert (logits.argmax()[:30] == -1).all()
         assert np.array_equal(logits.rows()[30:], right)
-        # token by token, in the slot where the others still lie behind
+        # token by token, in the slot that still holds the others after it
         found = [model.forward(run_of(TEXT[i : i + 1], start=i)).rows()[0].copy() for i in range(len(TEXT))]
         assert np.array_equal(found, right)
     finally:

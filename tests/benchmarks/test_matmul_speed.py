@@ -22,7 +22,7 @@ PASSES = (1, 2, 4, 8, 16, 32)
 
 @pytest.fixture(scope="module", params=TensorType, ids=lambda kind: kind.name)
 def matrix(request):
-    """A matrix of a type, and enough copies of it, one behind the other."""
+    """A matrix of a type, and enough copies of it, one after the other."""
     part = weights.random_weights(np.random.default_rng(1), request.param, 32, COLS)
     packed = pack(request.param, (ROWS, COLS), np.tile(part, ROWS // 32))
     copies = -(-N_BYTES // packed.data.size)

@@ -163,7 +163,7 @@ def test_the_prompt_is_fed_in_chunks_and_a_draft_takes_a_pass_for_each_token():
     (drafter,) = drafters_of(model)
     history = np.random.default_rng(0).integers(0, N_VOCAB, 20_001)
     for n_passes, _ in enumerate(drafter.begin(as_history(history), 0), start=1):
-        assert len(model.passes) == n_passes, "others may go on behind each"
+        assert len(model.passes) == n_passes, "others may go on after each"
     assert model.passes == [{0: 256}] * 78 + [{0: 32}]
     draft = drafter.draft(as_history(history), 3).tokens.tolist()
     assert model.passes[79:] == [{0: 1}] * 3
@@ -221,7 +221,7 @@ def test_rounds_that_were_drafted_by_nobody_are_caught_up_in_one_pass():
 
 
 def guesses(text, n):
-    """What the draft model would write in place of the last n tokens of a text, each behind those before it."""
+    """What the draft model would write in place of the last n tokens of a text, each after those before it."""
     return [int(row_after(text[:end]).argmax()) for end in range(len(text) - n, len(text))]
 
 

@@ -6,10 +6,10 @@ from augury.errors import OptionError
 from augury.options import build, options_of
 
 
-def draft_after(*behind, min_hits=1, n_calls=1):
+def draft_after(*followers, min_hits=1, n_calls=1):
     """The draft where the key 1 2 was followed by these, each two tokens long, in turn."""
     drafter = NgramMapK4v(NgramMapK4vOptions(n=2, m=2, min_hits=min_hits), None)
-    text = np.array([0, *(token for pair in behind for token in (1, 2, *pair)), 8, 1, 2], dtype=np.int32)
+    text = np.array([0, *(token for pair in followers for token in (1, 2, *pair)), 8, 1, 2], dtype=np.int32)
     for _ in range(n_calls):
         draft = drafter.draft(text, 100)
     return draft.tokens.tolist()

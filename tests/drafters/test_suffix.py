@@ -83,7 +83,7 @@ def test_drafts_of_any_text_follow_earlier_occurrences_within_their_bounds(text,
         if draft:
             seen = text[:length]
             assert any(seen[i : i + 1 + len(draft)] == [seen[-1], *draft] for i in range(length))
-        if limit:  # a single occurrence leaves no choice, so the draft is what stands behind it
+        if limit:  # a single occurrence leaves no choice, so the draft is what follows it
             assert draft or not longest or min_prob > 0.1
         length += data.draw(st.integers(1, 12))
 

@@ -26,7 +26,7 @@ def clear(counts, votes, least, percent):
 
 
 def draft(text, past, corpus, n_max, limit):
-    """What is drafted behind `text`, whose counts are not those of the draft itself."""
+    """What is drafted after `text`, whose counts are not those of the draft itself."""
     drafted = []
     while len(drafted) < limit:
         token = next_token(text, drafted, past, corpus, n_max)

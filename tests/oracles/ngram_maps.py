@@ -66,10 +66,10 @@ class NaiveNgramMap:
         values = [value for value in facts["values"] if value[0] is not None]
         for i in range(facts["counted_to"], start + 1):
             if text[i : i + n] == key:
-                behind = text[i + n : i + n + m]
-                value = next((value for value in values if value[0] == behind), None)
+                after = text[i + n : i + n + m]
+                value = next((value for value in values if value[0] == after), None)
                 if value is None and len(values) < 4:
-                    value = [behind, 0, m]
+                    value = [after, 0, m]
                     values.append(value)
                 if value is not None:
                     value[1] = min(value[1] + 1, MAX_COUNT)

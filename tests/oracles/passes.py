@@ -20,7 +20,7 @@ def run_of(tokens, *, slot=0, start=0, rows=None) -> Batch:
 
 
 def tree_of(tokens, parents, *, slot=0, start=0) -> Batch:
-    """A tree of tokens behind position `start - 1` of one slot, with the logits of all."""
+    """A tree of tokens after position `start - 1` of one slot, with the logits of all."""
     above, depths = list(parents), []
     for parent in above:
         depths.append(0 if parent == -1 else depths[parent] + 1)

@@ -35,7 +35,7 @@ class Source:
     can_be_teacher_forced: bool = True  # of one that is
 
     def proposal(self, position, limit):
-        """Its tokens: those of the text are their positions, wrong ones -1; nothing behind a wrong one matters."""
+        """Its tokens: those of the text are their positions, wrong ones -1; nothing after a wrong one matters."""
         return [i if self.right[i] else -1 for i in range(position, min(position + limit, len(self.right)))]
 
 

@@ -10,7 +10,7 @@ def agreeing(text, position, depth):
 
 
 def longest_match(text, depth):
-    """The longest ending of `text`, up to `depth`, with a token behind it, and the positions of those tokens."""
+    """The longest ending of `text`, up to `depth`, with a token after it, and the positions of those tokens."""
     lengths = [agreeing(text, position, depth) for position in range(len(text))]
     longest = max(lengths, default=0)
     return longest, [position for position, length in enumerate(lengths) if length == longest and longest]

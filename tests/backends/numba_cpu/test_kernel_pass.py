@@ -23,7 +23,7 @@ def _compiled():
 
 
 def rows_of(values):
-    """Rows as a model has them: padded, and what lies behind them is better than all."""
+    """Rows as a model has them: padded, and what comes after them is better than all."""
     row = np.array(values, np.float32)
     padded = np.full((2, len(row) + 7), 100, np.float32)
     padded[:, : len(row)] = row, row[::-1]

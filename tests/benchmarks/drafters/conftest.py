@@ -23,13 +23,13 @@ def text_of(kind, n_tokens):
 
 @pytest.fixture(params=["random", "repetitive", "phrases"])
 def text(request):
-    """Tokens of a long prompt and of the rounds behind it, (t,) int32."""
+    """Tokens of a long prompt and of the rounds after it, (t,) int32."""
     return text_of(request.param, N_HISTORY + N_ROUNDS)
 
 
 @pytest.fixture
 def time_rounds(benchmark, text):
-    """Time a drafter's rounds behind a prompt of 100,000 tokens; drafts are accepted as a whole or not at all.
+    """Time a drafter's rounds after a prompt of 100,000 tokens; drafts are accepted as a whole or not at all.
 
     Returns the median round in seconds.
     """

@@ -37,7 +37,7 @@ def engine(request):
 
 
 def plain(prompt, ends, n, n_early=0, forbidden=()):
-    """Plain greedy decoding that ends behind `ends`, which are not among the first `n_early` tokens."""
+    """Plain greedy decoding that ends after `ends`, which are not among the first `n_early` tokens."""
     found = []
 
     def choose(row):

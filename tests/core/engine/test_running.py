@@ -30,7 +30,7 @@ def run(coroutine):
 
 
 def wait_until_idle(engine):
-    """Ask for something that comes behind everything else; what nobody can cancel would be in its way for hours."""
+    """Ask for something that comes after everything else; what nobody can cancel would be in its way for hours."""
     done = threading.Event()
     threading.Thread(target=lambda: engine.evaluate([1]) is not None and done.set(), daemon=True).start()
     assert done.wait(SECONDS), "a request goes on that nobody can cancel"

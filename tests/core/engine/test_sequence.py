@@ -45,7 +45,7 @@ DRAFTERS = {"no drafts": None, "chains": lambda model: ScriptedDrafter(model, [(
 
 
 def poison(engine, trouble, is_sick):
-    """Put `trouble` into the logits behind the texts that `is_sick`."""
+    """Put `trouble` into the logits after the texts that `is_sick`."""
     model = engine._worker._loop._context.model
     healthy = model.logits
 

@@ -59,7 +59,7 @@ def test_a_tree_without_branches_is_a_chain(chain, target):
     assert (as_tree.tokens, list(as_tree.path)) == (as_chain.tokens, list(as_chain.path))
 
 
-P = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.1, 0.4, 0.4], [0.25, 0.25, 0.25, 0.25]])  # behind 0, 1 and 2 draft tokens
+P = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.1, 0.4, 0.4], [0.25, 0.25, 0.25, 0.25]])  # after 0, 1 and 2 draft tokens
 
 
 def chi_square(counts, p):

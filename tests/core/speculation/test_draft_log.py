@@ -14,7 +14,7 @@ GREEDY = {"temperature": 0.0, "max_tokens": 12}
 
 
 class Branching(ScriptedDrafter):
-    """Two tokens that could be next, the second of them right, and one behind each."""
+    """Two tokens that could be next, the second of them right, and one after each."""
 
     def draft(self, history, limit):
         best = int(np.argmax(self.model.logits(history)))

@@ -27,7 +27,7 @@ def named(name, script, **facts):
 
 
 class TreeDrafter(Drafter):
-    """Draws trees that hold a right path, wrong branches beside it, and wrong tokens behind it, in random order."""
+    """Draws trees that hold a right path, wrong branches beside it, and wrong tokens after it, in random order."""
 
     name = "tree"
 

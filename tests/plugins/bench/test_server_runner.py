@@ -64,7 +64,7 @@ def test_an_answer_has_its_tokens_and_both_speeds(program, asked):
         answer = server.answer([7, 8, 9], 5)
     assert answer.tokens == (1, 2, 3, 4, 5)
     assert answer.prompt_per_second == 0.5  # the server says 2 s a token
-    assert answer.per_second == 0.2  # and 5 s for each behind the first
+    assert answer.per_second == 0.2  # and 5 s for each after the first
     ((body),) = asked()
     assert (body["prompt"], body["cache_prompt"], body["temperature"]) == ([7, 8, 9], False, 0)
 
