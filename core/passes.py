@@ -146,8 +146,15 @@ class _Narrowed(ArrayPass):
 
     def __init__(self, whole: Pass, n: int) -> None:
         super().__init__(whole.rows()[:, :n])
-        self.wait = whole.wait  # type: ignore[method-assign]
-        self.features = whole.features  # type: ignore[method-assign]
+        self._whole = whole
+
+    def wait(self) -> float | None:
+        """See `Pass.wait`."""
+        return self._whole.wait()
+
+    def features(self, name: str) -> np.ndarray:
+        """See `Pass.features`."""
+        return self._whole.features(name)
 
 
 class Context(ABC):

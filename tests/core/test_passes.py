@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from augury.passes import ArrayPass
+from augury.errors import OptionError
+from augury.passes import ArrayPass, Pass
 
 
 @given(values=st.lists(st.integers(-3, 3), min_size=1, max_size=30), k=st.integers(0, 40))
@@ -21,6 +22,22 @@ def test_top_k_is_a_stable_sort_cut_off(values, k):
 
 def test_a_pass_in_memory_was_over_when_it_was_made():
     assert ArrayPass(np.zeros((1, 2), np.float32)).wait() is None
+
+
+def test_the_first_tokens_of_a_pass_on_a_device_keep_its_clock_and_features():
+    class Device(ArrayPass):
+        first = Pass.first
+
+        def wait(self):
+            return 3.0
+
+    hidden = np.ones((2, 3), np.float32)
+    narrow = Device(np.float32([[1, 2, 3]]), {"output": hidden}).first(2)
+    assert narrow.rows().tolist() == [[1, 2]]
+    assert narrow.wait() == 3
+    assert np.array_equal(narrow.features("output"), hidden)
+    with pytest.raises(OptionError, match=r"feature 'layer\.0' of a pass that was not asked for it"):
+        narrow.features("layer.0")
 
 
 def test_argmax_prefers_the_lowest_id():
