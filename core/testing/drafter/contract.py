@@ -7,6 +7,7 @@ from augury.testing.contract import Contract
 _GUIDE = "docs/write-a-drafter.md"
 
 BEGIN = Contract("`begin` returns None, or an iterator that comes to an end.", "augury.Drafter.begin")
+HELD = Contract("`n_held` returns how many of the first tokens it can do without, 0 to all.", "augury.Drafter.n_held")
 LIMIT = Contract("A draft has at most `limit` tokens.", f"augury.Drafter.draft, and `limit` in {_GUIDE}")
 VOCABULARY = Contract("A draft's tokens are tokens of the target.", f"augury.Drafter.draft, and `limit` in {_GUIDE}")
 DRAFT = Contract("`draft` returns a Draft whose parts fit each other.", "augury.types.Draft")

@@ -15,10 +15,10 @@ from augury.interfaces import Drafter
 from augury.speculation.drafter_guard import misfit
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
-from augury.types import Draft
+from augury.types import Draft, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from augury.interfaces import Ask
     from augury.testing.contract import Contract
@@ -57,6 +57,17 @@ class Watched(Drafter):
                 return
             yield
         raise self._broken(contract.BEGIN, f"more than {n} steps for as many tokens")
+
+    def n_held(self, history: np.ndarray) -> int:
+        """See `Drafter.n_held`."""
+        n: Any = self._call(f"n_held of {len(history)}", super().n_held, read_only(history.copy()))
+        if not (isinstance(n, int | np.integer) and 0 <= n <= len(history)):
+            raise self._broken(contract.HELD, f"{n!r} of {len(history)} tokens")
+        return int(n)
+
+    def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
+        """See `Drafter.feed`."""
+        self._call(f"feed of {len(tokens)} tokens from {start} on", super().feed, start, tokens, features)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """See `Drafter.draft`."""

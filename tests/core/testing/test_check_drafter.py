@@ -52,6 +52,10 @@ def test_a_drafter_that_begins_in_steps_passes(name):
     assert subject.tally.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
 
 
+def test_a_drafter_that_reads_hidden_states_passes():
+    assert check_drafter(Reading, backends=("toy",)).n_accepted > 0
+
+
 def test_an_installed_drafter_is_checked_by_its_name():
     assert check_drafter("ngram-simple", {"n": 3, "m": 8}, backends=("toy",)).n_accepted > 0
     with pytest.raises(PluginError, match="did you mean 'ngram-simple'"):
@@ -186,6 +190,36 @@ class Stepping(Honest):
 
     def draft(self, history, limit):
         return Draft([self.followers[int(history[-1])]] if int(history[-1]) in self.followers else ())
+
+
+class Reading(Honest):
+    """Wants the target's hidden states, of every token, and keeps those of one request."""
+
+    scope = "request"
+    features = ("output",)
+
+    def n_held(self, history):
+        return 0
+
+    def feed(self, start, tokens, features):
+        self.fed = [*(self.fed if start else []), *tokens.tolist()]
+        assert features["output"].shape == (len(tokens), 64)
+
+    def draft(self, history, limit):
+        assert self.fed == history[:-1].tolist()
+        return super().draft(history, limit)
+
+
+class Satiated(Reading):
+    def feed(self, start, tokens, features):
+        if start > 100:
+            raise MemoryError("full")
+        super().feed(start, tokens, features)
+
+
+class Boasting(Reading):
+    def n_held(self, history):
+        return len(history) + 1
 
 
 class Endless(Stepping):
@@ -366,6 +400,8 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         ("remembers no longer than its scope", Remembering, "scope is “request”, but after another request drafts are others"),
         ("remembers no longer than its scope", Scopeless, "'always'"),
         ("drafts beside other slots as alone", SharedPool, "beside other slots"),
+        (ANY_SCRIPT, Satiated, "MemoryError: full, after: feed of"),
+        (ANY_SCRIPT, Boasting, "`n_held` returns how many of the first tokens it can do without, 0 to all. Seen: "),
         (ANY_SCRIPT, Endless, "an iterator that comes to an end. Seen: more than 2 steps for as many tokens"),
         (ANY_SCRIPT, Listed, "Seen: a list"),
         ("lets others go on while it begins", Unforgetting, "after requests that were cancelled in `begin`"),
