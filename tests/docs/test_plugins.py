@@ -14,7 +14,7 @@ from augury.types import Summary
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "plugins.md").read_text()
 (STEADY,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-OBSERVER, COMMAND = re.findall(r"^```python\n(.*?)^```$", (DOCS / "hooks.md").read_text(), re.MULTILINE | re.DOTALL)
+CHOICE, OBSERVER, COMMAND = re.findall(r"^```python\n(.*?)^```$", (DOCS / "hooks.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
 def test_the_observer_counts():
@@ -50,3 +50,10 @@ def test_the_command_is_one(capsys):
     args = parser.parse_args(["greet"])
     assert args.run(args) == 0
     assert capsys.readouterr().out == "hello\n"
+
+
+def test_the_choice_is_made_among_what_there_is():
+    names = {}
+    exec(CHOICE, names)
+    assert names["augury_choose"]("drafter", ["suffix", "trail"], None) == "trail"
+    assert names["augury_choose"]("drafter", ["suffix"], None) is names["augury_choose"]("memory", ["trail"], None) is None
