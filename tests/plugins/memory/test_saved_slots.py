@@ -99,6 +99,14 @@ def test_a_prefix_is_taken_up_by_the_next_engine(backend, cache_type, tmp_path):
     assert found[2] >= len(prompt)
 
 
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+def test_what_another_cache_type_has_saved_is_foreign(backend):
+    with load(backend, None, spec_type="none", cache_type_k="q8_0") as one, load(backend, None, spec_type="none") as other:
+        one.generate([1, 2, 3], max_tokens=4, **HOW)
+        with pytest.raises(ModelFileError, match=r"is damaged, or not of .* f16"):
+            other._loader.models[0].restore(0, one._loader.models[0].save(0, 3))
+
+
 @pytest.mark.parametrize("backend", ["numba-cpu", "toy-recurrent"])
 def test_a_damaged_file_changes_nothing(backend, tmp_path):
     with load(backend, tmp_path, spec_type="none") as engine:
