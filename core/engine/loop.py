@@ -294,9 +294,9 @@ class Loop:
 
     def _forward(self, shares: Items[Share]) -> tuple[Pass, list[int], dict[str, np.ndarray], float]:
         """The pass, the best token of each row where someone asks for no more, what drafters are fed, and the seconds."""
-        wanted = sorted({name for share in shares for name in self._drafting.features(share.sequence)})
+        wanted = self._drafting.features([share.sequence for share in shares])
         start = perf_counter()
-        logits = self._context.forward([share.feed for share in shares], tuple(wanted))
+        logits = self._context.forward([share.feed for share in shares], wanted)
         device_s = logits.wait()
         seconds = perf_counter() - start if device_s is None else device_s
         if self._n_vocab < self._context.info.n_vocab:

@@ -109,9 +109,12 @@ class Drafting:
             if self._planner is not None and not guard.is_left_out:
                 self._planner.observe_prompt(index, len(sequence.history), seconds)
 
-    def features(self, sequence: Sequence) -> set[str]:
-        """What a request's drafters want to be fed."""
-        return {name for index in self._drafters.get(sequence.slot, _NONE).members for name in self._features[index]}
+    def features(self, sequences: Items[Sequence]) -> tuple[str, ...]:
+        """What the drafters of some requests want to be fed."""
+        if not any(self._features):
+            return ()
+        members = (index for each in sequences for index in self._drafters.get(each.slot, _NONE).members)
+        return tuple(sorted({name for index in members for name in self._features[index]}))
 
     def feed(self, sequence: Sequence, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Tokens from `start` on are computed, and kept: feed the request's drafters."""
@@ -129,7 +132,7 @@ class Drafting:
 
     def n_top(self, slot: SlotDraft) -> int:
         """How many of the most probable tokens its drafters want to be told of."""
-        return max((self._n_top[index] for index in slot.drafters.members), default=0)
+        return max((self._n_top[index] for index in slot.drafters.members), default=0) if any(self._n_top) else 0
 
     def name(self, slot: SlotDraft) -> str | None:
         """The drafter whose draft is verified."""
