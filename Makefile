@@ -23,8 +23,7 @@ demo: install
 
 # Doctests run from the installed package: its folders have other names in the source tree.
 test: dev
-	$(if $(TESTS),,$(BIN)/python -m pytest -q --doctest-modules --pyargs augury)
-	$(PYTEST) $(TESTS)
+	$(PYTEST) $(or $(TESTS),--doctest-modules --pyargs augury tests)
 
 # Large matrices whole, and minutes of random engines, failing plugins and damaged files; see docs/testing.md.
 test-all: dev

@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 
-MODELS = {"llama-dense-q4_0": ("f16", "f32"), "gemma3-dense": ("q8_0", "q4_0"), "qwen2-dense": ("bf16", "f16")}  # cache types
+MODELS = {"llama-dense-q4_0": ("f16", "f32"), "gemma3-dense": ("bf16", "f16"), "qwen2-dense": ("q8_0", "q4_0")}  # cache types
 PASSES = (3, 1, 2)
-MADE_OF = ("q8_0", "iq4_xs")  # types whose instructions are looked at: of 8 bits, and looked up
+MADE_OF = {"q8_0": {"sdot"}, "iq4_xs": {"sdot", "tbl"}}  # instructions of types: of 8 bits, and looked up
 
 
 def of_type(kind) -> dict[str, np.ndarray]:
@@ -75,7 +75,7 @@ def main(out: str, names: list[str]) -> None:
     for kind in TensorType:
         if kind.name in names:
             found |= of_type(kind)
-    for name, kernels in matmul.matmul_kernels(MADE_OF).items():
+    for name, kernels in matmul.matmul_kernels(MADE_OF.keys() & names).items():
         found[f"{name}.instructions"] = np.array(sorted(set(arm64.assembly(kernels.matmul).split())))
     for name in MODELS:
         if name in names:

@@ -47,7 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-if FAKE == "ends":
-    sys.stderr.write("unknown model architecture\n")
-    raise SystemExit(3)
-HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+if __name__ == "__main__":
+    if FAKE == "ends":
+        sys.stderr.write("unknown model architecture\n")
+        raise SystemExit(3)
+    HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()

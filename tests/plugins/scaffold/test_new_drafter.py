@@ -7,7 +7,7 @@ import pytest
 from commands import run
 from damage import disk_is_full
 
-from augury.testing import check_drafter
+from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 
 GUIDE = Path(__file__).parents[3] / "docs" / "write-a-drafter.md"
 
@@ -41,13 +41,15 @@ def test_on_a_full_disk_it_names_a_file_and_leaves_no_half_package(new_drafter, 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_drafter_that_it_writes_keeps_all_contracts(new_drafter, tmp_path):
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("check", DRAFTER_CHECKS, ids=lambda check: check.name)
+def test_the_drafter_that_it_writes_keeps_all_contracts(new_drafter, tmp_path, check):
     new_drafter("trail")
     names = {}
     exec((tmp_path / "trail/augury_trail.py").read_text(), names)
     (drafter,) = names["augury_drafters"]()
     assert drafter.name == "trail"
-    assert check_drafter(drafter, backends=("toy",)).n_accepted > 0
+    check.run(drafter_subject(drafter, backends=("toy",)))
 
 
 def test_the_guide_shows_what_it_writes(new_drafter, tmp_path):
