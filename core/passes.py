@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,12 +81,15 @@ class Pass(ABC):
         return _Narrowed(self, n)
 
 
+_NO_FEATURES: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
 class ArrayPass(Pass):
     """Rows of logits (r, V) float32 in memory, read-only to those who hold the handle."""
 
     def __init__(self, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
         self._array = read_only(array)
-        self._features = {name: read_only(values) for name, values in (features or {}).items()}
+        self._features = {name: read_only(values) for name, values in features.items()} if features else _NO_FEATURES
 
     def argmax(self) -> np.ndarray:
         """See `Pass.argmax`.

@@ -79,7 +79,6 @@ class Lowering:
         ]
         self._weights, self._buffers, self._arena = weights, buffers, arena
         self._spaces = [Space(n_embd, buffers, arena, n) for n in (n_threads, 0)]
-        self.programs()
 
     def programs(
         self, layers: tuple[int, int] | None = None, features: tuple[str, ...] = (), *, takes_hidden: bool = False

@@ -60,6 +60,7 @@ class NumbaCpuModel(Model):
         self._weights = Weights(file, plan, self._arena)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep)
         lowering.place(self._weights, n_threads, self._arena)
+        self._whole = lowering.programs()
         self._weights.close_file()
         self._make_room(_FIRST_ROWS)
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
@@ -107,7 +108,7 @@ class NumbaCpuModel(Model):
         columns = (tokens, positions, slots, cells)
         programs = self._programs(batch)
         hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
-        features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
+        features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features} if batch.features else {}
         if n <= MAX_TOKENS:
             self._pass(columns, parents, rows, 0, programs[n > PRIVATE_TOKENS].at(0, hidden, features))
             if not is_sorted:
@@ -176,7 +177,7 @@ class NumbaCpuModel(Model):
         if not self._is_closed:
             self._is_closed = True
             self._team.close()
-            del self._arena, self._weights, self._lowering, self._logits
+            del self._arena, self._weights, self._lowering, self._whole, self._logits
 
     def _make_room(self, n_rows: int) -> None:
         """Allocate rows of logits. Their address is asked for once: of small models Python between passes is felt."""
@@ -184,6 +185,8 @@ class NumbaCpuModel(Model):
         self._logits_address = self._logits.ctypes.data
 
     def _programs(self, batch: Batch) -> Sequence[Program]:
+        if batch.layers is None and batch.hidden is None and not batch.features:
+            return self._whole  # by the shortest way: of small models Python between passes is felt
         return self._lowering.programs(batch.layers, batch.features, takes_hidden=batch.hidden is not None)
 
     def _pass(
