@@ -185,3 +185,11 @@ def test_synthetic_acceptance_stands_alone():
         Speculation(verify="rejection", synthetic=(0.5,))
     with pytest.raises(OptionError, match="no drafter is in use"):
         Engine.load("absent.gguf", spec_type="none", spec_synth_len=2)
+
+
+def test_drafts_may_be_wanted_of_one_length_and_no_call_may_take_no_time():
+    assert Speculation(n_max=4, n_min=4).n_min == Speculation(n_max=0, n_min=4).n_min == 4
+    with pytest.raises(OptionError, match="expected at most n_max"):
+        Speculation(n_max=4, n_min=5)
+    with pytest.raises(OptionError, match="above 0"):
+        Speculation(timeout_s=0)
