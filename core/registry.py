@@ -118,19 +118,9 @@ class Registry:
             self._add(record)
 
     def _offered(self, plugin: Any, kind: str, distribution: str, version: str) -> Iterable[PluginRecord]:
-        hook, base = _KINDS[kind]
+        hook, _ = _KINDS[kind]
         for cls in getattr(plugin, hook)() if hasattr(plugin, hook) else ():
-            if not (isinstance(cls, type) and issubclass(cls, base)):
-                raise PluginError(f"{hook} offers {cls!r}, expected subclasses of augury.interfaces.{base.__name__}")
-            if not isinstance(getattr(cls, "name", None), str):
-                raise PluginError(f"{hook} offers {cls.__name__}, which states no name; expected a class attribute `name`")
-            if cls.api_version != API_VERSION:
-                older = distribution if cls.api_version < API_VERSION else "augury"
-                told = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
-                raise PluginError(f"{told}; upgrade {older}")
-            if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-                raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see augury.interfaces.{base.__name__}")
-            options_of(cls.options_class)  # which the command line makes flags of, whatever the command
+            _check(kind, cls, distribution)
             yield PluginRecord(kind, cls.name, cls, distribution, version)
 
     def _add(self, record: PluginRecord) -> None:
@@ -184,12 +174,15 @@ class Registry:
         """Source classes by name."""
         return self._of_kind("source")
 
-    def find(self, kind: str, name: str) -> Any:
-        """The class of `kind` that has `name`, or has it as an alias.
+    def find(self, kind: str, name: str | type[Any]) -> Any:
+        """The class of `kind` that has `name`, or has it as an alias; or `name` itself, if it is such a class.
 
         Raises:
             PluginError: There is none.
         """
+        if not isinstance(name, str):
+            _check(kind, name, "this process")
+            return name
         classes = self._of_kind(kind)
         for cls in classes.values():
             if name == cls.name or name in cls.aliases:
@@ -237,6 +230,23 @@ class Registry:
 
 def _reason(cls: type[Any]) -> str | None:
     return cls.unavailable_reason() if issubclass(cls, Backend) else None
+
+
+def _check(kind: str, cls: Any, distribution: str) -> None:
+    """Refuse what is no class that can be used as a plugin of `kind`."""
+    base, word = _KINDS[kind][1], _WORDS.get(kind, kind)
+    where = f"{base.__module__}.{base.__name__}"
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise PluginError(f"{cls!r} is no {word}; expected a subclass of {where}")
+    if not isinstance(getattr(cls, "name", None), str):
+        raise PluginError(f"{word} {cls.__name__} states no name; expected a class attribute `name`")
+    if cls.api_version != API_VERSION:
+        older = distribution if cls.api_version < API_VERSION else "augury"
+        told = f"{cls.name} was written for plugin API {cls.api_version}, this augury has {API_VERSION}"
+        raise PluginError(f"{told}; upgrade {older}")
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise PluginError(f"{cls.name} lacks {', '.join(missing)}, see {where}")
+    options_of(cls.options_class)  # which the command line makes flags of, whatever the command
 
 
 def _where(record: PluginRecord) -> str:

@@ -214,10 +214,8 @@ def check_architecture(
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
         ModelFileError: The file cannot be read.
-        PluginError: There is no such architecture.
+        PluginError: There is no such architecture, or the class is none.
     """
-    found = architecture
-    if isinstance(found, str):
-        found = (registry or registry_with_toys()).find("architecture", found)
+    found = (registry or registry_with_toys()).find("architecture", architecture)
     opened = file if isinstance(file, ModelFile) else ModelFile.open(file)
     run_checks(ARCHITECTURE_CHECKS, ArchitectureSubject(found, opened))

@@ -208,7 +208,7 @@ def check_constraint(
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
         OptionError: The options do not fit it.
-        PluginError: There is no such constraint.
+        PluginError: There is no such constraint, or the class is none.
 
     >>> check_constraint("toy-residues")
     """
@@ -220,7 +220,7 @@ def constraint_subject(
 ) -> ConstraintSubject:
     """What the checks are run on; arguments and errors are those of `check_constraint`."""
     registry = registry or registry_with_toys()
-    found: type[Constraint] = registry.find("constraint", constraint) if isinstance(constraint, str) else constraint
+    found: type[Constraint] = registry.find("constraint", constraint)
     if registry.constraints.get(found.name) is not found:
         registry.register(_Offering(found), name=found.name)
     build(found.options_class, options or {}, found.name)

@@ -211,7 +211,7 @@ def check_source(source: type[Source] | str, reference: str, unknown: str, *, re
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
-        PluginError: There is no such source.
+        PluginError: There is no such source, or the class is none.
     """
-    found = (registry or registry_with_toys()).find("source", source) if isinstance(source, str) else source
+    found = (registry or registry_with_toys()).find("source", source)
     run_checks(SOURCE_CHECKS, SourceSubject(found, reference, unknown))

@@ -4,9 +4,10 @@ import types
 import pytest
 from attrs import frozen
 
+from augury import testing
 from augury.errors import PluginError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter, MemoryManager
+from augury.interfaces import Drafter, MemoryManager, Plugin
 from augury.options import option
 from augury.registry import Registry
 from augury.types import Draft
@@ -104,11 +105,11 @@ class Nameless(Unfinished):
     [
         (lambda: [Unfinished], "unfinished lacks draft, see augury.interfaces.Drafter"),
         (lambda: [Odd], "an option is annotated with 'bytes'"),
-        (lambda: [Nameless], "Nameless, which states no name"),
+        (lambda: [Nameless], "drafter Nameless states no name"),
         (broken, "no such device"),
         (lambda: [Old], "plugin API 0, this augury has 1"),
-        (lambda: [MemoryManager], "expected subclasses of augury.interfaces.Drafter"),
-        (lambda: ["text"], "expected subclasses"),
+        (lambda: [MemoryManager], "is no drafter; expected a subclass of augury.interfaces.Drafter"),
+        (lambda: ["text"], "expected a subclass"),
         (lambda: None, "not iterable"),
     ],
 )
@@ -120,6 +121,22 @@ def test_a_broken_plugin_is_a_warning_and_not_a_crash(hook, reason, caplog):
     assert "distribution=augury-stranger" in caplog.text
     with pytest.raises(PluginError, match="stranger of augury-stranger is broken"):
         registry.find("drafter", "lucky")
+
+
+@pytest.mark.parametrize(
+    ("check", "arguments"),
+    [
+        (testing.check_architecture, ["model.gguf"]),
+        (testing.check_backend, []),
+        (testing.check_constraint, []),
+        (testing.check_drafter, []),
+        (testing.check_memory_manager, []),
+        (testing.check_source, ["one", "another"]),
+    ],
+)
+def test_a_class_of_another_kind_is_not_checked(check, arguments):
+    with pytest.raises(PluginError, match=r"Plugin'> is no .*; expected a subclass of augury\."):
+        check(Plugin, *arguments)
 
 
 def test_a_command_that_fails_is_given_up_and_the_others_are_there():

@@ -186,7 +186,7 @@ def test_the_new_drafters_own_tests_pass(strangers):
         ("leaving", "SystemExit: cannot run here"),
         ("future", "PluginError: future was written for plugin API 99, this augury has 1; upgrade augury"),
         ("past", "PluginError: past was written for plugin API 0, this augury has 1; upgrade stranger-past"),
-        ("nameless", "PluginError: augury_drafters offers Stranger, which states no name; expected a class attribute `name`"),
+        ("nameless", "PluginError: drafter Stranger states no name; expected a class attribute `name`"),
     ],
 )
 def test_a_broken_plugin_is_a_warning_and_a_line_in_the_list(strangers, name, reason):

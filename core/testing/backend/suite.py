@@ -38,7 +38,7 @@ def check_backend(
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
         UnsupportedError: It cannot run on this machine.
         OptionError: The options do not fit it, or hypothesis is not installed.
-        PluginError: There is no such backend.
+        PluginError: There is no such backend, or the class is none.
     """
     run_checks(BACKEND_CHECKS, backend_subject(backend, options, tolerance=tolerance, registry=registry))
 
@@ -53,7 +53,7 @@ def backend_subject(
     """What the checks are run on; arguments and errors are those of `check_backend`."""
     require_hypothesis()
     registry = registry or registry_with_toys()
-    found: type[Backend] = registry.find("backend", backend) if isinstance(backend, str) else backend
+    found: type[Backend] = registry.find("backend", backend)
     if (reason := found.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {found.name} cannot run here: {reason}")
     values = build(found.options_class, options or {}, found.name)

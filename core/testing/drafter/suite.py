@@ -51,7 +51,7 @@ def check_drafter(
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
         OptionError: The options do not fit it, or hypothesis is not installed.
-        PluginError: There is no such drafter.
+        PluginError: There is no such drafter, or the class is none.
 
     >>> from augury.drafters.ngram_simple import NgramSimple
     >>> check_drafter(NgramSimple, {"n": 3, "m": 8}).n_accepted > 0
@@ -72,7 +72,7 @@ def drafter_subject(
     """What the checks are run on; arguments and errors are those of `check_drafter`."""
     require_hypothesis()
     registry = registry or registry_with_toys()
-    found: type[Drafter] = registry.find("drafter", drafter) if isinstance(drafter, str) else drafter
+    found: type[Drafter] = registry.find("drafter", drafter)
     if registry.drafters.get(found.name) is not found:
         registry.register(_Offering(found), name=found.name)
     subject = Subject(found, dict(options or {}), registry, tuple(backends))

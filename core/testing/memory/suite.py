@@ -155,7 +155,7 @@ def check_memory_manager(
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
         OptionError: The options do not fit it, or hypothesis is not installed.
-        PluginError: There is no such memory manager.
+        PluginError: There is no such memory manager, or the class is none.
 
     >>> check_memory_manager("contiguous")
     """
@@ -167,5 +167,5 @@ def memory_subject(
 ) -> MemorySubject:
     """What the checks are run on; arguments and errors are those of `check_memory_manager`."""
     require_hypothesis()
-    found = (registry or registry_with_toys()).find("memory", manager) if isinstance(manager, str) else manager
+    found = (registry or registry_with_toys()).find("memory", manager)
     return MemorySubject(found, build(found.options_class, options or {}, found.name))
