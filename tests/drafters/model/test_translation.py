@@ -45,6 +45,15 @@ def test_a_text_that_grows_is_encoded_as_if_at_once(target, draft):
     assert follow(translation(target, draft), tokens) == expected
 
 
+def test_a_text_may_begin_with_a_character_of_several_tokens():
+    text = "\N{TEST TUBE}" + " a" * 40
+    translator = translation("qwen2", "gpt-2")
+    tokens = vocabularies.tokenizer("qwen2").encode(text)
+    for n in range(1, len(tokens) + 1):
+        found = follow(translator, tokens[:n])
+    assert found == vocabularies.tokenizer("gpt-2").encode(text)
+
+
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cn")), max_size=30)
 
 
