@@ -48,9 +48,9 @@ def make_backend(registry: Registry, text: str) -> Backend:
 
 
 def _only(what: str, text: str) -> Spec:
-    specs = parse_specs(text)
+    specs = parse_specs(text, what)
     if len(specs) != 1:
-        raise OptionError(f"{what} is {text!r}, expected one {what}; a model runs on one")
+        raise OptionError(f"{text!r} names {len(specs)} {what}s; a model has one")
     return specs[0]
 
 
@@ -64,7 +64,7 @@ def choose_memory(
         OptionError: It is not of that form, or an option is unknown or out of range.
         UnsupportedError: It does not suit the model's state.
     """
-    wanted = _only("memory", text)
+    wanted = _only("memory manager", text)
     cls: type[MemoryManager] = (
         registry.find("memory", wanted.name)
         if wanted.name != "auto"

@@ -197,8 +197,8 @@ class Spec:
         return self.name + (":" + ",".join(f"{key}={value}" for key, value in self.values) if self.values else "")
 
 
-def parse_specs(text: str) -> tuple[Spec, ...]:
-    """Parse `name:k=v,k2=v2;other`; plain names may also be separated by commas.
+def parse_specs(text: str, kind: str = "plugin") -> tuple[Spec, ...]:
+    """Parse `name:k=v,k2=v2;other`, names of a kind of plugin; plain names may also be separated by commas.
 
     >>> [str(spec) for spec in parse_specs("ngram-simple:n=3,m=8;draft-model")]
     ['ngram-simple:n=3,m=8', 'draft-model']
@@ -212,16 +212,16 @@ def parse_specs(text: str) -> tuple[Spec, ...]:
     for part in text.split(";"):
         head, colon, rest = (piece.strip() for piece in part.partition(":"))
         if colon:
-            specs.append(Spec(_name(head, text), tuple(_pair(item, text) for item in rest.split(",") if item.strip())))
+            specs.append(Spec(_name(head, text, kind), tuple(_pair(item, text) for item in rest.split(",") if item.strip())))
         else:
-            specs.extend(Spec(_name(name.strip(), text)) for name in head.split(","))
+            specs.extend(Spec(_name(name.strip(), text, kind)) for name in head.split(","))
     return tuple(specs)
 
 
-def _name(name: str, text: str) -> str:
+def _name(name: str, text: str, kind: str) -> str:
     if not name or not all(char.isalnum() or char in "-_." for char in name):
-        message = f"{text!r}: {name!r} is not a plugin name; expected name:key=value,key=value"
-        raise OptionError(message)
+        found = f"{text!r}: {name!r}" if name else f"{text!r}"
+        raise OptionError(f"{found} is not the name of a {kind}; expected name, or name:key=value,key=value")
     return name
 
 

@@ -39,7 +39,7 @@ def choose_constraint(registry: Registry, wish: Any) -> Choice | None:
         return None
     named: list[tuple[Any, Any]] = []
     if isinstance(wish, str):
-        named = [(spec.name, dict(spec.values)) for spec in parse_specs(wish)]
+        named = [(spec.name, dict(spec.values)) for spec in parse_specs(wish, "constraint")]
     elif hasattr(wish, "items"):
         named = list(wish.items())
     if len(named) != 1 or not isinstance(named[0][0], str) or not hasattr(named[0][1], "items"):

@@ -317,9 +317,10 @@ class Sampler:
                 left = np.full(self._n_vocab, -np.inf, np.float32)
                 left[ids] = values
             except BaseException as error:  # SystemExit, too: it is not meant for the engine's thread
-                raise OptionError(f"logits_processors[{i}] failed: {describe(error)}") from error
+                told = f"{describe(error)}; it is to return ids and logits, (m,) each"
+                raise OptionError(f"logits_processors[{i}] failed: {told}") from error
             if not np.isfinite(left.max()):
-                raise OptionError(f"logits_processors[{i}] leaves no token whose logit is a finite number, or one that is none")
+                raise OptionError(f"logits_processors[{i}] leaves no token with a finite logit, or one with NaN or inf")
         return ArrayPass(left[None])
 
     def _uniform(self, index: int) -> float:

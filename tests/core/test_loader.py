@@ -78,7 +78,7 @@ def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
         ({"spec_type": "none", "draft_model": "x.gguf"}, OptionError, "no drafter is in use"),
         ({"spec_type": "ngram-simple,draft-model"}, OptionError, "-md"),
         ({"spec_type": "ngram-simple:n=2;suffix;ngram-simple"}, OptionError, "names ngram-simple twice"),
-        ({"spec_type": ["suffix", "none"]}, OptionError, "leave out the one or the others"),
+        ({"spec_type": ["suffix", "none"]}, OptionError, "leave out one or the other"),
         ({"spec_type": "auto;suffix"}, OptionError, "chooses the drafters itself"),
         ({"spec_type": "auto:n=2"}, OptionError, "chooses the drafters itself"),
         ({"draft_max": 4, "draft_min": 5}, OptionError, "n_min is 5, expected at most n_max"),

@@ -83,3 +83,9 @@ def test_a_drafter_behind_another_ones_options_is_told_to_take_a_semicolon():
 def test_malformed_configuration_strings_are_refused(text):
     with pytest.raises(OptionError):
         parse_specs(text)
+
+
+@pytest.mark.parametrize(("text", "found"), [("", "''"), ("toy;a b", "'toy;a b': 'a b'")])
+def test_what_is_no_name_is_told_with_the_kind_of_plugin(text, found):
+    with pytest.raises(OptionError, match=f"^{found} is not the name of a memory manager; expected name, or name:key=value"):
+        parse_specs(text, "memory manager")

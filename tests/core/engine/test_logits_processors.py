@@ -57,10 +57,13 @@ def test_bias_and_forbidden_tokens_count_after_them():
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda history, ids, logits: logits, r"logits_processors\[1\] failed: ValueError"),
+        (
+            lambda history, ids, logits: None,
+            r"logits_processors\[1\] failed: TypeError: .*; it is to return ids and logits, \(m,\) each",
+        ),
         (lambda history, ids, logits: (ids, logits[:-1]), r"\[1\] failed: ValueError"),
         (lambda history, ids, logits: ([99], [1.0]), r"\[1\] failed: IndexError"),
-        (lambda history, ids, logits: (ids, logits * np.nan), r"\[1\] leaves no token whose logit is a finite number"),
+        (lambda history, ids, logits: (ids, logits * np.nan), r"\[1\] leaves no token with a finite logit, or one with NaN"),
         (lambda history, ids, logits: ([], []), r"\[1\] leaves no token"),
         (lambda history, ids, logits: 1 / 0, r"\[1\] failed: ZeroDivisionError: division by zero"),
     ],
