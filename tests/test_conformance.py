@@ -36,7 +36,7 @@ def subject(name):
     return drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=BACKENDS, registry=REGISTRY)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("check", DRAFTER_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_keeps_its_contracts(name, check):
@@ -67,6 +67,7 @@ def test_a_memory_manager_keeps_its_contracts(name, check):
     check.run(memory_subject(name))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", sorted(set(REGISTRY.backends) - {"toy", "toy-recurrent"}))
 def test_a_backend_keeps_its_contracts(name, check):

@@ -41,7 +41,7 @@ def answers(engine, n=40, prompts=PROMPTS, **how):
     return [(list(result.tokens), [piece.logprob for piece in result.pieces]) for result in results]
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spec", SPECS)

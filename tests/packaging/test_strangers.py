@@ -179,6 +179,7 @@ def test_the_new_drafters_own_tests_pass(strangers):
     assert "2 passed" in ended.stdout
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -78,6 +78,7 @@ def test_float_models_give_the_logits_of_llama_cpp(models, name):
     assert nmse(logits, right) < FLOAT_LIMIT
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", QUANTISED_NAMES)
 def test_quantised_models_are_near_llama_cpp(models, name):
     tokens, right = expected(name)
