@@ -194,7 +194,6 @@ class ModelPlan:
     layers: tuple[Layer, ...]
     output: Output
     n_ctx_train: int  # positions the model was trained for
-    name: str = "main"  # an architecture may offer several plans of one file
 
     @property
     def n_vocab(self) -> int:
