@@ -199,7 +199,7 @@ class Drafter(Plugin, ABC):
     target's memory. A drafter never writes into it and may keep no reference beyond the request. One that fails in a method, by
     an exception or by what it returns, is left out of the rest of the request.
 
-    `scope` declares how long what it learns from texts lives, and so who may feel it: the `request`, the `slot` with its
+    `scope` declares how long what it learns from texts lives, and so whom it may affect: the `request`, the `slot` with its
     further requests, or the `process`, all slots together and whatever it may save for the next one.
     """
 
