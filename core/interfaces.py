@@ -174,13 +174,14 @@ class Session(ABC):
     verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
 
     @abstractmethod
-    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Context:
-        """Load a second model, with slots and memory of its own; the same reference, options and backend load once.
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:
+        """Load a second model, with slots and memory of its own; the same arguments load once.
 
         Args:
             reference: A name or a path.
             options: How it is loaded.
             backend: The name of another backend than the target's.
+            plan: Which of the plans that the file's architecture offers; see `Architecture.plans`.
         """
 
     @abstractmethod

@@ -75,11 +75,12 @@ def choose_memory(
     return partial(cls, build(cls.options_class, dict(wanted.values), f"--memory {cls.name}"))
 
 
-def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
-    """The plan of the model in a file.
+def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPlan:
+    """A plan of the model in a file; see `Architecture.plans`.
 
     Raises:
         ModelFileError: No plugin knows its architecture, or the file does not fit it.
+        OptionError: There is no plan of this name.
     """
     architecture = registry.architectures.get(file.architecture)
     if architecture is None:
@@ -87,7 +88,10 @@ def plan_of(file: ModelFile, registry: Registry) -> ModelPlan:
         raise ModelFileError(
             f"{file.path}: architecture {file.architecture!r} is not supported; expected one of {known}, or a plugin for it"
         )
-    return architecture.plans(file)["main"]
+    plans = architecture.plans(file)
+    if name not in plans:
+        raise OptionError(f"{file.path}: its architecture {file.architecture!r} has no plan {name!r}, only {', '.join(plans)}")
+    return plans[name]
 
 
 class Shared:
@@ -135,7 +139,14 @@ class Loader:
         return self._files[str(reference)]
 
     def load(
-        self, reference: str | Path, options: ModelOptions, *, purpose: str, backend: str | None = None, memory: str = "auto"
+        self,
+        reference: str | Path,
+        options: ModelOptions,
+        *,
+        purpose: str,
+        backend: str | None = None,
+        memory: str = "auto",
+        plan_name: str = "main",
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
 
@@ -147,19 +158,20 @@ class Loader:
             purpose: "draft" for a model that drafters feed: what they feed is checked.
             backend: The name of another backend than the engine's.
             memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
+            plan_name: Which of the plans that the architecture offers of the file.
         """
 
         def make() -> EngineContext:
             file = self.open(reference)
             device = self._backend if backend is None else make_backend(self.registry, backend)
-            plan = plan_of(file, self.registry)
+            plan = plan_of(file, self.registry, plan_name)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             make_manager = choose_memory(self.registry, memory, ModelInfo.of(file, plan), device.state_spec(plan, wanted))
             model = device.load(file, plan, wanted, self._progress)
             self.models.append(model)
             return (CheckedContext if purpose == "draft" else EngineContext)(model, make_manager(model.state_spec, model))
 
-        return self.shared.get(("model", purpose, str(reference), options, backend), make)
+        return self.shared.get(("model", purpose, str(reference), options, backend, plan_name), make)
 
     def load_tokenizer(self, reference: str | Path) -> Tokenizer | None:
         """The tokenizer of a model's file, or None where the file has none that augury can read: token ids work without."""

@@ -77,7 +77,10 @@ class Pass(ABC):
         raise OptionError(f"feature {name!r} of a pass that was not asked for it; name it in Batch.features")
 
     def first(self, n: int) -> Pass:
-        """The same rows over the first n tokens alone, for models whose logits are wider than their vocabulary."""
+        """The same rows over the first n tokens alone, for models whose logits are wider than their vocabulary.
+
+        This one reads all rows; a device's pass, whose rows are far away, does better with one of its own.
+        """
         return _Narrowed(self, n)
 
 

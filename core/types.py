@@ -356,7 +356,7 @@ class Round:
     """One pass of the loop, for observers."""
 
     n_sequences: int  # that took part, prompts in progress included
-    n_tokens: int  # in the pass
+    n_tokens: int  # new ones in the pass; what is replayed is not counted
     n_drafted: int
     n_accepted: int
     n_emitted: int

@@ -37,9 +37,9 @@ class EngineSession(Session):
         self.target = target
         self._loader = loader
 
-    def load(self, reference: str, options: ModelOptions, backend: str | None = None) -> Context:
+    def load(self, reference: str, options: ModelOptions, backend: str | None = None, plan: str = "main") -> Context:
         """See `Session.load`."""
-        return self._loader.load(reference, options, purpose="draft", backend=backend)
+        return self._loader.load(reference, options, purpose="draft", backend=backend, plan_name=plan)
 
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""

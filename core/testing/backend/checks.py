@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from augury.errors import AuguryError, CapacityError, ModelFileError, OptionErro
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
+from augury.passes import Pass
 from augury.testing.backend import contract
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
@@ -62,7 +64,14 @@ class BackendSubject:
         if spec != model.state_spec:
             model.close()
             raise contract.SPEC.broken(self.backend.name, f"{spec} before, {model.state_spec} after it was loaded")
+        model.forward = partial(self._forward, model.forward)  # type: ignore[method-assign]
         return model
+
+    def _forward(self, forward: Callable[[Batch], Pass], batch: Batch) -> Pass:
+        passed: Any = forward(batch)
+        if not isinstance(passed, Pass):
+            raise contract.HANDLE.broken(self.backend.name, f"forward returned a {type(passed).__name__}")
+        return passed
 
     def same(self, promise: Contract, found: np.ndarray, expected: np.ndarray, told: str) -> None:
         """See that logits are the same to the bit.

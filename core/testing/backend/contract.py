@@ -22,7 +22,7 @@ FEATURES = Contract(
     "Features are the reference's, a token's depend on its text alone, and a pass from hidden states on is the whole pass.",
     "augury.interfaces.Model.features",
 )
-HANDLE = Contract("The methods of a Pass agree with its rows.", "augury.passes.Pass")
+HANDLE = Contract("A forward returns a Pass, whose methods agree with its rows.", "augury.passes.Pass")
 OUTSIDE = Contract(
     "Positions and slots that do not exist are CapacityErrors, tokens OptionErrors, and change nothing.",
     "augury.interfaces.Model.forward",

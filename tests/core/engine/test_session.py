@@ -1,11 +1,20 @@
+import attrs
 import numpy as np
 import pytest
+from oracles.models import tiny_model
 
+from augury.backends.reference import Reference
+from augury.batch import Batch
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError, OptionError
+from augury.hookspecs import hookimpl
 from augury.interfaces import Progress
 from augury.loader import Loader
 from augury.options import NoOptions
+from augury.plugins.architectures.llama import Llama
+from augury.plugins.memory.contiguous import Contiguous
+from augury.plugins.sources.path import PathSource
+from augury.registry import Registry
 from augury.testing.toys import TINY_DRAFT, ToyBackend, registry_with_toys
 from augury.types import ModelOptions
 
@@ -21,3 +30,40 @@ def test_a_model_that_a_drafter_loads_is_checked_and_closed_with_the_engine():
     loader.close()
     with pytest.raises(AuguryError, match="closed"):
         context.forward([feed])
+
+
+class TwoPlans(Llama):
+    @classmethod
+    def plans(cls, file):
+        (main,) = super().plans(file).values()
+        return {"main": main, "half": attrs.evolve(main, layers=main.layers[:1])}
+
+
+class Plugins:
+    @hookimpl
+    def augury_architectures(self):
+        return [TwoPlans]
+
+    @hookimpl
+    def augury_sources(self):
+        return [PathSource]
+
+    @hookimpl
+    def augury_memory_managers(self):
+        return [Contiguous]
+
+
+def test_a_drafter_loads_another_plan_of_a_file():
+    registry = Registry()
+    registry.register(Plugins(), name="plugins")
+    loader = Loader(registry, Reference(NoOptions()), Progress())
+    session = EngineSession(0, None, ModelOptions(), None, loader, None)
+    path, options = str(tiny_model("llama-dense")), ModelOptions(n_ctx=64)
+    half, main = session.load(path, options, plan="half"), session.load(path, options)
+    assert (half.info.n_layers, main.info.n_layers) == (1, 2)
+    text = np.int32([1, 2, 3])
+    batch = Batch(text, text * 0, np.arange(3, dtype=np.int32), np.int32([2]), layers=(0, 1))
+    assert np.array_equal(half.forward([half.feed(0, text, 1)]).rows(), loader.models[1].forward(batch).rows())
+    with pytest.raises(OptionError, match="'llama' has no plan 'mtp', only main, half"):
+        session.load(path, options, plan="mtp")
+    loader.close()

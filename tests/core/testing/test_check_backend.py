@@ -120,6 +120,12 @@ CHECKS = ["logits"] * 2 + ["company"] * 2 + ["in parts"] * 3 + ["trees"] * 2 + [
 CHECKS += ["exist"] * 3 + ["memory"] * 2
 
 
+def test_a_pass_that_is_none_is_told_of():
+    check = next(check for check in BACKEND_CHECKS if "the reference's" in check.name)
+    with pytest.raises(ContractError, match="forward returned a NoneType"):
+        check.run(backend_subject(backend_with(logits=lambda *_: None)))
+
+
 @pytest.mark.parametrize(("told", "name"), list(zip(MUTANTS, CHECKS, strict=True)))
 def test_a_broken_promise_is_found_out(told, name):
     (check,) = (check for check in BACKEND_CHECKS if name in check.name)
