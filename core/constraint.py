@@ -65,7 +65,7 @@ class Constraint(Plugin, ABC):
         """Whether nothing may follow the output so far. The request then ends without an end token."""
         return False
 
-    def forced(self, limit: int) -> Sequence[int]:  # noqa: ARG002 - for whoever can say
+    def forced(self, limit: int) -> Sequence[int]:  # noqa: ARG002 - for subclasses that can
         """The next tokens, `limit` at most, that have no alternative: after those before it each is the only one allowed.
 
         Nothing may change by the call. The drafter `forced` proposes these tokens, so that one pass emits them all.

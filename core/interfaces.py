@@ -226,7 +226,7 @@ class Drafter(Plugin, ABC):
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """Propose at most `limit` tokens that follow `history`; what exceeds it is cut off. An empty draft declines."""
 
-    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:  # noqa: ARG002 - for whoever can say
+    def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:  # noqa: ARG002 - for subclasses that can
         """What it would have drafted in place of each of the last n tokens of `history`, from what stands before that token.
 
         Asked of a costly drafter that was long unused, for some sixteen tokens, before it is trusted to draft again. It is to
@@ -257,7 +257,7 @@ class Drafter(Plugin, ABC):
         """
         return len(history)
 
-    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for whoever wants it
+    def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for subclasses that want it
         """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request.
 
         Returns:

@@ -175,16 +175,20 @@ class Context(ABC):
     spec: StateSpec
 
     @abstractmethod
-    def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None: ...  # noqa: D102
+    def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None:
+        """A slot for a text (n,), and how much of it the slot holds already; None while all are taken."""
 
     @abstractmethod
-    def room(self, slot: int) -> int: ...  # noqa: D102
+    def room(self, slot: int) -> int:
+        """How many more tokens the slot can take."""
 
     @abstractmethod
-    def truncate(self, slot: int, n: int) -> int: ...  # noqa: D102
+    def truncate(self, slot: int, n: int) -> int:
+        """Keep the slot's first n tokens at most; returns how many are kept."""
 
     @abstractmethod
-    def end(self, slot: int) -> None: ...  # noqa: D102
+    def end(self, slot: int) -> None:
+        """Free the slot; what it holds may be reused by a later text."""
 
     @abstractmethod
     def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:

@@ -39,8 +39,10 @@ class EngineContext(Context):
         self.info = model.info
         self.spec = model.state_spec
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
-        self._ahead: dict[int, tuple[int, int, np.ndarray]] = {}  # by slot: mark, layers and tokens of `ahead`'s last pass
-        self._lost: set[int] = set()  # slots of which it is not known what they hold
+        self._last_drafts: dict[
+            int, tuple[int, int, np.ndarray]
+        ] = {}  # by slot: mark, layers and tokens of its last pass of `forward_drafts`
+        self._unknown: set[int] = set()  # slots of which it is not known what they hold
 
     @property
     def may_branch(self) -> bool:
@@ -60,8 +62,8 @@ class EngineContext(Context):
         """See `MemoryManager.open`."""
         opened = self.memory.open(tokens, may_reuse=may_reuse)
         if opened is not None:
-            self._ahead.pop(opened.slot, None)
-            self._lost.discard(opened.slot)
+            self._last_drafts.pop(opened.slot, None)
+            self._unknown.discard(opened.slot)
         return opened
 
     def room(self, slot: int) -> int:
@@ -78,7 +80,7 @@ class EngineContext(Context):
 
     def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
         """See `Context.feed`."""
-        if slot in self._lost:
+        if slot in self._unknown:
             raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
         draft = _NO_DRAFT if draft is None else draft
         return Feed(slot, self.memory.prepare(slot, len(tokens), len(draft)), tokens, rows, draft)
@@ -100,33 +102,33 @@ class EngineContext(Context):
             places = np.array([*range(n), *(n + node for node in path)], np.int32)
         self.memory.commit(feed.slot, step, tokens, places)
 
-    def ahead(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
+    def forward_drafts(self, written: Mapping[int, np.ndarray], n_layers: int) -> Pass:
         """See `Target.forward`. What a failed pass has done to accepted tokens or to a recurrent state is not known."""
         feeds = [self.feed(slot, _NO_TOKENS) for slot in written] if self.replays_accepted else []
         if feeds := [feed for feed in feeds if feed.step.replay]:
-            self._forward_ahead(feeds, None)  # through all layers, for what is replayed stays
+            self._forward_draft(feeds, None)  # through all layers, for what is replayed stays
             for feed in feeds:
                 self.commit(feed)
         feeds = []
         for slot, tokens in written.items():
             feed = self.feed(slot, _NO_TOKENS, 1, Draft(tokens))
             feeds.append(feed if self._has_sequence_state else self._not_yet_computed(feed, n_layers))
-        logits = self._forward_ahead(feeds, (0, n_layers))
+        logits = self._forward_draft(feeds, (0, n_layers))
         for feed in feeds:
             self.commit(feed)
-            self._ahead[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
+            self._last_drafts[feed.slot] = (feed.step.mark, n_layers, written[feed.slot])
         return logits
 
-    def _forward_ahead(self, feeds: Sequence[Feed], layers: tuple[int, int] | None) -> Pass:
+    def _forward_draft(self, feeds: Sequence[Feed], layers: tuple[int, int] | None) -> Pass:
         try:
             return self.model.forward(self._batch(feeds, layers))
         except BaseException:
-            self._lost.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
+            self._unknown.update(feed.slot for feed in feeds if self._has_sequence_state or feed.step.accepted)
             raise
 
     def _not_yet_computed(self, feed: Feed, n_layers: int) -> Feed:
-        """Of a feed that is a draft alone what the last pass ahead of the slot has not left behind."""
-        mark, n_layers_then, known = self._ahead.pop(feed.slot, (-1, 0, _NO_TOKENS))
+        """The part of a feed, a draft alone, that the slot's last pass over a draft did not compute."""
+        mark, n_layers_then, known = self._last_drafts.pop(feed.slot, (-1, 0, _NO_TOKENS))
         if (mark, n_layers_then) != (feed.step.mark, n_layers) or feed.step.replay:
             return feed
         tokens = feed.draft.tokens
@@ -199,7 +201,7 @@ class EngineTarget(Target):
         written = {slot: _checked(slot, tokens, spec, info) for slot, tokens in written.items()}
         if not written or not all(map(len, written.values())):
             raise OptionError("a pass over no tokens, expected some of each slot")
-        return self._context.ahead(written, int(n_layers))
+        return self._context.forward_drafts(written, int(n_layers))
 
 
 def _checked(slot: Any, tokens: Any, spec: StateSpec, info: ModelInfo) -> np.ndarray:

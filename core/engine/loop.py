@@ -2,7 +2,7 @@
 
 Every round emits at least one token per decoding sequence; prompts are processed in chunks beside them, and what drafters have
 to do with a prompt goes on in steps between them. Over a request `emitted = rounds + accepted` holds exactly, where the
-prompt's last pass counts as a round.
+prompt's last pass counts as a round. What a constraint allows is asked for where a token is chosen, in `Sequence.verify`.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class DrivenMemory:
         for n in range(1, len(written) + 1):
             tokens = np.array(written[:n], np.int32)
             told = f"passes ahead of slot {slot} over {written[:n]}"
-            rows = self._call(told, lambda tokens=tokens: self._context.ahead({slot: tokens}, 1).rows())
+            rows = self._call(told, lambda tokens=tokens: self._context.forward_drafts({slot: tokens}, 1).rows())
             self._compare(rows, [[*self.texts[slot][:-1], *written[:n]]])
 
     def truncate(self, slot: int) -> None:
