@@ -212,8 +212,7 @@ class Drafter(Plugin, ABC):
 
     n_top: int = 0
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
-    `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing. The planner counts the time that it takes
-    as the drafter's, and asks one that takes more than it gains less often; rounds without an ask have none."""
+    `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
 
     features: tuple[str, ...] = ()
     """What it wants to be fed of every token besides the token, by names in the target's `Model.features`. A target that has no

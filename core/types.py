@@ -208,8 +208,7 @@ class Verdict:
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
         path: Of a tree, which of its tokens were accepted, rising; of a chain the first `n_accepted`.
         top_after: (m,) int32, what was the history's last token, then the tokens of the draft that was verified, right or
-            wrong, whoever drafted it. None unless the drafter has an `n_top`, and was asked
-            in the round where drafts are planned; so are the next two.
+            wrong, whoever drafted it. None unless the drafter has an `n_top`; so are the next two.
         top_ids, top_logits: (m, n_top) int32 and float32, the most probable tokens after each, best first; id -1: not finite.
     """
 

@@ -22,7 +22,7 @@ from augury.engine.stats import EngineCounter
 from augury.errors import PluginError
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.speculation.draft_log import log_draft
-from augury.types import Round, Verdict
+from augury.types import Round, Verdict, read_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -325,7 +325,10 @@ class Loop:
             return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             guarded(log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
-        self._drafting.observe_top(share.drafted, share.feed, logits, row)
+        if n_top := self._drafting.n_top(share.drafted):
+            best = logits.top_k(np.arange(row, row + share.feed.n_rows, dtype=np.int32), n_top)
+            after = np.concatenate([share.feed.tokens, draft.tokens])
+            share.drafted.top = (read_only(after), read_only(best[0]), read_only(best[1]))
         path = tuple(accepted.path[: n_emitted - 1])
         self._keep(share, path)
         return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
 from augury.engine.verification import match_tree
 from augury.errors import UnsupportedError
@@ -20,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from collections.abc import Sequence as Items
 
-    from augury.batch import Feed
+    import numpy as np
+
     from augury.engine.sequence import Sequence
     from augury.interfaces import Drafter
-    from augury.passes import Pass
     from augury.speculation.planner import DraftPlanner
 
 __all__ = ["Drafting"]
@@ -132,17 +130,9 @@ class Drafting:
         for guard in self._drafters.pop(sequence.slot, _NONE).guards.values():
             guard.end()
 
-    def observe_top(self, slot: SlotDraft, feed: Feed, logits: Pass, row: int) -> None:
-        """Find the most probable tokens at a feed's rows for the drafters that want them; with a planner, if asked."""
-        wanting = [i for i in slot.drafters.members if self._n_top[i] and (self._planner is None or i in slot.proposals)]
-        if wanting:
-            start = perf_counter()
-            rows = np.arange(row, row + feed.n_rows, dtype=np.int32)
-            ids, best = logits.top_k(rows, max(self._n_top[index] for index in wanting))
-            after = np.concatenate([feed.tokens, feed.draft.tokens])
-            slot.top = (read_only(after), read_only(ids), read_only(best))
-            for index in wanting:
-                slot.take(index, (perf_counter() - start) / len(wanting))
+    def n_top(self, slot: SlotDraft) -> int:
+        """How many of the most probable tokens its drafters want to be told of."""
+        return max((self._n_top[index] for index in slot.drafters.members), default=0) if any(self._n_top) else 0
 
     def name(self, slot: SlotDraft) -> str | None:
         """The drafter whose draft is verified."""
@@ -239,7 +229,6 @@ class Drafting:
             slot.proposals[index] = draft if self._may_branch else draft.trunk()
             if self._planner is not None:
                 self._planner.observe_draft(index, slot.drafters, len(draft), guard.seconds)
-                slot.take(index, guard.seconds)
 
     # After it
 
@@ -258,7 +247,7 @@ class Drafting:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if guard.is_left_out:
                 continue
-            if (n_top := self._n_top[index]) and slot.top is not None and (self._planner is None or proposal is not None):
+            if (n_top := self._n_top[index]) and slot.top is not None:
                 after, ids, logits = slot.top
                 own = attrs.evolve(own, top_after=after, top_ids=ids[:, :n_top], top_logits=logits[:, :n_top])
             if self._planner is not None:
@@ -269,7 +258,6 @@ class Drafting:
                 drafters.score(index, proposed, truth.tolist())
             guard.accept(own)
             sequence.counter.told(guard.name, guard.seconds)
-            slot.take(index, guard.seconds)
 
     def observe_round(self, slots: Items[SlotDraft], n_beside: int, pass_s: float) -> None:
         """A pass over `slots` and `n_beside` other tokens took so long."""

@@ -43,10 +43,6 @@ class LossBudget:
         """The drafter gained or, below 0, lost so much."""
         self.seconds = min(self.seconds + seconds, self.most)
 
-    def book_gain(self, seconds: float) -> None:
-        """The drafter gained so much, or lost what another budget bounds: that takes back no more than gains."""
-        self.book(max(seconds, min(self.first - self.seconds, 0.0)))
-
     def credit(self, seconds: float) -> None:
         """The drafter would have gained so much: that makes up for losses, up to what the budget was at first."""
         self.seconds = max(self.seconds, min(self.seconds + seconds, self.first))
@@ -64,7 +60,6 @@ class RequestDrafters:
     prefill: Iterator[None] = field(factory=lambda: iter(()))  # what they have left to do with its prompt
     estimates: list[Acceptance] = Factory(list)
     budgets: list[LossBudget] = Factory(list)  # of a costly drafter one for all requests
-    ask_budgets: list[LossBudget] = Factory(list)  # of what asking lookups and telling them takes: only gains make up for it
     n_missed: list[int] = Factory(list)  # tokens emitted since it was asked
     n_idle: list[int] = Factory(list)  # rounds since it was right
     n_right: list[int] = Factory(list)  # tokens that it had right in the last round, used or not
@@ -106,7 +101,6 @@ class SlotDraft:
 
     draft: Draft = Factory(Draft)
     draft_s: float = 0.0  # of drafters that are asked only if they are used
-    taken_s: dict[int, float] = Factory(dict)  # by drafter: what asking it and telling it took, used or not
     n_accepted: int = 0
     top: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # `Verdict.top_after`, `top_ids` and `top_logits`
 
@@ -137,10 +131,6 @@ class SlotDraft:
     def choose(self, drafter: int, k: int, *, is_probe: bool = False) -> None:
         """Choose k tokens of a drafter."""
         self.drafter, self.k, self.is_probe = drafter, k, is_probe
-
-    def take(self, drafter: int, seconds: float) -> None:
-        """So much was spent for a drafter's sake."""
-        self.taken_s[drafter] = self.taken_s.get(drafter, 0.0) + seconds
 
     def choose_none(self) -> None:
         """Choose to decode plainly."""

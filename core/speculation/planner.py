@@ -53,7 +53,7 @@ _FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing i
 
 # What may be lost
 _LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
-_LOOKUPS_SHARE = 0.005  # of the request's time, by the same; as much again by what asking them takes beyond `_FREE`
+_LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it
 _MOST_SAVED = 8.0  # plain passes, by any: what was gained long ago is not gambled away
@@ -104,28 +104,20 @@ class DraftPlanner:
         """What is known of the drafters when a request begins."""
         n, plain_s = len(self.is_costly), self._plain_s
         n_lookups = n - sum(self.is_costly)
-
-        def of_lookup() -> LossBudget:
-            return LossBudget(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
-
-        pairs = list(zip(self._costly_budgets, self.is_costly, strict=True))
-        budgets, ask_budgets = ([shared if is_costly else of_lookup() for shared, is_costly in pairs] for _ in range(2))
+        budgets = [
+            shared
+            if is_costly
+            else LossBudget(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
+            for shared, is_costly in zip(self._costly_budgets, self.is_costly, strict=True)
+        ]
         estimates = [each.child() for each in self._estimates]
-        n_missed, n_idle, n_right = ([0] * n for _ in range(3))
-        return RequestDrafters(
-            estimates=estimates, budgets=budgets, ask_budgets=ask_budgets, n_missed=n_missed, n_idle=n_idle, n_right=n_right
-        )
+        return RequestDrafters(estimates=estimates, budgets=budgets, n_missed=[0] * n, n_idle=[0] * n, n_right=[0] * n)
 
     # Before a round
 
     def is_asked(self, drafter: int, drafters: RequestDrafters) -> bool:
-        """Whether to ask a drafter before the choice.
-
-        Lookups always, unless they take time, and were long not right or took more than they gain.
-        """
+        """Whether to ask a drafter before the choice: lookups always, unless they take time and were long not right."""
         if self.is_costly[drafter]:
-            return False
-        if drafters.ask_budgets[drafter].seconds < 0 and drafters.n_missed[drafter] < _RARELY:
             return False
         share = self._draft_costs[drafter].per_ask / (_FREE * self._plain_s)
         n_idle = drafters.n_idle[drafter]
@@ -271,15 +263,8 @@ class DraftPlanner:
                 budget.pass_time(plain_s / len(slots) + own_s)
                 if m != slot.drafter and not self.is_costly[m]:
                     budget.credit(slot.drafters.n_right[m] * plain_s / len(slots))
-                if not self.is_costly[m]:
-                    ask_budget = slot.drafters.ask_budgets[m]
-                    ask_budget.pass_time(plain_s / len(slots) + own_s)
-                    ask_budget.book(min(_FREE * self._plain_s - slot.taken_s.get(m, 0.0), 0.0))
             if slot.drafter is not None:
-                gain = slot.n_accepted * plain_s / len(slots) - own_s
-                slot.drafters.budgets[slot.drafter].book(gain)
-                if not self.is_costly[slot.drafter]:
-                    slot.drafters.ask_budgets[slot.drafter].book_gain(gain)
+                slot.drafters.budgets[slot.drafter].book(slot.n_accepted * plain_s / len(slots) - own_s)
                 is_right = slot.k > 0 and 2 * slot.n_accepted >= slot.k
                 if is_right or slot.is_probe:
                     self._schedule(slot.drafter, is_right=is_right)

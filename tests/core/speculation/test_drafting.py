@@ -1,7 +1,5 @@
 """Drafters by what the loop makes of them: chains, trees, plans and verdicts."""
 
-from itertools import count
-
 import attrs
 import numpy as np
 import pytest
@@ -320,41 +318,6 @@ def test_a_tree_shorter_than_what_was_emitted_is_wrong_only_where_it_went_on(has
     with toy_engine(drafter=[named("used", [(3, 0)]), lambda _: Tree(None, None)], planner=planner) as engine:
         engine.generate([1], max_tokens=1 + 5 * 4, **GREEDY)
     assert planner.runs == [run]  # before the last of five rounds
-
-
-def test_the_best_tokens_are_found_when_a_drafter_that_wants_them_was_asked_and_count_as_its_time(monkeypatch):
-    class EveryOtherRound(DraftPlanner):
-        taken = ()
-
-        def is_asked(self, drafter, drafters):
-            return drafter == 0 or len(self.taken) % 2 == 0
-
-        def observe_round(self, slots, depth, n_beside, pass_s):
-            self.taken = (*self.taken, dict(slots[0].taken_s))
-            super().observe_round(slots, depth, n_beside, pass_s)
-
-    class Silent(Drafter):
-        name = "silent"
-
-        def draft(self, history, limit):
-            return Draft()
-
-    class Wanting(Silent):
-        name = "wanting"
-        n_top = 3
-        told = ()
-
-        def accept(self, history, verdict):
-            self.told = (*self.told, verdict.top_ids is not None)
-
-    monkeypatch.setattr("augury.speculation.drafter_guard.perf_counter", lambda: 0.0)
-    monkeypatch.setattr("augury.speculation.drafting.perf_counter", count().__next__)  # a second for every search
-    planner = EveryOtherRound(constant(2).costs, [False, False])
-    with toy_engine(drafter=[lambda _: Silent(None, None), lambda _: Wanting(None, None)], planner=planner) as engine:
-        engine.generate([1], max_tokens=5, **GREEDY)
-        assert engine._drafters[1].told == (True, False, True, False)
-    assert [taken[1] for taken in planner.taken] == [1.0, 0.0, 1.0, 0.0]
-    assert all(taken[0] == 0.0 for taken in planner.taken)
 
 
 @pytest.mark.parametrize("n_wanted", [3, 99])

@@ -37,10 +37,6 @@ def test_what_is_saved_covers_as_much_and_at_first_the_least_whatever_it_takes(s
         (1.0, lambda it: it.credit(9.0), 2.0),  # as at first, and no more
         (4.0, lambda it: it.credit(0.5), 4.0),
         (1.0, lambda it: it.pass_time(8.0), 2.0),
-        (1.0, lambda it: it.book_gain(1.5), 2.5),
-        (3.0, lambda it: it.book_gain(-0.5), 2.5),
-        (3.0, lambda it: it.book_gain(-9.0), 2.0),  # what was gained is lost again, and no more
-        (1.0, lambda it: it.book_gain(-9.0), 1.0),
     ],
 )
 def test_a_budget_is_booked_credited_and_grows_with_time(saved, change, left):

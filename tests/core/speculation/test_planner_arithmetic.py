@@ -58,36 +58,6 @@ def test_a_lookup_that_takes_time_is_asked_less_while_it_is_not_right(seconds, a
     assert found == list(asked_at)
 
 
-@pytest.mark.parametrize(
-    ("taken", "n_accepted", "asked_at"),
-    [
-        (0.018, 0, range(24)),  # less than what is free and its share of the time
-        (0.258, 0, [0, 1, 9, 17]),  # a fifth of a pass at the beginning, then once in eight rounds
-        (0.258, 1, range(24)),  # what it gains pays for it
-    ],
-)
-def test_what_asking_a_lookup_and_telling_it_takes_it_has_to_gain(taken, n_accepted, asked_at):
-    planner = planner_of(False)
-    drafters = planner.new_request()
-    drafters.budgets[0].book(-1.0)  # what its drafts lost is another matter
-    found = []
-    for n in range(24):
-        slot = slot_of(drafters, {})
-        drafters.n_idle[0] = 0
-        if planner.is_asked(0, drafters):
-            found.append(n)
-            planner.observe_draft(0, drafters, 1, 0.001)
-            slot.take(0, taken / 2)
-            slot.take(0, taken / 2)
-            if n_accepted:
-                slot.choose(0, 1)
-                slot.n_accepted = n_accepted
-        planner.observe_round([slot], 0.0, 0, 2.0)
-        drafters.n_missed[0] += 1
-        drafters.budgets[0].credit(2.0)  # right tokens that were not used pay for nothing
-    assert found == list(asked_at)
-
-
 @pytest.mark.parametrize(("seconds", "n_asks", "is_costly"), [(0.22, 16, False), (0.22, 17, True), (0.2, 99, False)])
 def test_a_lookup_is_costly_that_takes_a_tenth_of_a_pass_again_and_again(seconds, n_asks, is_costly):
     planner = planner_of(False)
