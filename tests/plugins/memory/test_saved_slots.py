@@ -82,10 +82,10 @@ def answer(engine, text, n):
     return list(result.tokens), [piece.logprob for piece in result.pieces], result.stats.n_reused
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("cache_types", [("f16", "f16"), ("q8_0", "q4_0")], ids="-".join)
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu", *TOYS])
-def test_a_prefix_is_taken_up_by_the_next_engine(backend, cache_type, tmp_path):
-    how = {"cache_type_k": cache_type, "cache_type_v": cache_type, "spec_type": "ngram-simple:n=2,m=4"}
+def test_a_prefix_is_taken_up_by_the_next_engine(backend, cache_types, tmp_path):
+    how = {"cache_type_k": cache_types[0], "cache_type_v": cache_types[1], "spec_type": "ngram-simple:n=2,m=4"}
     prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 4
     with load(backend, tmp_path, **how) as engine:
         first, *_ = answer(engine, prompt, 30)
@@ -101,7 +101,8 @@ def test_a_prefix_is_taken_up_by_the_next_engine(backend, cache_type, tmp_path):
 
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 def test_what_another_cache_type_has_saved_is_foreign(backend):
-    with load(backend, None, spec_type="none", cache_type_k="q8_0") as one, load(backend, None, spec_type="none") as other:
+    types = {"cache_type_k": "q8_0", "cache_type_v": "q4_0"}
+    with load(backend, None, spec_type="none", **types) as one, load(backend, None, spec_type="none") as other:
         one.generate([1, 2, 3], max_tokens=4, **HOW)
         with pytest.raises(ModelFileError, match=r"is damaged, or not of .* f16"):
             other._loader.models[0].restore(0, one._loader.models[0].save(0, 3))
