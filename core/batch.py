@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -11,7 +11,7 @@ from augury.errors import CapacityError, OptionError
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from augury.types import ModelInfo, StateSpec
 
@@ -54,6 +54,24 @@ class Batch:
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
     hidden: np.ndarray | None = None  # (n, E) float32, what stands in place of the embedding: after the layer before the first
     features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
+
+    @classmethod
+    def chain(
+        cls, tokens: Sequence[int] | np.ndarray, *, slot: int = 0, start: int = 0, rows: np.ndarray | None = None, **more: Any
+    ) -> Batch:
+        """A pass over one slot's tokens (n,) from position `start` on, for whoever times or checks a model by itself.
+
+        Args:
+            tokens: Copied.
+            slot: Whose.
+            start: The position of the first.
+            rows: (r,) int32, rising indices of those whose logits are wanted; None: of all.
+            **more: Other attributes.
+        """
+        n = len(tokens)
+        positions = np.arange(start, start + n, dtype=np.int32)
+        wanted = np.arange(n, dtype=np.int32) if rows is None else rows
+        return cls(np.array(tokens, np.int32), np.full(n, slot, np.int32), positions, wanted, **more)
 
 
 @frozen

@@ -54,13 +54,11 @@ def _fill(model: Model, depth: int) -> None:
     """
     targets = np.arange(1, depth, dtype=np.int32)
     moves = np.stack([np.zeros_like(targets), np.zeros_like(targets), targets], axis=1)  # slot, from, to
-    zero = np.zeros(1, np.int32)
-    model.forward(Batch(zero, zero, zero + np.int32(depth), zero, accepted=moves))
+    model.forward(Batch.chain([0], start=depth, accepted=moves))
 
 
 def _seconds(model: Model, n: int, depth: int) -> float:
-    indices = np.arange(n, dtype=np.int32)
-    batch = Batch(np.zeros(n, np.int32), np.zeros(n, np.int32), indices + np.int32(depth), indices)
+    batch = Batch.chain(np.zeros(n, np.int32), start=depth)
     start = perf_counter()
     device_s = model.forward(batch).wait()
     return perf_counter() - start if device_s is None else device_s

@@ -74,6 +74,4 @@ class ModelRunner(Runner):
 
     def batch(self, start: int, n: int, *, n_rows: int) -> Batch:
         """Tokens `start` to `start + n`, of which the last `n_rows` have logits."""
-        positions = np.arange(start, start + n, dtype=np.int32)
-        rows = np.arange(n - n_rows, n, dtype=np.int32)
-        return Batch(self.tokens[start : start + n].copy(), np.zeros(n, np.int32), positions, rows)
+        return Batch.chain(self.tokens[start : start + n], start=start, rows=np.arange(n - n_rows, n, dtype=np.int32))

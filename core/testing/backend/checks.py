@@ -89,7 +89,7 @@ def near_reference(subject: BackendSubject) -> None:
     for weight_type in _WEIGHT_TYPES:
         with _closing(subject.load(weight_type)) as model, _closing(subject.load(weight_type, is_reference=True)) as oracle:
             for n_layers in (None, *range(1, model.info.n_layers)):
-                batch = _chain(tokens, layers=None if n_layers is None else (0, n_layers))
+                batch = Batch.chain(tokens, layers=None if n_layers is None else (0, n_layers))
                 found, right = model.forward(batch).rows().copy(), oracle.forward(batch).rows()
                 if found.dtype != np.float32 or found.shape != right.shape:
                     raise contract.LOGITS.broken(subject.backend.name, f"{found.shape} {found.dtype}")
@@ -97,8 +97,8 @@ def near_reference(subject: BackendSubject) -> None:
                 if not error <= subject.tolerance:
                     told = f"{weight_type}, {n_layers or 'all'} layers: error {error:.2g}, tolerance {subject.tolerance:.2g}"
                     raise contract.LOGITS.broken(subject.backend.name, told)
-            whole = model.forward(_chain(tokens)).rows().copy()
-            found = model.forward(_chain(tokens, layers=(0, model.info.n_layers))).rows()
+            whole = model.forward(Batch.chain(tokens)).rows().copy()
+            found = model.forward(Batch.chain(tokens, layers=(0, model.info.n_layers))).rows()
             subject.same(contract.LAYERS, found, whole, "with `layers` of all")
 
 
@@ -107,14 +107,16 @@ def row_invariance(subject: BackendSubject) -> None:
     texts = (_tokens(120), _tokens(120, seed=2))
     for weight_type in ("F32", "Q4_0"):
         with _closing(subject.load(weight_type)) as model:
-            whole, other = (model.forward(_chain(text, slot=slot)).rows().copy() for slot, text in enumerate(texts))
+            whole, other = (model.forward(Batch.chain(text, slot=slot)).rows().copy() for slot, text in enumerate(texts))
             _splits(subject, model, texts, (whole, other))
             some = np.array([3, 50, 119], np.int32)
-            subject.same(contract.ROWS, model.forward(_chain(texts[0], rows=some)).rows(), whole[some], "for some rows alone")
-            subject.same(contract.ROWS, model.forward(_chain(texts[0], rows=some[:0])).rows(), whole[:0], "for no rows")
+            subject.same(
+                contract.ROWS, model.forward(Batch.chain(texts[0], rows=some)).rows(), whole[some], "for some rows alone"
+            )
+            subject.same(contract.ROWS, model.forward(Batch.chain(texts[0], rows=some[:0])).rows(), whole[:0], "for no rows")
         for threads in (1, 3):
             with _closing(subject.load(weight_type, threads=threads)) as model:
-                subject.same(contract.THREADS, model.forward(_chain(texts[0])).rows(), whole, f"with {threads} threads")
+                subject.same(contract.THREADS, model.forward(Batch.chain(texts[0])).rows(), whole, f"with {threads} threads")
 
 
 def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
@@ -129,7 +131,7 @@ def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], 
     def run(edges: tuple[list[int], list[int]]) -> None:
         for parts in itertools.zip_longest(*map(itertools.pairwise, edges)):
             shares = [(slot, slice(*part)) for slot, part in enumerate(parts) if part is not None]
-            batch = _joined([_chain(texts[slot][part], slot=slot, start=part.start) for slot, part in shares])
+            batch = _joined([Batch.chain(texts[slot][part], slot=slot, start=part.start) for slot, part in shares])
             right = np.concatenate([whole[slot][part] for slot, part in shares])
             subject.same(contract.ROWS, model.forward(batch).rows(), right, f"of two slots, cut at {edges[0]} and {edges[1]}")
 
@@ -141,7 +143,7 @@ def stages(subject: BackendSubject) -> None:
     tokens, more = _tokens(24), 7
     with _closing(subject.load("Q8_0")) as model, _closing(subject.load("Q8_0", is_reference=True)) as oracle:
         names = tuple(name for name in oracle.features if name in model.features)
-        passed, right = (each.forward(_chain(tokens, features=names)) for each in (model, oracle))
+        passed, right = (each.forward(Batch.chain(tokens, features=names)) for each in (model, oracle))
         logits, told = passed.rows().copy(), {name: passed.features(name).copy() for name in names}
         for name, values in told.items():
             error = float(np.mean((values - right.features(name)) ** 2) / np.mean(right.features(name) ** 2))
@@ -149,11 +151,11 @@ def stages(subject: BackendSubject) -> None:
                 raise contract.FEATURES.broken(
                     subject.backend.name, f"{name}: error {error:.2g}, tolerance {subject.tolerance:.2g}"
                 )
-            joint = _joined([_chain(_tokens(more, seed=3), slot=1), _chain(tokens)])
+            joint = _joined([Batch.chain(_tokens(more, seed=3), slot=1), Batch.chain(tokens)])
             found = model.forward(attrs.evolve(joint, features=(name,))).features(name)[more:]
             subject.same(contract.FEATURES, found, values, f"{name} beside another slot")
         for cut in range(1, model.info.n_layers if "layer.0" in names else 1):
-            batch = _chain(tokens, layers=(cut, model.info.n_layers), hidden=told[f"layer.{cut - 1}"])
+            batch = Batch.chain(tokens, layers=(cut, model.info.n_layers), hidden=told[f"layer.{cut - 1}"])
             subject.same(contract.FEATURES, model.forward(batch).rows(), logits, f"from layer {cut} on, given hidden states")
 
 
@@ -161,10 +163,12 @@ def undo(subject: BackendSubject) -> None:
     """A rejected draft leaves no trace."""
     tokens = _tokens(60)
     with _closing(subject.load()) as model:
-        whole = model.forward(_chain(tokens)).rows().copy()
-        model.forward(_chain(tokens[:40]))
-        model.forward(_chain(_tokens(20, seed=5), start=40))
-        subject.same(contract.UNDO, model.forward(_chain(tokens[40:], start=40)).rows(), whole[40:], "after a rejected draft")
+        whole = model.forward(Batch.chain(tokens)).rows().copy()
+        model.forward(Batch.chain(tokens[:40]))
+        model.forward(Batch.chain(_tokens(20, seed=5), start=40))
+        subject.same(
+            contract.UNDO, model.forward(Batch.chain(tokens[40:], start=40)).rows(), whole[40:], "after a rejected draft"
+        )
 
 
 def trees(subject: BackendSubject) -> None:
@@ -182,20 +186,20 @@ def trees(subject: BackendSubject) -> None:
             paths: list[list[int]] = []
             for i, parent in enumerate(parents):
                 paths.append([*(paths[parent] if parent >= 0 else []), i])
-            model.forward(_chain(prompt))
+            model.forward(Batch.chain(prompt))
             depths = np.array([len(prompt) + len(path) - 1 for path in paths], np.int32)
             tree = Batch(drafted, _zeros(parents), depths, _count(parents), parents=np.array(parents, np.int32))
             found = model.forward(tree).rows().copy()
             for i, path in enumerate(paths):
-                chains.forward(_chain(prompt))
-                right = chains.forward(_chain(drafted[path], start=len(prompt))).rows()[-1:]
+                chains.forward(Batch.chain(prompt))
+                right = chains.forward(Batch.chain(drafted[path], start=len(prompt))).rows()[-1:]
                 subject.same(contract.TREES, found[i : i + 1], right, f"of token {i} of a tree with parents {parents}")
             kept = max(paths, key=len)
             moves = [(0, len(prompt) + place, len(prompt) + i) for i, place in enumerate(kept)]
-            chains.forward(_chain(prompt))
-            right = chains.forward(_chain([*drafted[kept], 7], start=len(prompt))).rows()[-1:].copy()
+            chains.forward(Batch.chain(prompt))
+            right = chains.forward(Batch.chain([*drafted[kept], 7], start=len(prompt))).rows()[-1:].copy()
             start = len(prompt) + len(kept)
-            found = model.forward(_chain([7], start=start, accepted=np.array(moves, np.int32))).rows()
+            found = model.forward(Batch.chain([7], start=start, accepted=np.array(moves, np.int32))).rows()
             subject.same(contract.MOVES, found, right, f"after path {kept} of a tree with parents {parents}")
 
         run()
@@ -205,15 +209,15 @@ def saved_slots(subject: BackendSubject) -> None:
     """A slot that is restored goes on where the saved one was, and nothing else is taken for one."""
     tokens = _tokens(45)
     with _closing(subject.load(n_slots=3)) as model, _closing(subject.load(n_slots=3)) as other:
-        model.forward(_chain(_tokens(45, seed=7), slot=2))
-        right = model.forward(_chain(tokens, slot=1)).rows()[37:].copy()
+        model.forward(Batch.chain(_tokens(45, seed=7), slot=2))
+        right = model.forward(Batch.chain(tokens, slot=1)).rows()[37:].copy()
         try:
             saved = model.save(1, 37)
         except UnsupportedError:
             return
         for each, slot in ((model, 2), (other, 0)):
             each.restore(slot, saved)
-            found = each.forward(_chain(tokens[37:], slot=slot, start=37)).rows()
+            found = each.forward(Batch.chain(tokens[37:], slot=slot, start=37)).rows()
             subject.same(contract.SAVED, found, right, f"after 37 positions that were restored into slot {slot}")
         for wrong in (b"", saved[:20], saved[:-1], saved + b"x", saved[:60] + bytes([saved[60] ^ 1]) + saved[61:]):
             try:
@@ -228,7 +232,7 @@ def saved_slots(subject: BackendSubject) -> None:
 def handle(subject: BackendSubject) -> None:
     """What a handle says of its rows is so."""
     with _closing(subject.load()) as model:
-        logits = model.forward(_chain(_tokens(5)))
+        logits = model.forward(Batch.chain(_tokens(5)))
         rows = logits.rows().copy()
         ids = np.array([7, 0, N_VOCAB - 1], np.int32)
         some = np.array([len(rows) - 1, *range(len(rows))], np.int32)  # in an order of their own, one twice
@@ -250,7 +254,7 @@ def no_numbers(subject: BackendSubject) -> None:
     """From a row of NaN nothing is chosen."""
     for weight_type in _WEIGHT_TYPES:
         with _closing(subject.load(weight_type, output_norm=float("nan"))) as model:
-            logits = model.forward(_chain(_tokens(3)))
+            logits = model.forward(Batch.chain(_tokens(3)))
             if (logits.argmax() != -1).any() or (logits.top_k(np.arange(3, dtype=np.int32), 9)[0] != -1).any():
                 raise contract.HANDLE.broken(subject.backend.name, f"a best token where {weight_type} weights give no numbers")
 
@@ -259,20 +263,20 @@ def outside(subject: BackendSubject) -> None:
     """What does not exist is refused, before anything is stored."""
     tokens = _tokens(10)
     with _closing(subject.load()) as model:
-        whole = model.forward(_chain(tokens)).rows().copy()
+        whole = model.forward(Batch.chain(tokens)).rows().copy()
         for batch, error in (
-            (_chain([1], start=_N_CTX), CapacityError),
-            (_chain([1], start=-1), CapacityError),
-            (_chain([1], slot=2), CapacityError),
-            (_chain([N_VOCAB]), OptionError),
-            (_chain([-1]), OptionError),
+            (Batch.chain([1], start=_N_CTX), CapacityError),
+            (Batch.chain([1], start=-1), CapacityError),
+            (Batch.chain([1], slot=2), CapacityError),
+            (Batch.chain([N_VOCAB]), OptionError),
+            (Batch.chain([-1]), OptionError),
         ):
             told = f"token {batch.tokens[0]} at position {batch.positions[0]} of slot {batch.slots[0]}"
             _raises(subject, contract.OUTSIDE, error, told, lambda: model.forward(batch))  # noqa: B023 - called at once
-        found = model.forward(_chain(tokens[-1:], start=len(tokens) - 1)).rows()
+        found = model.forward(Batch.chain(tokens[-1:], start=len(tokens) - 1)).rows()
         subject.same(contract.OUTSIDE, found, whole[-1:], "after passes that were refused")
     model.close()
-    _raises(subject, contract.CLOSED, AuguryError, "a pass after close", lambda: model.forward(_chain([1])))
+    _raises(subject, contract.CLOSED, AuguryError, "a pass after close", lambda: model.forward(Batch.chain([1])))
     _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_k=q9", lambda: subject.load(cache_type_k="q9"))
     _raises(subject, contract.UNSUPPORTED, UnsupportedError, "cache_type_v=q9", lambda: subject.load(cache_type_v="q9"))
 
@@ -331,15 +335,6 @@ def _zeros(items: Sequence[object]) -> np.ndarray:
 
 def _count(items: Sequence[object]) -> np.ndarray:
     return np.arange(len(items), dtype=np.int32)
-
-
-def _chain(
-    tokens: Sequence[int] | np.ndarray, *, slot: int = 0, start: int = 0, rows: np.ndarray | None = None, **more: Any
-) -> Batch:
-    n = len(tokens)
-    positions = np.arange(start, start + n, dtype=np.int32)
-    wanted = np.arange(n, dtype=np.int32) if rows is None else rows
-    return Batch(np.array(tokens, np.int32), np.full(n, slot, np.int32), positions, wanted, **more)
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:

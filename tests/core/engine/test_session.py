@@ -62,7 +62,7 @@ def test_a_drafter_loads_another_plan_of_a_file():
     half, main = session.load(path, options, plan="half"), session.load(path, options)
     assert (half.info.n_layers, main.info.n_layers) == (1, 2)
     text = np.int32([1, 2, 3])
-    batch = Batch(text, text * 0, np.arange(3, dtype=np.int32), np.int32([2]), layers=(0, 1))
+    batch = Batch.chain(text, rows=np.int32([2]), layers=(0, 1))
     assert np.array_equal(half.forward([half.feed(0, text, 1)]).rows(), loader.models[1].forward(batch).rows())
     with pytest.raises(OptionError, match="'llama' has no plan 'mtp', only main, half"):
         session.load(path, options, plan="mtp")
