@@ -32,68 +32,71 @@ _TOLERANCE = 1e-3  # of the sum of float32 probabilities
 
 
 class Watched(Drafter):
-    """What `watched` puts around a drafter. It shows the drafter a copy of the history, which it can look into afterwards."""
+    """What `watched` puts around a drafter. It shows the drafter a copy of the history, which it can look into afterwards.
+
+    Both share one instance, so names here are such as no drafter has.
+    """
 
     def __init__(self, options: Any, session: Any) -> None:
         super().__init__(options, session)
-        self._journal: deque[str] = deque(maxlen=8)
-        self._text = np.empty(0, np.int32)
-        self._n_text = 0
-        self._n_own_references = 0
+        self.__journal: deque[str] = deque(maxlen=8)
+        self.__text = np.empty(0, np.int32)
+        self.__n_text = 0
+        self.__n_own_references = 0
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:
         """See `Drafter.begin`."""
-        self._text = np.full(self.session.options.n_ctx + 1, _POISON, np.int32)
-        self._n_text, self._n_own_references = 0, sys.getrefcount(self._text)
+        self.__text = np.full(self.session.options.n_ctx + 1, _POISON, np.int32)
+        self.__n_text, self.__n_own_references = 0, sys.getrefcount(self.__text)
         told = f"begin with {len(history)} tokens, {n_reused} of them reused"
-        steps: Any = self._call(told, super().begin, self._shown(history), n_reused)
+        steps: Any = self.__call(told, super().begin, self.watched_history(history), n_reused)
         if not isinstance(steps, Iterator | None):
-            raise self._broken(contract.BEGIN, f"a {type(steps).__name__}")
-        return None if steps is None else self._steps(steps, len(history))
+            raise self.__broken(contract.BEGIN, f"a {type(steps).__name__}")
+        return None if steps is None else self.__steps(steps, len(history))
 
-    def _steps(self, steps: Iterator[None], n: int) -> Iterator[None]:
+    def __steps(self, steps: Iterator[None], n: int) -> Iterator[None]:
         for _ in range(n):
-            if self._call("a step of it", next, steps, _THROUGH) is _THROUGH:
+            if self.__call("a step of it", next, steps, _THROUGH) is _THROUGH:
                 return
             yield
-        raise self._broken(contract.BEGIN, f"more than {n} steps for as many tokens")
+        raise self.__broken(contract.BEGIN, f"more than {n} steps for as many tokens")
 
     def n_held(self, history: np.ndarray) -> int:
         """See `Drafter.n_held`."""
-        n: Any = self._call(f"n_held of {len(history)}", super().n_held, read_only(history.copy()))
+        n: Any = self.__call(f"n_held of {len(history)}", super().n_held, read_only(history.copy()))
         if not (isinstance(n, int | np.integer) and 0 <= n <= len(history)):
-            raise self._broken(contract.HELD, f"{n!r} of {len(history)} tokens")
+            raise self.__broken(contract.HELD, f"{n!r} of {len(history)} tokens")
         return int(n)
 
     def feed(self, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """See `Drafter.feed`."""
-        self._call(f"feed of {len(tokens)} tokens from {start} on", super().feed, start, tokens, features)
+        self.__call(f"feed of {len(tokens)} tokens from {start} on", super().feed, start, tokens, features)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """See `Drafter.draft`."""
         draft = super().draft  # type: ignore[safe-super]  # of the drafter, which comes after this class
-        return self._checked(self._call(f"draft of at most {limit}", draft, self._shown(history), limit), limit)
+        return self.watched_draft(self.__call(f"draft of at most {limit}", draft, self.watched_history(history), limit), limit)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
         """See `Drafter.teacher_forced`."""
-        tokens: Any = self._call(f"teacher_forced of {n}", super().teacher_forced, self._shown(history), n)
+        tokens: Any = self.__call(f"teacher_forced of {n}", super().teacher_forced, self.watched_history(history), n)
         if tokens is not None and not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32 and tokens.shape == (n,)):
-            raise self._broken(contract.TEACHER_FORCED, f"{tokens!r} for {n} tokens")
+            raise self.__broken(contract.TEACHER_FORCED, f"{tokens!r} for {n} tokens")
         return tokens
 
     def accept(self, history: np.ndarray, verdict: Verdict) -> None:
         """See `Drafter.accept`."""
         told = f"accept of {verdict.n_accepted} of {verdict.n_offered}{'' if verdict.is_used else ', no draft of its own'}"
-        self._call(told, super().accept, self._shown(history), verdict)
+        self.__call(told, super().accept, self.watched_history(history), verdict)
 
     def end(self) -> None:
         """See `Drafter.end`; what a drafter reads from its history afterwards is poison."""
-        self._call("end", super().end)
-        self._text[:] = _POISON
+        self.__call("end", super().end)
+        self.__text[:] = _POISON
 
     def close(self) -> None:
         """See `Drafter.close`."""
-        self._call("close", super().close)
+        self.__call("close", super().close)
 
     def check_references(self) -> None:
         """See that nothing looks into the memory of a history that is over.
@@ -102,46 +105,46 @@ class Watched(Drafter):
             ContractError: A view of it still lives.
         """
         gc.collect()
-        if n_strange := sys.getrefcount(self._text) - self._n_own_references:
-            raise self._broken(contract.REFERENCE, f"{n_strange} views of its memory after `end`; copy what is needed longer")
+        if n_strange := sys.getrefcount(self.__text) - self.__n_own_references:
+            raise self.__broken(contract.REFERENCE, f"{n_strange} views of its memory after `end`; copy what is needed longer")
 
-    def _shown(self, history: np.ndarray) -> np.ndarray:
+    def watched_history(self, history: np.ndarray) -> np.ndarray:
         """The history as the drafter sees it: (h,) int32, read-only, a new view each time."""
-        self._text[self._n_text : len(history)] = history[self._n_text :]
-        self._n_text = len(history)
-        view = self._text[: self._n_text]
+        self.__text[self.__n_text : len(history)] = history[self.__n_text :]
+        self.__n_text = len(history)
+        view = self.__text[: self.__n_text]
         view.flags.writeable = False
         return view
 
-    def _checked(self, draft: Any, limit: int) -> Draft:
+    def watched_draft(self, draft: Any, limit: int) -> Draft:
         """The draft, if it is one."""
         n_vocab = self.session.model.n_vocab
         if not isinstance(draft, Draft):
-            raise self._broken(contract.DRAFT, f"a {type(draft).__name__}")
+            raise self.__broken(contract.DRAFT, f"a {type(draft).__name__}")
         if len(draft) > limit:
-            raise self._broken(contract.LIMIT, f"{len(draft)} tokens where the limit was {limit}")
+            raise self.__broken(contract.LIMIT, f"{len(draft)} tokens where the limit was {limit}")
         if len(outside := draft.tokens[(draft.tokens < 0) | (draft.tokens >= n_vocab)]):
-            raise self._broken(contract.VOCABULARY, f"token {outside[0]}, where the target has 0 to {n_vocab - 1}")
+            raise self.__broken(contract.VOCABULARY, f"token {outside[0]}, where the target has 0 to {n_vocab - 1}")
         if (seen := misfit(draft, n_vocab) or _odd_probabilities(draft)) is not None:
-            raise self._broken(contract.DRAFT, seen)
+            raise self.__broken(contract.DRAFT, seen)
         return draft
 
-    def _call(self, told: str, method: Callable[..., Any], *args: Any) -> Any:
-        self._journal.append(told)
-        before = self._text.copy()
+    def __call(self, told: str, method: Callable[..., Any], *args: Any) -> Any:
+        self.__journal.append(told)
+        before = self.__text.copy()
         try:
             result = method(*args)
         except ContractError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
-        if not np.array_equal(before, self._text):
-            raise self._broken(contract.HISTORY, "another text after the call")
+            raise self.__broken(contract.ERROR, f"{type(error).__name__}: {error}") from error
+        if not np.array_equal(before, self.__text):
+            raise self.__broken(contract.HISTORY, "another text after the call")
         return result
 
-    def _broken(self, promise: Contract, seen: str) -> ContractError:
+    def __broken(self, promise: Contract, seen: str) -> ContractError:
         """The error for a broken promise, with what went before."""
-        return promise.broken(self.name, f"{seen}, after: {'; '.join(self._journal) or 'nothing'}")
+        return promise.broken(self.name, f"{seen}, after: {'; '.join(self.__journal) or 'nothing'}")
 
 
 def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched]:
@@ -152,11 +155,11 @@ def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched
 
         @classmethod
         def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
-            shown = [attrs.evolve(ask, history=_watch(ask)._shown(ask.history)) for ask in asks]  # noqa: SLF001 - its own
+            shown = [attrs.evolve(ask, history=_watch(ask).watched_history(ask.history)) for ask in asks]
             answers: Any = super().draft_together(shown)
             if not isinstance(answers, list) or len(answers) != len(asks):
                 raise contract.TOGETHER.broken(drafter.name, f"{answers!r} for {len(asks)} asks")
-            return [_watch(ask)._checked(draft, ask.limit) for ask, draft in zip(asks, answers, strict=True)]  # noqa: SLF001
+            return [_watch(ask).watched_draft(draft, ask.limit) for ask, draft in zip(asks, answers, strict=True)]
 
     one_by_one: Any = Drafter.draft_together
     own: Any = drafter.draft_together

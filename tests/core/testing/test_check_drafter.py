@@ -15,6 +15,7 @@ from augury.testing import ContractError, check_drafter
 from augury.testing.drafter import suite
 from augury.testing.drafter.engine_checks import ENGINE_CHECKS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
+from augury.testing.drafter.watched import Watched
 from augury.testing.toys import registry_with_toys
 from augury.types import Draft
 
@@ -52,6 +53,11 @@ def test_a_drafter_that_begins_in_steps_passes(name):
     subject = drafter_subject(Stepping, backends=("toy",))
     CHECKS[name](subject)
     assert subject.tally.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
+
+
+def test_a_drafter_may_have_attributes_of_any_private_name():
+    names = [*vars(Watched(None, None)), *vars(Watched)]
+    assert not [name for name in names if name.startswith("_") and not name.startswith(("__", "_Watched__", "_abc"))]
 
 
 def test_a_drafter_that_reads_hidden_states_passes():
