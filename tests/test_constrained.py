@@ -86,7 +86,7 @@ def plain(way):
 def test_output_is_that_of_plain_constrained_decoding(drafter, way, is_fixed):
     results = answers(way, spec_type=SPECS.get(drafter, drafter), spec_fixed=is_fixed, slots=2, threads=2)
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(way)
-    if drafter in (*SPECS, "forced") and is_fixed:
+    if is_fixed and (drafter == "forced" or (drafter in SPECS and way == "greedy")):  # what is drawn repeats itself too seldom
         assert sum(result.stats.n_accepted for result in results) > 0, "what declines every time proves nothing"
 
 
