@@ -98,6 +98,7 @@ def _ask(rng, n_vocab, n_ctx, n_most):
     if rng.random() < 0.3:
         values = {"modulus": rng.randint(1, 4), "stretch": rng.choice([0, 3, 9]), "length": rng.choice([0, 0, 20])}
         ask["constraint"] = {"toy-residues": values}
+        ask["ignore_eos"] = False  # it may force an end token
     ask["max_tokens"] = rng.randint(1, n_most) if n_most < n_ctx or rng.random() < 0.3 else None
     return ask
 
