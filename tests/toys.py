@@ -1,4 +1,4 @@
-"""A drafter that drafts by a script, and an engine around the toy model that augury ships."""
+"""What drafters are given in tests, one that drafts by a script, and an engine around the toy model that augury ships."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ from augury.speculation.config import Member, Speculation
 from augury.testing.drafter.engines import StrictEngine
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
+
+
+def as_history(tokens):
+    """Tokens as a drafter sees them."""
+    history = np.array(tokens, dtype=np.int32)
+    history.flags.writeable = False
+    return history
 
 
 class ScriptedDrafter(Drafter):

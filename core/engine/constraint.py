@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.engine.guard import describe
+from augury.engine.guard import SlowCalls, describe
 from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import build, parse_specs
 
@@ -17,33 +17,31 @@ if TYPE_CHECKING:
     from augury.constraint import Constraint, ConstraintSession
     from augury.registry import Registry
 
-    Choice = tuple[type[Constraint], Any]
+    ChosenConstraint = tuple[type[Constraint], Any]
 
 __all__ = ["ConstraintGuard", "choose_constraint"]
 
-_N_SLOW = 2  # calls that take too long, after which the request ends: the first may have compiled something
 
-
-def choose_constraint(registry: Registry, wish: Any) -> Choice | None:
+def choose_constraint(registry: Registry, asked: Any) -> ChosenConstraint | None:
     """The constraint that a request asks for, and its options; None for none.
 
     Args:
         registry: The constraints that there are.
-        wish: None, `"name:key=value,..."`, or `{"name": {"key": value, ...}}`.
+        asked: None, `"name:key=value,..."`, or `{"name": {"key": value, ...}}`.
 
     Raises:
         PluginError: There is no such constraint.
         OptionError: It is not of that form, or an option is unknown or out of range.
     """
-    if wish is None:
+    if asked is None:
         return None
     named: list[tuple[Any, Any]] = []
-    if isinstance(wish, str):
-        named = [(spec.name, dict(spec.values)) for spec in parse_specs(wish, "constraint")]
-    elif hasattr(wish, "items"):
-        named = list(wish.items())
+    if isinstance(asked, str):
+        named = [(spec.name, dict(spec.values)) for spec in parse_specs(asked, "constraint")]
+    elif hasattr(asked, "items"):
+        named = list(asked.items())
     if len(named) != 1 or not isinstance(named[0][0], str) or not hasattr(named[0][1], "items"):
-        raise OptionError(f"constraint is {wish!r}, expected one, as 'name:key=value' or {{'name': {{'key': value}}}}")
+        raise OptionError(f"constraint is {asked!r}, expected one, as 'name:key=value' or {{'name': {{'key': value}}}}")
     ((name, values),) = named
     found: type[Constraint] = registry.find("constraint", name)
     return found, build(found.options_class, values, f"constraint {found.name}")
@@ -57,7 +55,7 @@ class ConstraintGuard:
         n_complete: Tokens of the output after which nothing may follow; None while it is not complete.
     """
 
-    def __init__(self, choice: Choice, session: ConstraintSession, timeout_s: float) -> None:
+    def __init__(self, choice: ChosenConstraint, session: ConstraintSession, timeout_s: float) -> None:
         """Make the constraint.
 
         Args:
@@ -74,7 +72,7 @@ class ConstraintGuard:
         self._n_vocab = session.n_vocab
         self._end_tokens = session.end_tokens
         self._timeout_s = timeout_s
-        self._n_slow = 0
+        self._slow_calls = SlowCalls()
         self._n_followed = 0  # tokens of the output
         self._is_over = False  # an end token was followed, or it is complete
         try:
@@ -128,14 +126,11 @@ class ConstraintGuard:
         start = perf_counter()
         try:
             result = call()
-        except BaseException as error:  # SystemExit and KeyboardInterrupt, too: they are not meant for the engine's thread
-            raise self._failed(method, error) from error
+        except BaseException as raised:  # SystemExit and KeyboardInterrupt, too: they are not meant for the engine's thread
+            raise self._failed(method, raised) from raised
         seconds = perf_counter() - start
-        if seconds > self._timeout_s:
-            self._n_slow += 1
-            if self._n_slow == _N_SLOW:
-                limit = f"{self._timeout_s:g} s"
-                raise self._failed(method, TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit}"))
+        if seconds > self._timeout_s and (error := self._slow_calls.add(seconds, self._timeout_s)) is not None:
+            raise self._failed(method, error)
         return result
 
     def _failed(self, method: str, error: BaseException) -> PluginError:

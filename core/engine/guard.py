@@ -10,7 +10,23 @@ from augury.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["attempt", "describe", "guarded", "warn"]
+__all__ = ["SlowCalls", "attempt", "describe", "guarded", "warn"]
+
+_N_SLOW = 2  # calls that take too long, after which a plugin is not called again: the first may have compiled something
+
+
+class SlowCalls:
+    """How many calls of a plugin in one request took longer than they may."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def add(self, seconds: float, limit_s: float) -> TimeoutError | None:
+        """Count a call that took longer than `limit_s`; returns what is wrong once it is one too many."""
+        self._n += 1
+        if self._n != _N_SLOW:
+            return None
+        return TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit_s:g} s")
 
 
 def attempt(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> tuple[Any, BaseException | None]:

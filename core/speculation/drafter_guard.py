@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 
-_N_SLOW = 2  # calls that take too long, after which a drafter is left out
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
 _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one
@@ -78,7 +77,7 @@ class DrafterGuard:
         self._sequence = sequence
         self._n_vocab = n_vocab
         self._has_begun = False
-        self._n_slow = 0
+        self._slow_calls = guard.SlowCalls()
         self._text = np.empty(len(sequence.history) + sequence.n_left, np.int32)
         self._shown = read_only(self._text)
         self._n_shown = 0
@@ -192,10 +191,9 @@ class DrafterGuard:
         """A call for so many slots took so long."""
         self.seconds = seconds / n_slots
         if seconds > (limit := self._sequence.request.speculation.timeout_s):
-            self._n_slow += 1
             self.is_asked_alone = True
-            if self._n_slow == _N_SLOW:
-                self.fail(method, TimeoutError(f"took {seconds:.3g} s, the second call that took more than {limit:g} s"))
+            if (error := self._slow_calls.add(seconds, limit)) is not None:
+                self.fail(method, error)
 
     def fail(self, method: str, error: BaseException) -> None:
         """A method failed: the drafter is left out, unless it is not known over which of several slots."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import as_history
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
 from augury.engine.context import EngineContext
@@ -108,12 +109,6 @@ def drafters_of(model, *, common=None, n_vocab=N_VOCAB, **options):
     common = {} if common is None else common
     options = DraftModelOptions(**{"model": "small.gguf"} | options)
     return [DraftModel(options, FakeSession(i, model, common, n_vocab=n_vocab)) for i in range(model.state_spec.n_slots)]
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 def prefill(drafter, history, n_reused):

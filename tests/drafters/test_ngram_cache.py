@@ -1,11 +1,11 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import ngram_caches
+from toys import as_history
 
 from augury.drafters.ngram.counts import Followers, NgramCounts
 from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
@@ -37,12 +37,6 @@ class Slots:
         for each in self.common.values():
             if hasattr(each, "close"):
                 each.close()
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 def drafted(drafter, tokens, limit=100):

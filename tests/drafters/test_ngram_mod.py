@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.ngram_pools import NaiveNgramMod
+from toys import as_history
 
 from augury.drafters.ngram_mod import NgramMod, NgramModOptions, augury_drafters
 from augury.errors import OptionError
@@ -32,12 +33,6 @@ def drafters_of(n_slots, **options):
 
 def drafter_of(**options):
     return drafters_of(1, **options)[0]
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 def drafted(drafter, text, limit=NO_LIMIT):

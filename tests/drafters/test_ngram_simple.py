@@ -1,10 +1,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import as_history
 
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions, augury_drafters
 from augury.errors import OptionError
@@ -17,12 +17,6 @@ NO_LIMIT = 10**6
 
 def drafter_of(n, m):
     return NgramSimple(NgramSimpleOptions(n=n, m=m), None)
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 def scan(text, n, m):

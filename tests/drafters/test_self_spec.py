@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.models import tiny_model
+from toys import as_history
 
 from augury import Engine, Registry
 from augury.drafters.self_spec import SelfSpec, SelfSpecOptions, augury_drafters
@@ -21,12 +22,6 @@ CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_simple.json").
 REGISTRY = Registry.discover()
 NO_LIMIT = 10**6
 N_VOCAB = 11
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 # The history

@@ -1,9 +1,9 @@
 import attrs
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.suffixes import longest_match
+from toys import as_history
 
 from augury.drafters.suffix import Suffix, SuffixOptions, augury_drafters
 from augury.errors import OptionError
@@ -14,12 +14,6 @@ NO_LIMIT = 10**6
 
 def drafter_of(**options):
     return Suffix(SuffixOptions(**{"factor": 1.0} | options), None)
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 def drafted(drafter, text, limit=NO_LIMIT):

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.ngram_maps import NaiveNgramMap
+from toys import as_history
 
 from augury.drafters.ngram_map_k import NgramMapK, NgramMapKOptions
 from augury.drafters.ngram_map_k4v import NgramMapK4v, NgramMapK4vOptions
@@ -22,12 +22,6 @@ def drafter_of(n, m, min_hits=None):
     if min_hits is None:
         return NgramMapK(NgramMapKOptions(n=n, m=m), None)
     return NgramMapK4v(NgramMapK4vOptions(n=n, m=m, min_hits=min_hits), None)
-
-
-def as_history(tokens):
-    history = np.array(tokens, dtype=np.int32)
-    history.flags.writeable = False
-    return history
 
 
 def drafted(drafter, text, limit=NO_LIMIT):

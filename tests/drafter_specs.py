@@ -1,0 +1,18 @@
+"""How drafters are made to draft on the tiny models, where their options were chosen for real ones."""
+
+from oracles.models import tiny_model
+
+SPECS = {  # some in several ways; a drafter without an entry runs as it is
+    "ngram-simple": "ngram-simple:n=1,m=5",
+    "ngram-map-k": "ngram-map-k:n=1,m=5",
+    "ngram-map-k4v": "ngram-map-k4v:n=1,m=3",
+    "ngram-mod": "ngram-mod:n_match=1,n_min=1,n_max=6",
+    "ngram-cache": "ngram-cache:m=5",
+    "suffix": "suffix:max_depth=4,factor=2.0",
+    "recycle": "recycle:depth=3",
+    "self-spec": "self-spec:draft_min=1,draft_max=5",
+    "self-spec layers": "self-spec:mode=layers,layers=1,p_min=0.05",
+    # the same model in a coarser weight type: often right, often not
+    "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
+    "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
+}
