@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from augury.errors import CapacityError, OptionError
-from augury.types import Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.types import ModelInfo, StateSpec
+from augury.types import Draft, ModelInfo, StateSpec
 
 __all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted", "check_layers"]
 

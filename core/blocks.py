@@ -9,6 +9,7 @@ A token's residual stream x (E,) goes through the blocks in order: `Embedding` m
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from attrs import field, fields, frozen
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
-
     import numpy as np
 
 __all__ = [

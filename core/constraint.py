@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -10,8 +11,6 @@ from attrs import frozen
 from augury.interfaces import Plugin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
     import numpy as np
 
     from augury.text.tokenizer import Tokenizer

@@ -7,13 +7,12 @@ kernels and devices belong into the constructors.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from augury.constraint import Constraint
     from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Source
     from augury.types import ModelInfo, Round, Summary

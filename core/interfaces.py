@@ -7,6 +7,8 @@ Hooks (`augury.hookspecs`) hand the classes over once; from then on these method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,9 +19,6 @@ from augury.options import NoOptions
 from augury.slot_states import SlotStates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     import numpy as np
 
     from augury.batch import Batch, Step

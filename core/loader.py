@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Hashable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,19 +17,14 @@ from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.log import get_logger
 from augury.options import Spec, build, parse_specs
-from augury.text.tokenizer import load_tokenizer
-from augury.types import ModelInfo
+from augury.text.tokenizer import Tokenizer, load_tokenizer
+from augury.types import ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from pathlib import Path
-
     from augury.blocks import ModelPlan
     from augury.interfaces import Backend, MemoryManager, Model, Progress
     from augury.registry import Registry
     from augury.slot_states import SlotStates
-    from augury.text.tokenizer import Tokenizer
-    from augury.types import ModelOptions, StateSpec
 
 __all__ = ["Loader", "Shared", "choose_memory", "make_backend", "plan_of"]
 

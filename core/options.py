@@ -13,15 +13,13 @@ and from that come `--spec-type "ngram-simple:n=8"`, the flag `--spec-ngram-simp
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 from attrs import field, frozen
 
 from augury.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 __all__ = ["NoOptions", "Option", "Spec", "build", "nearest", "option", "options_of", "parse_specs"]
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.errors import OptionError
-from augury.types import read_only
+from augury.types import Draft, ModelInfo, Opened, StateSpec, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.batch import Feed
-    from augury.types import Draft, ModelInfo, Opened, StateSpec
 
 __all__ = ["ArrayPass", "Context", "Pass", "Target"]
 

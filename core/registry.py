@@ -7,6 +7,7 @@ package is a warning and a line in `augury plugins`, never a crash; two plugins 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from augury.interfaces import API_VERSION, Architecture, Backend, Drafter, Memor
 from augury.options import nearest, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from augury.types import ModelInfo
 
 __all__ = ["BrokenPlugin", "PluginRecord", "Registry"]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
 from augury.errors import ModelFileError, UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["SlotStates"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,8 +12,6 @@ from attrs import Factory, field, frozen
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 

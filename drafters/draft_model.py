@@ -13,31 +13,27 @@ Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
+from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.drafters.model.draft_tree import TreeShape, branched
 from augury.drafters.model.translation import Translation
 from augury.drafters.model.vocabulary_match import size_difference, tokenizer_difference
 from augury.errors import OptionError, UnsupportedError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Ask, Drafter, Session
 from augury.log import get_logger
 from augury.options import option
-from augury.types import Draft
+from augury.types import Draft, ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from augury.drafters.model.draft_runner import WrittenDraft
-    from augury.interfaces import Ask, Session
     from augury.text.tokenizer import Tokenizer
-    from augury.types import ModelOptions
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 

@@ -24,6 +24,7 @@ prompts, which a conversation repeats again and again; and of equal counts the l
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,17 +35,13 @@ from augury.drafters.ngram.counts import NgramCounts
 from augury.drafters.ngram.lookup_file import MAX_NGRAM, read_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Session
 from augury.options import option
-from augury.types import Draft
+from augury.types import Draft, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
 
-    from augury.interfaces import Session
-    from augury.types import Verdict
 
 __all__ = ["NgramCache", "NgramCacheOptions"]
 

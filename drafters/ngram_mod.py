@@ -20,16 +20,14 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Session
 from augury.log import get_logger
 from augury.options import option
-from augury.types import Draft
+from augury.types import Draft, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from augury.interfaces import Session
-    from augury.types import Verdict
 
 __all__ = ["NgramMod", "NgramModOptions"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Session
 from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft
@@ -27,7 +27,6 @@ from augury.types import Draft
 if TYPE_CHECKING:
     import numpy as np
 
-    from augury.interfaces import Session
 
 __all__ = ["NgramSimple", "NgramSimpleOptions"]
 

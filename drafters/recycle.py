@@ -21,19 +21,14 @@ from __future__ import annotations
 
 from functools import cache
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Session
 from augury.options import option
-from augury.types import Draft
-
-if TYPE_CHECKING:
-    from augury.interfaces import Session
-    from augury.types import Verdict
+from augury.types import Draft, Verdict
 
 __all__ = ["Recycle", "RecycleOptions"]
 

@@ -15,6 +15,7 @@ Sources: Zhang et al. 2023, "Draft & Verify" (arXiv 2309.08168), which leaves ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -22,16 +23,13 @@ from attrs import frozen
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Ask, Drafter
+from augury.interfaces import Ask, Drafter, Session
 from augury.options import option
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
-    from augury.interfaces import Session
 
 __all__ = ["SelfSpec", "SelfSpecOptions"]
 

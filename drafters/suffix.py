@@ -17,22 +17,20 @@ the same however often a text repeats itself; and depth bounds the ending alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.errors import OptionError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Drafter
+from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
-    from augury.interfaces import Session
 
 __all__ = ["Suffix", "SuffixOptions"]
 

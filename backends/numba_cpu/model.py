@@ -8,8 +8,7 @@ import numpy as np
 
 from augury.backends.numba_cpu import profile
 from augury.backends.numba_cpu.kernel_pass import KernelPass
-from augury.backends.numba_cpu.kernels import step
-from augury.backends.numba_cpu.kernels import team as offsets
+from augury.backends.numba_cpu.kernels import step, team as offsets
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.memory import Arena

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,6 @@ from augury.cli.text_file import check_writable, read_lines
 from augury.errors import AuguryError
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
-
     from augury.registry import Registry
 
 __all__ = ["add_parser"]

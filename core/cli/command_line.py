@@ -6,17 +6,14 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from augury.cli import chat, completion, inspect, plugins, pull, run
 from augury.cli.parser import Parser
 from augury.errors import AuguryError
 from augury.memory_limit import lack_of_memory
 from augury.registry import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["main", "make_parser"]
 

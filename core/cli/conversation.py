@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.engine.engine import Engine
     from augury.types import Result, Summary
 

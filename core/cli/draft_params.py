@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.foreign_flags import ignored
@@ -16,8 +17,6 @@ from augury.engine.sampling import sampling_options
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.options import Option
 
 __all__ = ["DraftParams"]

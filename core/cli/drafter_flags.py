@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.draft_params import DraftParams
 from augury.cli.foreign_flags import FOREIGN_DRAFTERS, FOREIGN_FLAGS
-from augury.cli.parser import converted, count
+from augury.cli.parser import Parser, converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
-from augury.options import Spec, options_of, parse_specs
+from augury.options import Option, Spec, options_of, parse_specs
 from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from augury.cli.parser import Parser
-    from augury.options import Option
     from augury.registry import Registry
 
 __all__ = [

@@ -9,12 +9,10 @@ Source of the names: llama.cpp b11434, `common/arg.cpp`; ik_llama.cpp 8337e4c, `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from attrs import evolve, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "ForeignFlag", "ignored"]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.progress import ProgressDisplay
@@ -12,9 +14,6 @@ from augury.cli.table import table
 from augury.files.models import resolve
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
     from augury.files.gguf import ModelFile
     from augury.registry import Registry
 

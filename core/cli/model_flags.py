@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +17,13 @@ from augury.cli.drafter_flags import (
 )
 from augury.cli.foreign_flags import FOREIGN_FLAGS
 from augury.cli.log_output import configure_logging
-from augury.cli.parser import count
+from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.errors import OptionError
 from augury.types import CACHE_TYPES
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from augury.cli.parser import Parser
     from augury.engine.engine import Engine
     from augury.interfaces import Progress
     from augury.registry import Registry

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from augury.cli.report import say
@@ -13,8 +14,6 @@ from augury.errors import OptionError
 from augury.options import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from augury.cli.foreign_flags import ForeignFlag
 
 __all__ = ["FlagsAction", "Parser", "are_counts", "converted", "count", "counts"]

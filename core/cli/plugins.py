@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import flag_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import fold, table
-from augury.options import options_of
+from augury.options import Option, options_of
 
 if TYPE_CHECKING:
-    import argparse
-
-    from augury.options import Option
     from augury.registry import PluginRecord, Registry
 
 __all__ = ["add_parser"]

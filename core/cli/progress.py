@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any, Self
 
 from augury.interfaces import Progress
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 __all__ = ["ProgressDisplay"]
 
@@ -55,8 +52,7 @@ class ProgressDisplay(Progress):
     def _draw(self, task: str, done: int, total: int) -> None:
         if self._bars is None:
             from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bars
+            from rich.progress import BarColumn, Progress as Bars, TextColumn, TimeRemainingColumn
 
             columns = (
                 TextColumn("{task.description}"),

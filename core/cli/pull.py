@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,6 @@ from augury.cli.progress import ProgressDisplay
 from augury.files import models
 
 if TYPE_CHECKING:
-    import argparse
-
     from augury.registry import Registry
 
 __all__ = ["add_parser"]

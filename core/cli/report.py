@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from augury.cli.table import table
 from augury.options import Spec
-from augury.types import TokenLogprob
+from augury.types import Result, Summary, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from augury.engine.engine import Engine
     from augury.engine.stats import EngineStats
-    from augury.types import Result, Summary
 
 __all__ = [
     "as_json",

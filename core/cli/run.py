@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags, load_engine
-from augury.cli.prompts import add_prompt_flags, add_template_flag, read_prompts
+from augury.cli.prompts import Prompt, add_prompt_flags, add_template_flag, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, OptionError
-from augury.types import TokenLogprob
+from augury.types import Result, TokenLogprob
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from augury.cli.prompts import Prompt
     from augury.engine.engine import Engine
     from augury.engine.running import Running
     from augury.registry import Registry
-    from augury.types import Result
 
 __all__ = ["add_parser"]
 

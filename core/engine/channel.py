@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from augury.memory_limit import lack_of_memory
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from augury.types import Token
 

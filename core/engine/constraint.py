@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import build, parse_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from augury.constraint import Constraint, ConstraintSession
     from augury.registry import Registry
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -9,15 +10,11 @@ import numpy as np
 
 from augury.batch import Batch, Feed
 from augury.errors import AuguryError, OptionError
-from augury.passes import Context, Target
-from augury.types import Draft, tokens_array
+from augury.passes import Context, Pass, Target
+from augury.types import Draft, ModelInfo, Opened, StateSpec, tokens_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.interfaces import MemoryManager, Model
-    from augury.passes import Pass
-    from augury.types import ModelInfo, Opened, StateSpec
 
 __all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
 

@@ -5,9 +5,12 @@ The engine's own thread runs the loop; every public method may be called from an
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence as Items
 from functools import partial
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import attrs
 import numpy as np
@@ -16,13 +19,13 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.guard import guarded
 from augury.engine.loop import Loop
-from augury.engine.request import checked_tokens, make_request
-from augury.engine.running import Running
+from augury.engine.request import Request, checked_tokens, make_request
+from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
-from augury.interfaces import Progress
+from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, make_backend, plan_of
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
@@ -32,21 +35,11 @@ from augury.speculation.config import Speculation, choose_drafters, synthetic_ra
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.text.chat_template import ChatTemplate, prompt_ids
-from augury.types import Allocation, ModelOptions
+from augury.types import Allocation, ModelInfo, ModelOptions, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from collections.abc import Sequence as Items
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
-
-    from augury.engine.request import Request
-    from augury.engine.running import Stream
     from augury.engine.stats import EngineStats
-    from augury.interfaces import Drafter
     from augury.text.tokenizer import Tokenizer
-    from augury.types import ModelInfo, Result
 
     Prompt = str | Items[int] | np.ndarray
     Message = Mapping[str, Any]

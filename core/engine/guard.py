@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.log import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["SlowCalls", "attempt", "describe", "guarded", "warn"]
 

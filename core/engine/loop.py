@@ -9,34 +9,29 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence as Items
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 from attrs import frozen
 
 from augury.engine.guard import guarded
-from augury.engine.stats import EngineCounter
+from augury.engine.stats import EngineCounter, EngineStats
 from augury.errors import PluginError
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.speculation.draft_log import log_draft
-from augury.types import Round, Verdict, read_only
+from augury.types import Opened, Round, Summary, Verdict, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-    from collections.abc import Sequence as Items
-    from typing import Any
-
     from augury.batch import Feed
     from augury.engine.context import EngineContext
     from augury.engine.sequence import Sequence
-    from augury.engine.stats import EngineStats
     from augury.passes import Pass
     from augury.speculation.drafting import Drafting
     from augury.speculation.drafts import SlotDraft
-    from augury.types import Opened, Summary
 
 __all__ = ["Loop"]
 

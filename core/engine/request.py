@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from augury.speculation.config import Speculation, speculative_params
 from augury.types import tokens_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.constraint import Constraint
     from augury.engine.sampling_step import Step
     from augury.registry import Registry

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from typing import Self
-
     from augury.engine.channel import Channel
     from augury.engine.worker import Worker
     from augury.types import Result, Token

@@ -12,7 +12,8 @@ order, which by default is llama.cpp's; then a token is drawn. Processors and sa
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 import attrs
 import numpy as np
@@ -23,9 +24,6 @@ from augury.engine.sampling_step import Penalties, Step, best_first, min_p, temp
 from augury.errors import OptionError, PluginError
 from augury.options import Option, nearest, option, options_of
 from augury.passes import ArrayPass, Pass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["SAMPLERS", "Sampler", "SamplingParams"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence as Tokens
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,21 +11,16 @@ from augury.constraint import ConstraintSession
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.sampling import Sampler
 from augury.engine.stats import RequestCounter
-from augury.engine.verification import accept_by_chance, match, match_tree, n_accepted_by_chance, reject
+from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError
 from augury.text.text_stream import TextStream
-from augury.types import Result, Token, TokenLogprob
+from augury.types import Draft, Result, Token, TokenLogprob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from collections.abc import Sequence as Tokens
-
     from augury.engine.channel import Channel
     from augury.engine.request import Request
-    from augury.engine.verification import Accepted
     from augury.passes import Pass
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Draft
 
 __all__ = ["Sequence"]
 

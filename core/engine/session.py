@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from augury.interfaces import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
     from augury.loader import Loader
     from augury.passes import Context, Target
     from augury.text.tokenizer import Tokenizer

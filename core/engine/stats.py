@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from itertools import zip_longest
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 from attrs import Factory, define, frozen
 
-from augury.types import DrafterStats, Summary, Timings
+from augury.types import DrafterStats, Round, Summary, Timings, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from augury.engine.request import Request
-    from augury.types import Round, Verdict
 
 __all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStats"]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 __all__ = ["Accepted", "Distribution", "accept_by_chance", "match", "match_tree", "n_accepted_by_chance", "reject"]
 

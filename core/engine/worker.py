@@ -7,6 +7,7 @@ import queue
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from augury.engine.guard import guarded
 from augury.errors import AuguryError, CapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
     import numpy as np
 
     from augury.engine.channel import Channel

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -15,9 +16,6 @@ from augury.errors import OptionError
 from augury.options import Spec, build, nearest, options_of, parse_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from augury.interfaces import Drafter
     from augury.registry import Registry
 

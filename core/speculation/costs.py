@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["DraftCost", "PassCosts", "PassTime"]
 

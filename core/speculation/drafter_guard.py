@@ -7,7 +7,7 @@ it, to the same tokens. It fails if it raises, returns what its contract does no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence as Items
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,11 @@ import numpy as np
 
 from augury.engine import guard
 from augury.errors import PluginError
-from augury.interfaces import Drafter
-from augury.types import Draft, read_only
+from augury.interfaces import Ask, Drafter
+from augury.types import Draft, Verdict, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-    from collections.abc import Sequence as Items
-
     from augury.engine.sequence import Sequence
-    from augury.interfaces import Ask
-    from augury.types import Verdict
 
 __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence as Items
 from typing import TYPE_CHECKING
 
 import attrs
 
 from augury.engine.verification import match_tree
 from augury.errors import UnsupportedError
-from augury.interfaces import Ask
+from augury.interfaces import Ask, Drafter
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import RequestDrafters, SlotDraft
-from augury.speculation.planner import N_TEACHER_FORCED
+from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.types import Draft, Verdict, read_only
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-    from collections.abc import Sequence as Items
-
     import numpy as np
 
     from augury.engine.sequence import Sequence
-    from augury.interfaces import Drafter
-    from augury.speculation.planner import DraftPlanner
 
 __all__ = ["Drafting"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence as Items
 from typing import TYPE_CHECKING
 
 from attrs import Factory, define, field
@@ -9,9 +10,6 @@ from attrs import Factory, define, field
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Items
-
     import numpy as np
 
     from augury.engine.sequence import Sequence

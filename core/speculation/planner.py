@@ -13,20 +13,14 @@ scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.speculation.costs import DraftCost
-from augury.speculation.drafts import LossBudget, RequestDrafters
+from augury.speculation.costs import DraftCost, PassCosts
+from augury.speculation.drafts import LossBudget, RequestDrafters, SlotDraft
 from augury.speculation.estimates import LOOKUP, MODEL, Acceptance
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.speculation.costs import PassCosts
-    from augury.speculation.drafts import SlotDraft
 
 __all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 

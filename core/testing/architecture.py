@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,9 +18,6 @@ from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
     from augury.interfaces import Architecture
     from augury.registry import Registry
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from attrs import frozen
 
 from augury.errors import AuguryError
 from augury.options import parse_specs
-from augury.testing.contract import ContractError
+from augury.testing.contract import Check, ContractError
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
-    from typing import Self
 
-    from augury.testing.contract import Check
     from augury.testing.drafter.driven import Subject
 
 __all__ = ["CheckItem", "Conformance"]

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve, frozen
 
-from augury.constraint import ConstraintSession
+from augury.constraint import Constraint, ConstraintSession
 from augury.hookspecs import hookimpl
 from augury.loader import Shared
 from augury.options import build
-from augury.testing.contract import Check, Contract, run_checks
+from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
 from augury.testing.toys import ToyDrafter, registry_with_toys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from augury.constraint import Constraint
     from augury.engine.engine import Engine
     from augury.registry import Registry
-    from augury.testing.contract import ContractError
 
 __all__ = ["CONSTRAINT_CHECKS", "ConstraintSubject", "check_constraint", "constraint_subject"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -9,8 +10,6 @@ from attrs import frozen
 from augury.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from hypothesis import settings
 
 __all__ = ["Check", "Contract", "ContractError", "hypothesis_settings", "require_hypothesis", "run_checks"]

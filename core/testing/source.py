@@ -8,22 +8,19 @@ from contextlib import suppress
 from inspect import CO_GENERATOR
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings
 
 from attrs import define, frozen
 
 from augury.errors import ModelFileError
-from augury.interfaces import Progress
-from augury.testing.contract import Check, Contract, run_checks
+from augury.interfaces import Progress, Source
+from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
-    from types import FrameType
-
-    from augury.interfaces import Source
     from augury.registry import Registry
-    from augury.testing.contract import ContractError
 
 __all__ = ["SOURCE_CHECKS", "SourceSubject", "check_source"]
 

@@ -6,13 +6,12 @@ So its text repeats itself as real text does, with surprises where the layers ou
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gguf import GGUFWriter
 
 __all__ = ["N_CTX_TRAIN", "N_VOCAB", "PERIOD", "write_tiny_model"]

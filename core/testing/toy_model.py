@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from augury.batch import check_layers
+from augury.batch import Batch, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
-from augury.passes import ArrayPass
+from augury.passes import ArrayPass, Pass
 from augury.types import Allocation, ModelInfo, StateSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from augury.batch import Batch
-    from augury.passes import Pass
 
 __all__ = ["ToyModel"]
 

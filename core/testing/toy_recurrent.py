@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,6 @@ from augury.testing.toy_model import ToyModel
 from augury.types import Allocation, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from augury.batch import Batch
     from augury.passes import Pass
 

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from augury.constraint import Constraint
+from augury.constraint import Constraint, ConstraintSession
 from augury.hookspecs import hookimpl
-from augury.interfaces import Backend, Drafter, Source
+from augury.interfaces import Backend, Drafter, Model, Progress, Source
 from augury.options import option
 from augury.registry import Registry
 from augury.testing.tiny_model import PERIOD, write_tiny_model
 from augury.testing.toy_model import ToyModel
 from augury.testing.toy_recurrent import ToyRecurrentModel
-from augury.types import Draft, ModelInfo
+from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
-    from augury.constraint import ConstraintSession
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Model, Progress
-    from augury.types import ModelOptions, StateSpec
 
 __all__ = [
     "TINY_DRAFT",

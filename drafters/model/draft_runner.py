@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,6 @@ from augury.log import DRAFT_LOGGER, get_logger
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from augury.drafters.model.draft_sampler import DraftSampler
     from augury.passes import Context, Pass
 

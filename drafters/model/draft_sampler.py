@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from augury.engine.sampling import Sampler
+from augury.engine.sampling import Sampler, SamplingParams
 
 if TYPE_CHECKING:
-    from augury.engine.sampling import SamplingParams
     from augury.passes import Pass
 
 __all__ = ["DraftSampler"]

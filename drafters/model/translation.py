@@ -18,16 +18,11 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
-from augury.text.tokenizer import StreamDecoder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.text.tokenizer import Tokenizer
+from augury.text.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = ["Translation"]
 

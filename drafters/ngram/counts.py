@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import define
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import numpy as np
 
 __all__ = ["Followers", "NgramCounts"]

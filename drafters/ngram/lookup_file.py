@@ -11,6 +11,8 @@ Source: llama.cpp, `common/ngram-cache.cpp` and `common/ngram-cache.h`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +22,6 @@ from augury.errors import ModelFileError
 from augury.files.atomic_file import AtomicFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from augury.drafters.ngram.counts import Followers
 
 __all__ = ["MAX_NGRAM", "LookupTable", "read_lookup", "write_lookup"]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from augury.interfaces import Drafter
-from augury.types import Draft
+from augury.interfaces import Drafter, Session
+from augury.types import Draft, Verdict
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy as np
 
-    from augury.interfaces import Session
-    from augury.types import Verdict
 
 __all__ = ["Continuation", "NgramMap"]
 

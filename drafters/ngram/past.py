@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from augury.drafters.ngram.counts import Followers, NgramCounts
@@ -11,8 +12,6 @@ from augury.errors import OptionError
 from augury.log import get_logger
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
 
 __all__ = ["NgramPast"]

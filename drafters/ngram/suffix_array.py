@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["SuffixArray"]
 

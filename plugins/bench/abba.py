@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby, takewhile
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -15,14 +17,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from augury.interfaces import Progress
-from augury.plugins.bench.timing import Timing
+from augury.plugins.bench.timing import Measurement, Runner, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
-
     from augury.cli.prompts import Prompt
-    from augury.plugins.bench.timing import Measurement, Runner
 
     Side = Callable[[Prompt], "Answer"]  # answers a prompt, which it processes in full
 

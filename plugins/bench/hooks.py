@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from augury.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from augury.registry import Registry
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from augury.plugins.bench.workload import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from augury.cli.prompts import Prompt
 
 __all__ = ["facts_as_json", "machine_facts", "run_facts"]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.batch import Batch
 from augury.errors import CapacityError
-from augury.interfaces import Progress
-from augury.plugins.bench.timing import Runner
-
-if TYPE_CHECKING:
-    from augury.interfaces import Model
-    from augury.plugins.bench.timing import Measurement
+from augury.interfaces import Model, Progress
+from augury.plugins.bench.timing import Measurement, Runner
 
 __all__ = ["ModelRunner"]
 

@@ -6,18 +6,16 @@ What is drawn has its place along a line in percent and across it in pixels, so 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from augury.plugins.bench.comparison_table import stall_lines
-from augury.plugins.bench.pair_stats import PairStats
+from augury.plugins.bench.pair_stats import DrafterResult, PairStats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from augury.plugins.bench.pair_stats import DrafterResult
     from augury.plugins.bench.paired_runs import Pair
     from augury.types import Result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from augury.plugins.bench.paired_runs import Pair
 
 __all__ = ["DrafterResult", "PairStats", "drafter_label"]

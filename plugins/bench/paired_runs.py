@@ -8,6 +8,7 @@ to neither. A plain run that stalled, and would make any drafter look fast, is r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
@@ -15,8 +16,6 @@ from attrs import evolve, frozen
 from augury.errors import AuguryError, PluginError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from augury.cli.prompts import Prompt
     from augury.engine.engine import Engine
     from augury.types import Result

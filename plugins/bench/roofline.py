@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from augury.plugins.bench.timing import Measurement
-from augury.profile import KernelTime, Limits
+from augury.profile import KernelTime, Limits, Profiled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from augury.plugins.bench.model_runner import ModelRunner
-    from augury.profile import Profiled
 
 __all__ = ["Roofline", "measure_roofline"]
 

@@ -7,7 +7,9 @@ of `augury.plugins.bench`.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from attrs import Factory, frozen
 
@@ -15,10 +17,6 @@ from augury.cli.table import table
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 __all__ = ["Change", "SavedResults", "change_lines", "changes", "changes_as_json", "check_saved"]
 

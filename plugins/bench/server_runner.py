@@ -8,24 +8,21 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
 from augury.errors import AuguryError
 from augury.plugins.bench.abba import Answer
-from augury.plugins.bench.timing import Runner
+from augury.plugins.bench.timing import Measurement, Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
-
     import numpy as np
 
-    from augury.plugins.bench.timing import Measurement
 
 __all__ = ["ServerOptions", "ServerRunner"]
 

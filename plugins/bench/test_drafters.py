@@ -7,6 +7,7 @@ the drafted runs, a processed prompt before them. Ratios to the plain runs besid
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,14 @@ from augury.engine.engine import Engine
 from augury.errors import AuguryError
 from augury.plugins.bench.machine import run_facts
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
-from augury.plugins.bench.paired_runs import PairedRuns
+from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.pytest_plugin import FOUND
 from augury.plugins.bench.workload import builtin_workload, read_workload
 from augury.registry import Registry
 from augury.speculation.config import choose_drafters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from augury.cli.prompts import Prompt
-    from augury.plugins.bench.paired_runs import Pair
     from augury.types import Result
 
 _SEED = 1

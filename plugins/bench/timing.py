@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from attrs import frozen
 
 from augury.interfaces import Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["Measurement", "MeasurementKind", "Runner", "Timing", "sweep"]
 

@@ -10,6 +10,7 @@ Source: successive halving is from Jamieson and Talwalkar 2016, "Non-stochastic 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from attrs import evolve, frozen
 from augury.plugins.bench.pair_stats import PairStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from augury.cli.prompts import Prompt
     from augury.plugins.bench.paired_runs import Pair
 

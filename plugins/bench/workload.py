@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve
 
-from augury.cli.prompts import prompts_of_lines, read_prompts
+from augury.cli.prompts import Prompt, prompts_of_lines, read_prompts
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
-    from augury.cli.prompts import Prompt
 
 __all__ = ["DEFAULT", "add_workload_flag", "builtin_workload", "digest", "prompts_to_compare", "read_workload"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import sys
@@ -15,8 +16,6 @@ from augury.files.atomic_file import write_atomically
 from augury.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    import argparse
-
     from augury.registry import Registry
 
 __all__ = ["augury_commands"]

@@ -6,20 +6,16 @@ import errno
 import io
 import os
 import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from augury.errors import ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
 from augury.hookspecs import hookimpl
-from augury.interfaces import Source
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from augury.interfaces import Progress
+from augury.interfaces import Progress, Source
 
 __all__ = ["HuggingFaceSource", "choose"]
 

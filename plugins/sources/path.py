@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.hookspecs import hookimpl
-from augury.interfaces import Source
-
-if TYPE_CHECKING:
-    from augury.interfaces import Progress
+from augury.interfaces import Progress, Source
 
 __all__ = ["PathSource"]
 

@@ -14,22 +14,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from attrs import frozen
 
 from augury.errors import ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
 from augury.hookspecs import hookimpl
-from augury.interfaces import Source
+from augury.interfaces import Progress, Source
 from augury.options import nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from augury.interfaces import Progress
 
 __all__ = ["Published", "PypiSource"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
 

@@ -1,7 +1,6 @@
 import pytest
 from attrs import frozen
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from augury.errors import OptionError
 from augury.options import Spec, build, option, options_of, parse_specs

@@ -5,8 +5,7 @@ import threading
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from toys import as_history
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.ngram_pools import NaiveNgramMod
 from toys import as_history
 

@@ -2,8 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from toys import as_history
 
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions, augury_drafters

@@ -2,8 +2,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
 from augury.drafters.recycle import _CHANCES, Recycle, RecycleOptions

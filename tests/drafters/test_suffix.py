@@ -1,7 +1,6 @@
 import attrs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.suffixes import longest_match
 from toys import as_history
 

@@ -51,8 +51,14 @@ from augury.backends.numba_cpu.kernels.machine import store_part
 from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64, mul, put_i64
 from augury.backends.numba_cpu.kernels.softmax import clear, merge
 from augury.backends.numba_cpu.kernels.step import scratch_of
-from augury.backends.numba_cpu.kernels.team import CLAIMED, N_SEGMENTS, N_TOKENS, SEGMENT_BYTES, SEGMENTS
-from augury.backends.numba_cpu.kernels.team import POSITIONS as TOKEN_POSITIONS
+from augury.backends.numba_cpu.kernels.team import (
+    CLAIMED,
+    N_SEGMENTS,
+    N_TOKENS,
+    POSITIONS as TOKEN_POSITIONS,
+    SEGMENT_BYTES,
+    SEGMENTS,
+)
 
 f32 = np.float32
 _ITEMS = 4  # per thread, so that they end together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import tracemalloc
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +17,16 @@ from attrs import frozen
 from augury.batch import Batch
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.interfaces import Progress
+from augury.interfaces import Backend, Model, Progress
 from augury.loader import make_backend, plan_of
 from augury.passes import Pass
 from augury.testing.backend import contract
-from augury.testing.contract import Check, hypothesis_settings
+from augury.testing.contract import Check, Contract, hypothesis_settings
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from augury.interfaces import Backend, Model
     from augury.registry import Registry
-    from augury.testing.contract import Contract
 
 __all__ = ["BACKEND_CHECKS", "BackendSubject"]
 
@@ -121,8 +118,7 @@ def row_invariance(subject: BackendSubject) -> None:
 
 def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
     """Two texts in two slots, cut anywhere, their parts side by side."""
-    from hypothesis import given
-    from hypothesis import strategies as st
+    from hypothesis import given, strategies as st
 
     cuts = st.lists(st.integers(1, 119), max_size=8).map(lambda drawn: [0, *sorted(set(drawn)), 120])
 
@@ -173,8 +169,7 @@ def undo(subject: BackendSubject) -> None:
 
 def trees(subject: BackendSubject) -> None:
     """Every path of any tree is a chain, and moves bring the one that was kept together."""
-    from hypothesis import given
-    from hypothesis import strategies as st
+    from hypothesis import given, strategies as st
 
     prompt = _tokens(30)
     with _closing(subject.load()) as model, _closing(subject.load()) as chains:

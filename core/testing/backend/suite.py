@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from augury.errors import UnsupportedError
@@ -11,8 +12,6 @@ from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.interfaces import Backend
     from augury.registry import Registry
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from augury.errors import AuguryError, OptionError
-from augury.options import build, options_of
+from augury.options import Option, build, options_of
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.drafter import contract
-from augury.testing.drafter.driven import DrivenLoop
+from augury.testing.drafter.driven import DrivenLoop, Subject
 from augury.testing.drafter.script import LONG, REPEATING, Request, Round, Way, requests
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from augury.options import Option
-    from augury.testing.drafter.driven import Subject
 
 __all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]
 
@@ -24,8 +19,7 @@ _LARGEST_BOUND = 1 << 20  # tried; a bound beyond may be one of memory
 
 def any_script(subject: Subject) -> None:
     """Whatever becomes of drafts, they are within limit and vocabulary, and the history is left alone."""
-    from hypothesis import given
-    from hypothesis import strategies as st
+    from hypothesis import given, strategies as st
 
     @hypothesis_settings(40)
     @given(script=st.lists(requests(), min_size=1, max_size=3))
@@ -74,8 +68,7 @@ def scope(subject: Subject) -> None:
 
 def interleaved(subject: Subject) -> None:
     """Several slots, of which each begins when it may: each drafts as if it were alone, unless all learn together."""
-    from hypothesis import given
-    from hypothesis import strategies as st
+    from hypothesis import given, strategies as st
 
     @hypothesis_settings(12)
     @given(scripts=st.lists(requests(max_rounds=8), min_size=2, max_size=3), waits=st.lists(st.integers(0, 4), min_size=3))
@@ -121,8 +114,7 @@ def prefilling(subject: Subject) -> None:
 
 def together(subject: Subject) -> None:
     """Drafting for several slots at once is drafting for one after another."""
-    from hypothesis import given
-    from hypothesis import strategies as st
+    from hypothesis import given, strategies as st
 
     @hypothesis_settings(12)
     @given(scripts=st.lists(requests(max_rounds=6), min_size=2, max_size=3))

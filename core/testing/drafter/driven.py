@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Collection, Mapping, Sequence as Items
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from attrs import Factory, define, frozen
@@ -16,28 +18,21 @@ from augury.engine.request import make_request
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
 from augury.errors import AuguryError
-from augury.interfaces import Progress
+from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.speculation.config import Member, Speculation
 from augury.speculation.drafting import Drafting
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
-from augury.testing.drafter.script import Way
+from augury.testing.drafter.script import Request, Round, Way
 from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from collections.abc import Sequence as Items
-    from types import TracebackType
-    from typing import Self
-
-    from augury.interfaces import Drafter
     from augury.registry import Registry
     from augury.speculation.drafts import SlotDraft
-    from augury.testing.drafter.script import Request, Round
 
 __all__ = ["DrivenLoop", "Play", "Subject", "Tally"]
 

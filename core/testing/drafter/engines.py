@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from augury.engine.engine import Engine
@@ -13,9 +15,6 @@ from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import TINY_TARGET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-
     from augury.registry import Registry
     from augury.testing.drafter.driven import Subject, Tally
     from augury.types import Result

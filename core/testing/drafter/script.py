@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,6 @@ from attrs import frozen
 from augury.testing.tiny_model import PERIOD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hypothesis.strategies import SearchStrategy
 
 __all__ = ["LONG", "PROMPTS", "REPEATING", "Request", "Round", "Way", "requests"]

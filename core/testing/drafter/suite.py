@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -15,8 +16,6 @@ from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.interfaces import Drafter
     from augury.registry import Registry
 

@@ -5,24 +5,17 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
-from augury.interfaces import Drafter
+from augury.interfaces import Ask, Drafter
 from augury.speculation.drafter_guard import misfit
-from augury.testing.contract import ContractError
+from augury.testing.contract import Contract, ContractError
 from augury.testing.drafter import contract
-from augury.types import Draft, read_only
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from augury.interfaces import Ask
-    from augury.testing.contract import Contract
-    from augury.types import Verdict
+from augury.types import Draft, Verdict, read_only
 
 __all__ = ["Watched", "watched"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from augury.errors import AuguryError, CapacityError
 from augury.testing.memory import contract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from augury.batch import Feed
     from augury.interfaces import MemoryManager
     from augury.testing.contract import Contract, ContractError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,6 @@ from augury.testing.toys import registry_with_toys
 from augury.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from hypothesis.strategies import DataObject, SearchStrategy
 
     from augury.interfaces import MemoryManager
@@ -60,8 +59,7 @@ class MemorySubject:
 
 def any_script(subject: MemorySubject) -> None:
     """Requests that share prefixes, rounds over any slots with chains and trees, failures, ends: slots hold their texts."""
-    from hypothesis import given
-    from hypothesis import strategies as st
+    from hypothesis import given, strategies as st
 
     kinds = subject.kinds
 

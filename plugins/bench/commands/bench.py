@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +22,6 @@ from augury.plugins.bench.commands.startup import run_startup
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
     from augury.registry import Registry
 
 __all__ = ["add_parser"]

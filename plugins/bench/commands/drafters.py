@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, Any
@@ -18,16 +19,13 @@ from augury.interfaces import Progress
 from augury.options import options_of, parse_specs
 from augury.plugins.bench.comparison_table import comparison_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
-from augury.plugins.bench.pair_stats import DrafterResult
+from augury.plugins.bench.pair_stats import DrafterResult, PairStats
 from augury.plugins.bench.paired_runs import PairedRuns
 from augury.plugins.bench.saved_results import change_lines, changes_as_json, check_saved
 from augury.plugins.bench.workload import prompts_to_compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from augury.engine.engine import Engine
-    from augury.plugins.bench.pair_stats import PairStats
 
 __all__ = ["DEFAULTS", "TURNS", "engine_loader", "exit_code", "run_drafters"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import statistics
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.log_output import configure_logging
 from augury.cli.parser import FlagsAction, are_counts, converted, counts
@@ -15,24 +17,16 @@ from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
 from augury.errors import OptionError
 from augury.files.models import resolve
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.loader import Loader, make_backend
-from augury.plugins.bench.abba import MIN_PAIRS, compare_passes
+from augury.plugins.bench.abba import MIN_PAIRS, PairedTiming, compare_passes
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.saved_results import change_lines, changes_as_json, check_saved
 from augury.plugins.bench.server_runner import ServerOptions, ServerRunner
-from augury.plugins.bench.timing import Measurement, sweep
+from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
-
-    from augury.interfaces import Model
-    from augury.plugins.bench.abba import PairedTiming
-    from augury.plugins.bench.timing import MeasurementKind, Timing
 
 __all__ = ["WIDE", "add_pass_flags", "are_passes_wanted", "pairs_of", "run_passes", "server_options", "trip_text"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from augury.errors import OptionError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.interfaces import Progress
-from augury.plugins.bench.abba import Answer, compare_answers
+from augury.plugins.bench.abba import Answer, AnswerPairs, compare_answers
 from augury.plugins.bench.commands.drafters import DEFAULTS
 from augury.plugins.bench.commands.passes import WIDE, pairs_of, server_options, trip_text
 from augury.plugins.bench.machine import facts_as_json, run_facts
@@ -25,13 +28,8 @@ from augury.plugins.bench.workload import prompts_to_compare
 from augury.text.chat_template import ChatTemplate, prompt_ids
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from augury.cli.prompts import Prompt
     from augury.engine.engine import Engine
-    from augury.plugins.bench.abba import AnswerPairs
     from augury.text.tokenizer import Tokenizer
 
 __all__ = ["run_prompts"]

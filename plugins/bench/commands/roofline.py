@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+from collections.abc import Iterator
 
 from attrs import asdict
 
@@ -13,15 +14,8 @@ from augury.errors import UnsupportedError
 from augury.plugins.bench.commands.passes import loaded_model
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.roofline import measure_roofline
-from augury.profile import Profiled
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
-    from augury.plugins.bench.roofline import Roofline
-    from augury.profile import KernelTime, Limits
+from augury.plugins.bench.roofline import Roofline, measure_roofline
+from augury.profile import KernelTime, Limits, Profiled
 
 __all__ = ["run_roofline"]
 

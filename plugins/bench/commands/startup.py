@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -17,10 +18,6 @@ from augury.errors import AuguryError
 from augury.files.models import resolve
 from augury.interfaces import Progress
 from augury.plugins.bench.commands.drafters import TURNS
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["Startup", "measure_startup", "run_startup"]
 

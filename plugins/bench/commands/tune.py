@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +21,12 @@ from augury.options import Spec, parse_specs
 from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit_code
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
-from augury.plugins.bench.paired_runs import PairedRuns
-from augury.plugins.bench.tuning import Candidate, Tuning, trials_of
+from augury.plugins.bench.paired_runs import Pair, PairedRuns
+from augury.plugins.bench.tuning import Candidate, Trial, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from augury.interfaces import Progress
-    from augury.plugins.bench.paired_runs import Pair
-    from augury.plugins.bench.tuning import Trial
     from augury.registry import Registry
 
 __all__ = ["add_parser", "option_words"]

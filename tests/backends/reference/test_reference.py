@@ -2,8 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.models import FAMILIES, FLOAT_NAMES, NAMES, QUANTISED_NAMES, altered, expected, nmse, tiny_file
 from oracles.passes import joined, run_of
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from augury.cli.command_line import make_parser
 from augury.cli.foreign_flags import FOREIGN_FLAGS

@@ -4,8 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.errors import ModelFileError

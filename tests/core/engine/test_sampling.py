@@ -2,8 +2,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles import sampling as oracle
 
 from augury.engine.sampling import SAMPLERS, Sampler, SamplingParams

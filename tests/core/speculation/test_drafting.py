@@ -3,8 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from toys import Gate, ScriptedDrafter, toy_engine
 
 from augury.engine.engine import Engine

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracles.planner_scenarios import DEPTH, Scenario, Source, chosen, slot_of, stretches
 
 from augury.speculation.costs import PassCosts, PassTime

@@ -3,8 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.planner_scenarios import DEPTH, chosen, slot_of
 
 from augury.speculation.costs import PassCosts, PassTime

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 import vocabularies
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.text.tokenizer import StreamDecoder, load_tokenizer

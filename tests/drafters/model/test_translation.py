@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import vocabularies
 from gguf.quants import quantize
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_model
 
 from augury import Engine

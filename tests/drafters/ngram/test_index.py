@@ -2,8 +2,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from augury.drafters.ngram.index import NgramIndex, window_hashes
 

@@ -3,8 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damage import disk_is_full
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from augury.drafters.ngram.counts import NgramCounts
 from augury.drafters.ngram.lookup_file import read_lookup, write_lookup

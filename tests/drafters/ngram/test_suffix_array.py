@@ -2,8 +2,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from oracles.suffixes import agreeing, longest_match
 
 from augury.drafters.ngram.suffix_array import SuffixArray

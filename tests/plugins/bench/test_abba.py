@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from augury.cli.prompts import Prompt
 from augury.plugins.bench.abba import (

@@ -4,8 +4,7 @@ import json
 
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pairs import pair
 
 from augury.errors import OptionError

@@ -2,8 +2,7 @@
 
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pairs import pair
 
 from augury.cli.prompts import Prompt
