@@ -71,9 +71,9 @@ class Emulator:
     def call(self, address: int, *args: int) -> None:
         """Call a function of int64 arguments."""
         top = (self._stack.ctypes.data + self._stack.size - _PAGE) // 16 * 16
-        behind = np.array(args[len(_ARGUMENTS) :], np.int64)
-        top -= -(-behind.nbytes // 16) * 16
-        ctypes.memmove(top, behind.ctypes.data, behind.nbytes)
+        after = np.array(args[len(_ARGUMENTS) :], np.int64)
+        top -= -(-after.nbytes // 16) * 16
+        ctypes.memmove(top, after.ctypes.data, after.nbytes)
         for register, value in zip(_ARGUMENTS, args, strict=False):
             self._cpu.reg_write(register, value % (1 << 64))
         self._cpu.reg_write(arm.UC_ARM64_REG_SP, top)

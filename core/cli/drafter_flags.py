@@ -56,7 +56,7 @@ def add_speculation_flags(parser: Any, registry: Registry) -> None:
         type=count(least=0),
         default=16,
         metavar="N",
-        help="tokens per draft at most (default: 16)",
+        help="tokens per draft at most, whatever a drafter's own n_max allows (default: 16)",
     )
     parser.add_argument(
         *("--draft-min", "--draft-n-min", "--spec-draft-n-min"),

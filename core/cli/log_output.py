@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TextIO
 
 from augury.cli.table import table
 from augury.speculation.draft_log import VerifiedDraft
@@ -13,7 +14,7 @@ from augury.speculation.draft_log import VerifiedDraft
 if TYPE_CHECKING:
     from augury.types import TokenLogprob
 
-__all__ = ["configure_logging", "draft_lines"]
+__all__ = ["LogHandler", "configure_logging", "draft_lines", "hold_log"]
 
 
 def configure_logging(*, verbosity: int, is_quiet: bool = False) -> None:
@@ -22,12 +23,41 @@ def configure_logging(*, verbosity: int, is_quiet: bool = False) -> None:
     With `is_quiet` errors only, for a command that loads the same model again and again and has shown its warnings once.
     """
     logger = logging.getLogger("augury")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(levelname)s %(name)s %(message)s"))
     logger.handlers[:] = [handler]
     least = logging.ERROR if is_quiet else logging.WARNING
     logger.setLevel((least, logging.INFO, logging.DEBUG)[verbosity])
     logger.propagate = False
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes records, but not into the middle of a line of generated text: until that ends it holds them back."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._held: list[logging.LogRecord] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write or hold back."""
+        if self._held is None:
+            super().emit(record)
+        else:
+            self._held.append(record)
+
+    def hold(self, *, is_on: bool) -> None:
+        """Hold back what comes, or write what was held back and whatever comes."""
+        with self.lock or nullcontext():
+            held, self._held = self._held or [], [] if is_on else None
+            for record in held:
+                self.emit(record)
+
+
+def hold_log(*, is_on: bool) -> None:
+    """Tell the handler of `configure_logging`, if there is one, whether a line of text is incomplete."""
+    for handler in logging.getLogger("augury").handlers:
+        if isinstance(handler, LogHandler):
+            handler.hold(is_on=is_on)
 
 
 def draft_lines(draft: VerifiedDraft) -> list[str]:

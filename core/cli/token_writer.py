@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.log_output import hold_log
+
 if TYPE_CHECKING:
     from augury.types import Token
 
@@ -38,6 +40,7 @@ class TokenWriter:
         else:
             self._console.print(text, style=self._style(piece.drafter), end="")
         sys.stdout.flush()
+        hold_log(is_on=not self._is_at_line_start)
 
     def end(self) -> None:
         """End the line, so that what follows starts on one of its own."""
@@ -45,6 +48,7 @@ class TokenWriter:
             sys.stdout.write("\n")
         sys.stdout.flush()
         self._is_at_line_start = True
+        hold_log(is_on=False)
 
     @property
     def legend(self) -> str:

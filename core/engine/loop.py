@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.engine.guard import guarded
+from augury.engine.guard import attempt, guarded
 from augury.engine.stats import EngineCounter, EngineStats
 from augury.errors import PluginError
 from augury.log import DRAFT_LOGGER, get_logger
@@ -114,10 +114,10 @@ class Loop:
         draft_s = perf_counter() - start
         if not shares:  # nobody is there, or all wait for their drafters
             return
-        passed = self._attempt([share.sequence for share in shares], self._forward, shares)
-        if passed is None:
+        forwarded = self._attempt([share.sequence for share in shares], self._forward, shares)
+        if forwarded is None:
             return
-        logits, argmax, features, forward_s = passed
+        passed, argmax, features, forward_s = forwarded
         n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
         for share in shares:
             if share.drafted is None:
@@ -125,7 +125,7 @@ class Loop:
                 share.sequence.counter.chunk(n, forward_s * n / n_tokens)
         emitted, row = [], 0
         for share in shares:
-            emitted.append(self._attempt([share.sequence], self._verify, share, logits, argmax, row))
+            emitted.append(self._attempt([share.sequence], self._emit, share, passed, argmax, row))
             row += share.feed.n_rows
         first = 0
         for share, verdict in zip(shares, emitted, strict=True):
@@ -198,12 +198,10 @@ class Loop:
 
     def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
         """Do a step for some sequences; if it fails, they end with what it raised, and None is returned."""
-        try:
-            return step(*arguments)
-        except BaseException as error:  # noqa: BLE001 - a plugin's `SystemExit` is a failure like any other
-            for sequence in sequences:
-                self._end(sequence, error)
-            return None
+        result, error = attempt(step, *arguments)
+        for sequence in sequences if error is not None else ():
+            self._end(sequence, error)
+        return result
 
     def _drop_cancelled(self) -> None:
         for sequence in [sequence for sequence in (*self._running, *self._waiting) if sequence.channel.cancels]:
@@ -291,25 +289,25 @@ class Loop:
         """The pass, the best token of each row where someone asks for no more, what drafters are fed, and the seconds."""
         wanted = self._drafting.features([share.sequence for share in shares])
         start = perf_counter()
-        logits = self._context.forward([share.feed for share in shares], wanted)
-        device_s = logits.wait()
+        passed = self._context.forward([share.feed for share in shares], wanted)
+        device_s = passed.wait()
         seconds = perf_counter() - start if device_s is None else device_s
         if self._n_vocab < self._context.info.n_vocab:
-            logits = logits.first(self._n_vocab)
+            passed = passed.first(self._n_vocab)
         has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)
-        argmax = logits.argmax().tolist() if has_greedy else []
-        return logits, argmax, {name: logits.features(name).copy() for name in wanted}, seconds
+        argmax = passed.argmax().tolist() if has_greedy else []
+        return passed, argmax, {name: passed.features(name).copy() for name in wanted}, seconds
 
-    def _verify(self, share: Share, logits: Pass, argmax: list[int], row: int) -> Verdict | None:
-        """Verify, emit what was accepted, and keep it; None where nothing was to be emitted."""
+    def _emit(self, share: Share, passed: Pass, argmax: list[int], row: int) -> Verdict | None:
+        """Verify a share's draft, emit what was accepted, and keep its states; None where nothing is emitted."""
         sequence = share.sequence
         if not share.feed.n_rows:
             self._keep(share)
             return None
         draft = share.feed.draft
-        accepted = sequence.verify(draft, logits, row, argmax)
+        accepted = sequence.verify(draft, passed, row, argmax)
         name = None if share.drafted is None else self._drafting.name(share.drafted)
-        n_emitted = sequence.emit(accepted, logits, row, name)
+        n_emitted = sequence.emit(accepted, passed, row, name)
         if not n_emitted:  # it has failed; what its slot holds is as before the pass
             return None
         if share.drafted is None:
@@ -319,9 +317,9 @@ class Loop:
             sequence.counter.first_token()
             return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
-            guarded(log_draft, sequence, draft, accepted, n_emitted, logits, row, name)
+            guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, name)
         if n_top := self._drafting.n_top(share.drafted):
-            best = logits.top_k(np.arange(row, row + share.feed.n_rows, dtype=np.int32), n_top)
+            best = passed.top_k(np.arange(row, row + share.feed.n_rows, dtype=np.int32), n_top)
             after = np.concatenate([share.feed.tokens, draft.tokens])
             share.drafted.top = (read_only(after), read_only(best[0]), read_only(best[1]))
         path = tuple(accepted.path[: n_emitted - 1])

@@ -86,10 +86,10 @@ class Translation:
                 break
             added += self._draft.piece(token)
         n_valid = _n_valid(added)
-        tokens = self._encoded_behind(b"".join(self._recent), added[:n_valid])
+        tokens = self._encoded_after(b"".join(self._recent), added[:n_valid])
         return tokens + special if n_valid == len(added) else tokens
 
-    def _encoded_behind(self, recent: bytes, new: bytes) -> list[int]:
+    def _encoded_after(self, recent: bytes, new: bytes) -> list[int]:
         """`new` as the target's tokens: encoded after `recent` if that leaves a boundary between the two, else alone."""
         if not new:
             return []

@@ -73,7 +73,7 @@ def test_configuration_strings_survive_the_round_trip(specs):
     assert parse_specs(";".join(map(str, specs))) == tuple(specs)
 
 
-def test_a_drafter_behind_another_ones_options_is_told_to_take_a_semicolon():
+def test_a_drafter_after_another_ones_options_is_told_to_take_a_semicolon():
     with pytest.raises(OptionError, match="'b' is not key=value; after options, ';' separates"):
         parse_specs("a:n=1,b")
 

@@ -31,7 +31,7 @@ def by_history(draft_min, draft_max):
 
 
 def followed(text, draft_min, draft_max):
-    """What `--spec-self 1` drafts: the last draft_min tokens are sought backwards, the up to draft_max behind them copied."""
+    """What `--spec-self 1` drafts: the last draft_min tokens are sought backwards, the up to draft_max after them copied."""
     if len(text) - 1 <= draft_min + draft_max + 1:
         return []
     end = len(text) - 1  # of what may be copied: the token just sampled is no part of it

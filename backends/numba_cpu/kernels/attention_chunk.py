@@ -128,7 +128,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
     ):
         """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
 
-        `n_tiles` tiles divide fetching what lies `distance` positions behind; this one is `tile`. A chunk is one of positions.
+        `n_tiles` tiles divide fetching what lies `distance` positions ahead; this one is `tile`. A chunk is one of positions.
         Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
         """
         d, window = get_i64(layer + D), get_i64(layer + WINDOW)

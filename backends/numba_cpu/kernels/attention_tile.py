@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CHUNK = 256  # positions whose scores are kept at once
-SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared behind
+SCORE_BYTES = 4 * (CHUNK + MAX_TOKENS + LANES)  # of one row: a chunk, or its beginning and a tree, and what is cleared after it
 _VECTOR = 64
 
 # Rows of the largest tile, vectors of positions or columns beside each other: what registers hold without spilling.
@@ -188,7 +188,7 @@ def _weigh(
 
 
 # score(type, n_rows, keys, queries, d, scale, out, ahead, lines): scale * (query . key) for POSITIONS positions. `keys` points
-# at their first block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES behind those of
+# at their first block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES after those of
 # the one before. Every dimension prefetches `lines` cache lines, from `ahead` on.
 score = intrinsic(prefer_literal=True)(_score)
 # weigh(type, n_rows, weights, count, values, width, out, stride, ahead, lines): sums of weight * value over `count` positions,

@@ -56,7 +56,7 @@ def _unpack_values(_: Any, kind: Any, values: Any, count: Any, width: Any, out: 
     return types.void(kind, *[types.int64] * 4), generate
 
 
-# unpack_keys(type, keys, n_blocks, out): blocks of 16 cells x 32 components, one behind the other → (n_blocks, 32, 16) float32.
+# unpack_keys(type, keys, n_blocks, out): blocks of 16 cells x 32 components, one after the other → (n_blocks, 32, 16) float32.
 unpack_keys = intrinsic(prefer_literal=True)(_unpack_keys)
 # unpack_values(type, values, count, width, out): `count` cells → (count, width) float32; width is a multiple of 32.
 unpack_values = intrinsic(prefer_literal=True)(_unpack_values)

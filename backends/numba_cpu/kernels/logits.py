@@ -124,7 +124,7 @@ def argmax(logits, width, n_rows, n, out):
 
 @helper
 def insert(ids, values, n_kept, k, token, value):
-    """Insert a token behind those that are at least as good; of k tokens the last falls off. Returns how many there are."""
+    """Insert a token after those that are at least as good; of k tokens the last falls off. Returns how many there are."""
     place = n_kept
     if n_kept == k:
         place -= 1

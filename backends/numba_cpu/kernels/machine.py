@@ -51,7 +51,7 @@ get_f64 = operation("get_f64", types.float64, (i64,), lambda b, a: load(b, a, ir
 put_f64 = operation("put_f64", void, (i64, types.float64), store)
 
 
-# The first `count` of 16 lanes; those behind are neither read (they come as zero) nor written.
+# The first `count` of 16 lanes; those after them are neither read (they come as zero) nor written.
 def _mask(b: ir.IRBuilder, count: ir.Value) -> ir.Value:
     lanes = ir.Constant(I32X16, list(range(16)))
     return b.icmp_signed("<", lanes, splat(b, b.trunc(count, I32), I32X16))

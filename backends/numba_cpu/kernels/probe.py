@@ -37,7 +37,7 @@ SCRATCH_BYTES = 2048  # of `multiply`, per thread: weights, columns, sums
 _LINES = 4
 _AHEAD = 1024
 _BITS = 4  # of the weights
-_N_SUMS, _N_ADDS = 8, 8  # as tiles have them: sums side by side, products behind each other
+_N_SUMS, _N_ADDS = 8, 8  # as tiles have them: sums side by side, products after each other
 
 MULTIPLY_ADDS = _N_SUMS * _N_ADDS * VECTOR  # of one round of `multiply`
 

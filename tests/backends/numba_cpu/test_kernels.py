@@ -80,7 +80,7 @@ def rotate_head(x, turns, n_pairs, is_interleaved):
 
 @pytest.mark.parametrize("n_pairs", [1, 5, 8, 16, 20, 64])
 @pytest.mark.parametrize("is_interleaved", [False, True])
-def test_pairs_turn_and_what_is_behind_them_stays(n_pairs, is_interleaved):
+def test_pairs_turn_and_what_is_after_them_stays(n_pairs, is_interleaved):
     rng = np.random.default_rng(n_pairs)
     x = rng.standard_normal(2 * n_pairs + SLACK).astype(np.float32)
     angles = rng.uniform(-9, 9, n_pairs)

@@ -153,7 +153,7 @@ def test_a_window_hides_what_lies_further_back():
     assert not np.array_equal(far[reach - 1], far_changed[reach - 1])
 
 
-def test_a_position_behind_the_context_is_a_capacity_error():
+def test_a_position_after_the_context_is_a_capacity_error():
     model = load_exact("llama-dense", n_ctx=8)
 
     model.forward(run_of(range(8)))

@@ -6,8 +6,9 @@ from math import log
 import pytest
 
 from augury.cli.log_output import configure_logging
+from augury.cli.token_writer import TokenWriter
 from augury.speculation.draft_log import DraftedToken, VerifiedDraft
-from augury.types import TokenLogprob
+from augury.types import Token, TokenLogprob
 
 CHOSEN = TokenLogprob(4, log(0.5), b"d")
 DRAFT = VerifiedDraft(
@@ -51,3 +52,14 @@ def test_other_records_are_lines_from_the_verbosity_on_that_shows_them(capsys):
         logger.warning("w")
         logger.info("i", extra={"draft": "not one of these"})
         assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == expected
+
+
+def test_a_record_waits_for_the_end_of_a_line_of_generated_text(capsys):
+    configure_logging(verbosity=1)
+    writer = TokenWriter(has_tokenizer=True, is_coloured=False)
+    for text, expected in (("a", []), ("b\n", ["a", "b"]), ("c", []), ("d", [])):
+        writer.write(Token(1, text, None))
+        logging.getLogger("augury.any").info(text.strip())
+        assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == expected
+    writer.end()
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["c", "d"]

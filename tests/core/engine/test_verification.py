@@ -15,7 +15,7 @@ def test_what_is_emitted_is_what_the_target_chooses_alone(draft, target):
     assert len(emitted) == len(draft) + 1 or emitted[-1] != draft[len(emitted) - 1]
 
 
-def test_the_target_is_asked_in_order_and_not_behind_a_rejection():
+def test_the_target_is_asked_in_order_and_not_after_a_rejection():
     asked = []
 
     def choose(i):

@@ -51,7 +51,7 @@ def test_chances_are_learnt_by_run_from_censored_drafts(chance):
     assert acceptance.chance(1) == pytest.approx(chance, abs=0.1)
 
 
-def test_tokens_guessed_one_by_one_are_all_seen_also_behind_a_wrong_one():
+def test_tokens_guessed_one_by_one_are_all_seen_also_after_a_wrong_one():
     one, other = Acceptance(MODEL), Acceptance(MODEL)
     one.see_each([True, False, True, True])
     for is_right in (1, 0, 1, 1):
@@ -93,8 +93,8 @@ def test_old_trials_count_less_those_of_all_requests_hardly_less():
 
 @pytest.mark.parametrize("bucket", range(len(LOOKUP.runs)))
 def test_a_token_counts_for_its_run_alone(bucket):
-    first, behind = LOOKUP.runs[bucket], [*LOOKUP.runs[1:], LOOKUP.runs[-1] + 9][bucket]
-    for run in (first, behind - 1):  # the first and the last run of the bucket
+    first, after = LOOKUP.runs[bucket], [*LOOKUP.runs[1:], LOOKUP.runs[-1] + 9][bucket]
+    for run in (first, after - 1):  # the first and the last run of the bucket
         acceptance = Acceptance(LOOKUP)
         acceptance.run = run
         acceptance.see([1], [0])

@@ -9,7 +9,7 @@ from augury.drafters.ngram.counts import NgramCounts
 from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
 from augury.errors import ModelFileError
 
-DATA = Path(__file__).parents[2] / "data/lookup"  # written by llama.cpp, from 20 words and from what it generated behind them
+DATA = Path(__file__).parents[2] / "data/lookup"  # written by llama.cpp, from 20 words and from what it generated after them
 N_VOCAB = 49152
 
 
