@@ -109,7 +109,7 @@ class Lowering:
         return [view for mixer in self._mixers for view in mixer.slot_memory(slot, n)]
 
     def _program(self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool) -> Program:
-        writing, norm = Tape(self._weights, self._buffers, space, self._arena), self.plan.output.norm
+        writing = Tape(self._weights, self._buffers, space, self._arena)
         if takes_hidden:
             writing.take_hidden()
         else:
@@ -122,8 +122,8 @@ class Lowering:
                 emitter.emit(writing)
             writing.join(left)
             if f"layer.{i}" in features:
-                writing.give_features(f"layer.{i}", norm, is_normed=False)
+                writing.give_features(f"layer.{i}", None)
         if "output" in features:
-            writing.give_features("output", norm, is_normed=True)
+            writing.give_features("output", self.plan.output.norm)
         self._output.emit(writing)
         return writing.program()

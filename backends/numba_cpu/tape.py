@@ -10,7 +10,7 @@ from attrs import field, frozen
 from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
-from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.memory import bits, up
 from augury.backends.numba_cpu.profile import Work
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ class Tape:
         x, private = self.space.x, self.space.is_private
         self.add(Work("hidden states"), step.copy_rows, 0, 0, x.address, x.stride, x.width, int(private), is_private=private)
 
-    def give_features(self, name: str, norm: Norm, *, is_normed: bool) -> None:
-        """Write that x, or its norm, goes where `Program.at` will say, of all tokens."""
-        self.norm(norm)  # to add to x what was left
-        rows, private = self.space.normed if is_normed else self.space.x, self.space.is_private
+    def give_features(self, name: str, norm: Norm | None) -> None:
+        """Write that x, or its norm where one is given, goes where `Program.at` will say, of all tokens."""
+        self.norm(norm)  # adds to x what was left
+        rows, private = self.space.x if norm is None else self.space.normed, self.space.is_private
         self._features[name] = len(self._rows)
         self.add(Work("features"), step.copy_rows, rows.address, rows.stride, 0, 0, rows.width, 0, is_private=private)
 
@@ -162,14 +162,13 @@ class Tape:
         """Add both what `beside` gave and what the block after it left."""
         self._pending, self.y = left + self._pending, self.buffers["y"]
 
-    def norm(self, norm: Norm, *, is_output: bool = False) -> None:
-        """Write the sum of x and of what blocks left, and its norm."""
+    def norm(self, norm: Norm | None, *, is_output: bool = False) -> None:
+        """Write the sum of x and of what blocks left, and its norm, where there is one."""
         x, normed, private = self.space.x, self.space.normed, self.space.is_private
-        weight, eps = self.weights.norm(norm)
+        size, weights = x.width, self.weights
         for y, post in self._pending or [(0, None)]:
-            post_weight, post_eps = self.weights.norm(post)
-            added = (y, up(norm.size, step.PANEL_ROWS), post_weight, bits(post_eps))
-            to = (weight, bits(eps), norm.size, normed.address, normed.stride, int(private), int(is_output))
+            added = (y, up(size, step.PANEL_ROWS), weights.norm(post))
+            to = (weights.norm(norm), size, normed.address, normed.stride, int(private), int(is_output))
             self.add(Work("norm"), step.add_norm, x.address, x.stride, *added, *to, is_private=private)
         self._pending = []
 
@@ -211,8 +210,3 @@ class Tape:
         work = Work("quantising activations")
         self.add(work, step.quantize, kernel, *places, int(private), int(is_output), is_private=private)
         return out
-
-
-def bits(value: float) -> int:
-    """A float64 as the integer that a record holds."""
-    return int(np.float64(value).view(np.int64))

@@ -10,9 +10,10 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
+from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
 from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
-from augury.blocks import Linear, Norm
+from augury.blocks import Linear
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import TensorType
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import ModelPlan
+    from augury.blocks import ModelPlan, Norm
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -103,9 +104,12 @@ class Weights:
             self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
         return self._vectors[key]
 
-    def norm(self, norm: Norm | None) -> tuple[int, float]:
-        """The address of a norm's weight and its epsilon; 0 where there is no norm."""
-        return (0, 0.0) if norm is None else (self.vector(norm.weight, norm.size), norm.eps)
+    def norm(self, norm: Norm | None) -> int:
+        """The address of what kernels know of a norm, see `kernels/norm.py`; 0 where there is none."""
+        if norm is None:
+            return 0
+        fields = [self.vector(norm.weight, norm.size), 0, bits(norm.eps), 0, 0]
+        return self._arena.shared(("norm", *fields), lambda: np.array(fields, np.int64), "scratch")
 
     def close_file(self) -> None:
         """Let go of the file, once everything is loaded."""

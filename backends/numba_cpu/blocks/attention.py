@@ -14,10 +14,11 @@ from augury.backends.numba_cpu.kernels import attention_layer
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.head import prepare_head
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.memory import memory_at, up
+from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import Rows, bits, row_bytes
+from augury.backends.numba_cpu.tape import Rows, row_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Attention
+    from augury.blocks import Attention, Norm
     from augury.types import ModelOptions
 
 __all__ = ["AttentionEmitter"]
@@ -47,7 +48,7 @@ class AttentionEmitter(MixerEmitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return (attend_kernel(*self._types), prepare_kernel(*self._types))
+        return (attend_kernel(*self._types), prepare_kernel(*self._types), prepare_head)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -80,16 +81,14 @@ class AttentionEmitter(MixerEmitter):
         n_slots = self.options.n_slots
         keys, values = (arena.zeros(n_slots * length * n_bytes, "KV cache") for n_bytes in self._cache_bytes())
         self._cache = keys, values
-        (q_norm, q_eps), (k_norm, k_eps) = weights.norm(block.q_norm), weights.norm(block.k_norm)
-        turns = arena.shared(self._turns_key(), self._turns, "rope tables")
         fields = [
             *(buffers[name] for name in ("q", "k", "v")),
             *(up(linear.n_out, 32) for linear in (block.q, block.k, block.v)),
             *(block.head_dim, block.value_dim, block.n_heads, block.n_kv_heads),
-            *(q_norm, bits(q_eps), k_norm, bits(k_eps)),
-            *(turns, len(block.rope.frequencies), int(block.rope.is_interleaved)),
+            *(address(prepare_head), *(self._ways(norm, weights, arena) for norm in (block.q_norm, block.k_norm)), 0),
             *(keys, values, length, bits(block.scale), block.window or _NO_WINDOW, buffers["mixed"]),
             *(buffers["parts of attention"], buffers["counts of attention"]),
+            *(0, 0, 0, 0),
         ]
         self.layer = arena.keep(np.array(fields, np.int64), "scratch")
 
@@ -118,6 +117,13 @@ class AttentionEmitter(MixerEmitter):
             views.append(memory_at(keys + key * (self._length // LANES) * head, key * (up(n, LANES) // LANES)))
             views.append(memory_at(values + value * self._length * head, value * n))
         return views
+
+    def _ways(self, norm: Norm | None, weights: Weights, arena: Arena) -> int:
+        """The record of what is done to heads of queries or keys."""
+        rope = self.block.rope
+        turns = arena.shared(self._turns_key(), self._turns, "rope tables")
+        fields = [0, weights.norm(norm), turns, len(rope.frequencies), int(rope.is_interleaved), 0, 0]
+        return arena.keep(np.array(fields, np.int64), "scratch")
 
     def _work(self) -> Work:
         block = self.block

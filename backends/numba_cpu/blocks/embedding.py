@@ -12,8 +12,8 @@ from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part
 from augury.backends.numba_cpu.kernels.simd import get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS
+from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -49,7 +49,7 @@ from augury.backends.numba_cpu.kernels.cache_type import BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import store_part
 from augury.backends.numba_cpu.kernels.simd import atomic_add, get_i64, mul, put_i64
-from augury.backends.numba_cpu.kernels.softmax import clear, merge
+from augury.backends.numba_cpu.kernels.softmax import begin, merge
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import (
     CLAIMED,
@@ -116,7 +116,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         kept = own + MAX_ROWS * bytes_of_part
         if parts == 0:
             for row in range(row1 - row0):
-                clear(kept + row * bytes_of_part, bytes_of_part)
+                begin(layer, kept + row * bytes_of_part, group * share + (row0 + row) % share, bytes_of_part)
         is_unpacked = has_codes and row1 - row0 > n_direct and parents == 0  # a tree's cells may be more than a chunk
         low, high = seen_by(positions, parents, share, get_i64(layer + WINDOW), row0, row1)
         for chunk in range(chunk0, chunk1):
@@ -124,8 +124,8 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             if chunk + 1 < chunk1:
                 n_tiles = (row1 - row0 + MAX_ROWS - 1) // MAX_ROWS
             if is_unpacked:
-                begin = CHUNK * chunk
-                unpack_chunk(layer, scratch, keys, values, begin, max(low - begin, 0), min(high + 1 - begin, CHUNK))
+                at = CHUNK * chunk
+                unpack_chunk(layer, scratch, keys, values, at, max(low - at, 0), min(high + 1 - at, CHUNK))
             elif chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
                 tile, n_tiles = -1, n_tiles - 1
             while row < row1:
@@ -136,7 +136,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 distance, part, n_shares = CHUNK, tile, n_tiles
                 if tile < 0:
                     distance, part, n_shares = POSITIONS, 0, 1
-                rows = (keys, values, share, row, n_rows, chunk, to, distance, part, n_shares)
+                rows = (keys, values, group, share, row, n_rows, chunk, to, distance, part, n_shares)
                 if is_unpacked:
                     attend_unpacked(layer, positions, parents, scratch, q, *rows)
                 else:
@@ -197,16 +197,16 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                 if is_cut:
                     n_items = (n_chunks + run - 1) // run
                 while item < first + n_items:
-                    begin, end, here = 0, n_chunks, 0
+                    start, end, here = 0, n_chunks, 0
                     if is_cut:
-                        begin = (item - first) * run
-                        end = min(begin + run, n_chunks)
-                        here = parts + begin * (row1 - row0) * bytes_of_part
-                    attend_part(layer, state, scratch, place, group, row0, row1, chunk0 + begin, chunk0 + end, here)
+                        start = (item - first) * run
+                        end = min(start + run, n_chunks)
+                        here = parts + start * (row1 - row0) * bytes_of_part
+                    attend_part(layer, state, scratch, place, group, row0, row1, chunk0 + start, chunk0 + end, here)
                     if is_cut and atomic_add(count, 1) == n_items - 1:
                         put_i64(count, 0)
                         for row in range(row0, row1):
-                            clear(kept, bytes_of_part)
+                            begin(layer, kept, group * share + row % share, bytes_of_part)
                             for chunk in range(n_chunks):
                                 merge(kept, parts + (chunk * (row1 - row0) + row - row0) * bytes_of_part, bytes_of_part)
                             finish(layer, kept, get_i64(place) + row // share, group * share + row % share)

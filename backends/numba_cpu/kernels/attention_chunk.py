@@ -8,6 +8,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_layer import (
+    BEND,
     DV,
     HEAD,
     LDQ,
@@ -25,7 +26,7 @@ from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, S
 from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper
-from augury.backends.numba_cpu.kernels.machine import get_f64
+from augury.backends.numba_cpu.kernels.machine import get_f64, invoke
 from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, put_f32, put_i64
 from augury.backends.numba_cpu.kernels.softmax import soften
 
@@ -41,13 +42,21 @@ def share_of_lines(lines, tile, n_tiles):
 
 
 @helper
+def first_seen(position, window):
+    """The first position that a token at `position` sees."""
+    if window < 0:
+        return position - position % -window
+    return max(position - window + 1, 0)
+
+
+@helper
 def seen_by(positions, parents, share, window, row0, row1):
     """The first position that any of the rows may see, and the last."""
     first, last = row0 // share, (row1 - 1) // share
     if parents == 0:
-        return max(get_i64(positions + 8 * first) - window + 1, 0), get_i64(positions + 8 * last)
+        return first_seen(get_i64(positions + 8 * first), window), get_i64(positions + 8 * last)
     highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
-    lowest = max(highest - window + 1, 0)
+    lowest = first_seen(highest, window)
     for token in range(first, last + 1):
         highest = max(highest, get_i64(positions + 8 * token))
     return lowest, highest
@@ -124,7 +133,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
 
     @helper
     def attend_chunk(
-        layer, positions, parents, scratch, q, keys, values, share, row, n_rows, chunk, parts, distance, tile, n_tiles
+        layer, positions, parents, scratch, q, keys, values, group, share, row, n_rows, chunk, parts, distance, tile, n_tiles
     ):
         """Compute a chunk's part of the rows of a tile; `keys` and `values` begin at position 0, `q` at row 0.
 
@@ -151,7 +160,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
             put_i64(scratch + QUERIES + 8 * r, q + 4 * here)
         scores, unpacked = scratch + SCORES, unpacked_of(layer, scratch)
         scale = simd.splat_f32(f32(get_f64(layer + SCALE)))
-        lines_k = lines_v = 0
+        bend, lines_k, lines_v = get_i64(layer + BEND), 0, 0
         if tile < n_tiles:
             lines_k = share_of_lines(all_lines_k, tile, n_tiles)
             lines_v = share_of_lines(all_lines_v, tile, n_tiles)
@@ -164,12 +173,14 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
         for r in range(n_rows):
             token = (row + r) // share
             position = get_i64(positions + 8 * token)
-            low, high = max(position - start - window + 1, 0), min(position - start + 1, CHUNK)
+            low, high = max(first_seen(position, window) - start, 0), min(position - start + 1, CHUNK)
             by_cell = scores + r * SCORE_BYTES
             by_position = by_cell
             if is_tree:
                 by_position = scratch + ROW_SCORES
                 gather(by_cell, by_position, mark, token, position, parents, start, base, first)
+            if bend != 0:
+                invoke(bend, (layer, by_position, first, end, start - position, group * share + (row + r) % share))
             top, total = soften(by_position, first, end, low, high)
             if low >= high:  # nothing to see here: no weights, and a total that says so
                 total = f32(-1)

@@ -10,11 +10,13 @@ N_PARTS = 16384  # chunks' parts of rows that there is memory for
 LINE = 64
 HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
 
-# Offsets into the record of an attention layer (see `lowering.py`).
-(Q, K, V, LDQ, LDK, LDV, D, DV, H, G, Q_NORM, Q_EPS, K_NORM, K_EPS, TURNS, N_PAIRS, IS_INTERLEAVED) = (
+# Offsets into the record of an attention layer, which `blocks/attention.py` writes. WAYS are what is done to heads (see
+# `head.py`, of values 0 if nothing), SINKS (H,) float32 or 0; BEND is the kernel that changes scores (see `bend.py`) or 0. A
+# position sees WINDOW positions, its own the last; of chunks of -WINDOW positions, those of its own where WINDOW is negative.
+(Q, K, V, LDQ, LDK, LDV, D, DV, H, G, PREPARE_HEAD, WAYS_Q, WAYS_K, WAYS_V, KEYS, VALUES, T) = (
     8 * field for field in range(17)
 )
-(KEYS, VALUES, T, SCALE, WINDOW, OUT, PARTS, COUNTS) = (8 * field for field in range(17, 25))
+(SCALE, WINDOW, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES) = (8 * field for field in range(17, 26))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
 # Behind these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64

@@ -8,18 +8,15 @@ from typing import Any
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_layer import (
     DV,
-    IS_INTERLEAVED,
-    K_EPS,
-    K_NORM,
     KEYS,
     LDK,
     LDQ,
     LDV,
-    N_PAIRS,
-    Q_EPS,
-    Q_NORM,
-    TURNS,
+    PREPARE_HEAD,
     VALUES,
+    WAYS_K,
+    WAYS_Q,
+    WAYS_V,
     D,
     G,
     H,
@@ -29,10 +26,8 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     V,
 )
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, copy_key, store_key, store_value
-from augury.backends.numba_cpu.kernels.jit import helper, kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64
-from augury.backends.numba_cpu.kernels.norm import normalise
-from augury.backends.numba_cpu.kernels.rope import rotate
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import CELLS, N_TOKENS, POSITIONS, SLOTS
@@ -44,35 +39,33 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
     put_k, bytes_k = store_key(type_k), BYTES[type_k]
     put_v, bytes_v = store_value(type_v), BYTES[type_v]
 
-    @helper
-    def ready(x, layer, norm, eps, turns):
-        """Norm and turn one head in place."""
-        if norm != 0:
-            normalise(x, norm, x, get_i64(layer + D), eps)
-        rotate(x, turns, get_i64(layer + N_PAIRS), get_i64(layer + IS_INTERLEAVED))
-
     def prepare(record, state, thread, n_threads):
         layer = get_i64(record + 16)
         n, n_heads, n_groups = get_i64(state + N_TOKENS), get_i64(layer + H), get_i64(layer + G)
         d, dv, length = get_i64(layer + D), get_i64(layer + DV), get_i64(layer + T)
         scratch, bytes_of_value = scratch_of(state, thread), bytes_v * ((dv + LANES - 1) // LANES)
+        prepare_head, ways = (
+            get_i64(layer + PREPARE_HEAD),
+            (get_i64(layer + WAYS_Q), get_i64(layer + WAYS_K), get_i64(layer + WAYS_V)),
+        )
         n_items = n * (n_heads + n_groups)
         for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
             t = item // (n_heads + n_groups)
             head = item - t * (n_heads + n_groups)
             position = get_i64(get_i64(state + POSITIONS) + 8 * t)
-            turns = get_i64(layer + TURNS) + 8 * position * get_i64(layer + N_PAIRS)
             if head < n_heads:
                 q = get_i64(layer + Q) + 4 * (t * get_i64(layer + LDQ) + head * d)
-                ready(q, layer, get_i64(layer + Q_NORM), get_f64(layer + Q_EPS), turns)
+                invoke(prepare_head, (q, ways[0], head, position, d))
             else:
                 head -= n_heads
                 run = get_i64(get_i64(state + SLOTS) + 8 * t) * n_groups + head
                 cell = get_i64(get_i64(state + CELLS) + 8 * t)
                 k = get_i64(layer + K) + 4 * (t * get_i64(layer + LDK) + head * d)
-                ready(k, layer, get_i64(layer + K_NORM), get_f64(layer + K_EPS), turns)
+                invoke(prepare_head, (k, ways[1], head, position, d))
                 put_k(k, get_i64(layer + KEYS) + bytes_k * d * ((run * length + cell) // LANES), cell % LANES, d, scratch)
                 v = get_i64(layer + V) + 4 * (t * get_i64(layer + LDV) + head * dv)
+                if ways[2] != 0:
+                    invoke(prepare_head, (v, ways[2], head, position, dv))
                 put_v(v, get_i64(layer + VALUES) + bytes_of_value * (run * length + cell), dv, scratch)
 
     prepare.__name__ = prepare.__qualname__ = f"prepare_{type_k}_{type_v}"

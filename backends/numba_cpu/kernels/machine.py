@@ -16,7 +16,6 @@ from augury.backends.numba_cpu.kernels.simd import (
     I32X16,
     I64,
     call,
-    constant,
     f32x16,
     i64,
     load,
@@ -69,6 +68,7 @@ def _store_part(b: ir.IRBuilder, address: ir.Value, vector: ir.Value, count: ir.
 
 load_part = operation("load_part", f32x16, (i64, i64), _load_part)
 store_part = operation("store_part", void, (i64, f32x16, i64), _store_part)
+part_of = operation("part_of", f32x16, (f32x16, i64), lambda b, x, n: b.select(_mask(b, n), x, ir.Constant(F32X16, None)))
 
 
 # Lanes
@@ -83,11 +83,17 @@ def _load_doubled(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
 swap_pairs = operation("swap_pairs", f32x16, (f32x16,), lambda b, x: _shuffle(b, x, [lane ^ 1 for lane in range(16)]))
 load_doubled = operation("load_doubled", f32x16, (i64,), _load_doubled)  # 8 floats, each in two lanes
 negate_even = operation("negate_even", f32x16, (f32x16,), lambda b, x: b.fmul(x, ir.Constant(F32X16, [-1.0, 1.0] * 8)))
-zero_below = operation(  # y where x is not below the limit, else 0
-    "zero_below",
+count_from = operation(  # start, start + 1, ..., as floats
+    "count_from",
     f32x16,
-    (f32x16, types.float32, f32x16),
-    lambda b, x, limit, y: b.select(b.fcmp_ordered("<", x, splat(b, limit, F32X16)), constant(F32X16, 0.0), y),
+    (i64,),
+    lambda b, start: b.sitofp(b.add(splat(b, b.trunc(start, I32), I32X16), ir.Constant(I32X16, list(range(16)))), F32X16),
+)
+choose_below = operation(  # y where x is below the limit, else z
+    "choose_below",
+    f32x16,
+    (f32x16, types.float32, f32x16, f32x16),
+    lambda b, x, limit, y, z: b.select(b.fcmp_ordered("<", x, splat(b, limit, F32X16)), y, z),
 )
 
 # Threads. `exchange` and `ordered_load` have one order that all threads agree on, which plain atomic loads and stores have not.

@@ -1,4 +1,4 @@
-"""Root-mean-square norm of a row."""
+"""Norms of a row. What a norm is, `Weights.norm` writes into a record, whose offsets are here."""
 
 from __future__ import annotations
 
@@ -7,31 +7,59 @@ import math
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import helper
-from augury.backends.numba_cpu.kernels.machine import load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import fma, mul, splat_f32, sum_lanes, zero_f32
+from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, part_of, store_part
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32, sub, sum_lanes, zero_f32
+
+# Addresses of weight and, or 0, bias; epsilon; whether the mean is subtracted; floats from one group's weight to the next's.
+WEIGHT, BIAS, EPS, IS_CENTRED, GROUP = (8 * field for field in range(5))
+_RUN = 256  # floats that are summed in float32
 
 
 @helper
-def inverse_rms(x, size, eps):
-    """1 / sqrt(mean(x^2) + eps) of `size` floats.
+def mean_of(x, size):
+    """The mean of `size` floats, summed as `inverse_deviation` does."""
+    total = np.float64(0.0)
+    for start in range(0, size, _RUN):
+        sums = zero_f32()
+        for index in range(start, min(start + _RUN, size), 16):
+            sums = add(sums, load_part(x + 4 * index, size - index))
+        total += np.float64(sum_lanes(sums))
+    return np.float32(total / size)
+
+
+@helper
+def inverse_deviation(x, size, mean, eps):
+    """1 / sqrt(mean((x - mean)^2) + eps) of `size` floats.
 
     Numerics: runs of 256 squares are summed in float32, 16 to a lane, the runs in float64.
     """
-    total = np.float64(0.0)
-    for start in range(0, size, 256):
+    total, middle = np.float64(0.0), splat_f32(mean)
+    for start in range(0, size, _RUN):
         squares = zero_f32()
-        for index in range(start, min(start + 256, size), 16):
-            value = load_part(x + 4 * index, size - index)
+        for index in range(start, min(start + _RUN, size), 16):
+            left = size - index
+            value = part_of(sub(load_part(x + 4 * index, left), middle), left)
             squares = fma(value, value, squares)
         total += np.float64(sum_lanes(squares))
-    return splat_f32(np.float32(1.0 / math.sqrt(total / size + eps)))
+    return np.float32(1.0 / math.sqrt(total / size + eps))
 
 
 @helper
-def normalise(x, weight, out, size, eps):
-    """Out = x * inverse_rms(x) * weight; `out` may be `x`."""
-    scale = inverse_rms(x, size, eps)
+def normalise(x, norm, out, size, group, added):
+    """Out = (x - mean) / deviation * weight + bias, and, unless it is 0, what lies at `added`; `out` may be either of them."""
+    mean = np.float32(0)
+    if get_i64(norm + IS_CENTRED) != 0:
+        mean = mean_of(x, size)
+    middle, scale = splat_f32(mean), splat_f32(inverse_deviation(x, size, mean, get_f64(norm + EPS)))
+    shift = 4 * group * get_i64(norm + GROUP)
+    weight, bias = get_i64(norm + WEIGHT) + shift, get_i64(norm + BIAS)
     for index in range(0, size, 16):
         left = size - index
-        value = mul(mul(load_part(x + 4 * index, left), scale), load_part(weight + 4 * index, left))
+        value = mul(sub(load_part(x + 4 * index, left), middle), scale)
+        if added != 0:
+            value = fma(value, load_part(weight + 4 * index, left), load_part(added + 4 * index, left))
+        else:
+            value = mul(value, load_part(weight + 4 * index, left))
+        if bias != 0:
+            value = add(value, load_part(bias + shift + 4 * index, left))
         store_part(out + 4 * index, value, left)

@@ -13,8 +13,8 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
-from augury.backends.numba_cpu.kernels.norm import inverse_rms, normalise
-from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.norm import normalise
+from augury.backends.numba_cpu.kernels.simd import add, atomic_add, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES
 
 PANEL_ROWS = 32
@@ -40,44 +40,35 @@ def share(n, thread, n_threads, is_private):
 
 @kernel
 def add_norm(record, state, thread, n_threads):
-    """X += y or its norm, where there is a y; out = norm(x).
+    """X += y or its norm, where there is a y; out = norm(x), where there is a norm.
 
-    Operands: x, stride, y (or 0), ldy, weight of y's norm (or 0), its eps, weight, eps, E, out, stride, is_private, rows. Where
-    `rows` is 1, only the rows whose logits are wanted are treated, and `out` has these alone.
+    Operands: x, stride, y (or 0), ldy, y's norm (or 0), norm (or 0), E, out, stride, is_private, rows. Where `rows` is 1, only
+    the rows whose logits are wanted are treated, and `out` has these alone.
     """
-    x, y, ldy, size = (
-        get_i64(record + 16) + thread * get_i64(record + 24),
-        get_i64(record + 32),
-        get_i64(record + 40),
-        get_i64(record + 80),
-    )
-    post, post_eps, weight, eps = get_i64(record + 48), get_f64(record + 56), get_i64(record + 64), get_f64(record + 72)
-    out = get_i64(record + 88) + thread * get_i64(record + 96)
-    is_gathered = get_i64(record + 112) != 0
+    x, y, ldy = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
+    post, norm, size = get_i64(record + 48), get_i64(record + 56), get_i64(record + 64)
+    out = get_i64(record + 72) + thread * get_i64(record + 80)
+    is_gathered = get_i64(record + 96) != 0
     n = get_i64(state + N_TOKENS)
     if is_gathered:
         n = get_i64(state + N_ROWS)
-    first, end = share(n, thread, n_threads, get_i64(record + 104))
+    first, end = share(n, thread, n_threads, get_i64(record + 88))
     for i in range(first, end):
         t = i
         if is_gathered:
             t = get_i64(get_i64(state + ROWS) + 8 * i)
         row = x + 4 * t * size
-        if y != 0:
-            added = y + 4 * t * ldy
-            if post != 0:
-                scale = inverse_rms(added, size, post_eps)
-                for index in range(0, size, 16):
-                    left = size - index
-                    value = mul(load_part(added + 4 * index, left), scale)
-                    value = fma(value, load_part(post + 4 * index, left), load_part(row + 4 * index, left))
-                    store_part(row + 4 * index, value, left)
-            else:
-                for index in range(0, size, 16):
-                    left = size - index
-                    value = add(load_part(row + 4 * index, left), load_part(added + 4 * index, left))
-                    store_part(row + 4 * index, value, left)
-        normalise(row, weight, out + 4 * i * size, size, eps)
+        if y != 0 and post == 0:
+            for index in range(0, size, 16):
+                left = size - index
+                value = add(load_part(row + 4 * index, left), load_part(y + 4 * (t * ldy + index), left))
+                store_part(row + 4 * index, value, left)
+        for step in range(2):  # a loop, so that the norm is compiled once
+            source, what, to, added = row, norm, out + 4 * i * size, 0
+            if step == 0:
+                source, what, to, added = y + 4 * t * ldy, post, row, row
+            if what != 0:
+                normalise(source, what, to, size, 0, added)
 
 
 @kernel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from augury.backends.numba_cpu.kernels import activation, jit, norm, rope
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 
 SLACK = 32
 
@@ -55,21 +55,40 @@ def test_gates_are_good_to_a_few_last_places(values):
     assert np.max(np.abs(applied(lanes(activation.gelu), values) - gelu) / (1 + abs(x))) < 1e-6
 
 
+def test_tangents_are_good_to_the_last_places(values):
+    x = np.concatenate([values / 20, values / 1e4])
+
+    assert np.allclose(applied(lanes(activation.hyperbolic_tangent), x), np.tanh(x.astype(np.float64)), rtol=3e-7, atol=0)
+
+
 @jit.kernel
-def normalise_row(x, weight, out, size, eps):
-    norm.normalise(x, weight, out, size, get_f64(eps))
+def normalise_row(x, record, out, size, group, added):
+    norm.normalise(x, record, out, size, group, added)
 
 
+@pytest.mark.parametrize("form", ["weight", "mean", "mean, bias", "bias, added", "of a group"])
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 576, 8960])
-def test_a_norm_is_good_to_the_last_places_and_writes_nothing_else(size):
+def test_a_norm_is_good_to_the_last_places_and_writes_nothing_else(size, form):
     rng = np.random.default_rng(size)
-    x, weight = rng.normal(0, 100, size).astype(np.float32), rng.normal(1, 0.3, size).astype(np.float32)
-    out, eps = np.full(size + SLACK, 7, np.float32), np.array([1e-5])
-    normalise_row(x.ctypes.data, weight.ctypes.data, out.ctypes.data, size, eps.ctypes.data)
+    x, weight = rng.normal(30, 100, size).astype(np.float32), rng.normal(1, 0.3, 3 * size).astype(np.float32)
+    bias, added = rng.normal(0, 1, (2, size)).astype(np.float32)
+    out = np.full(size + SLACK, 7, np.float32)
+    group = 2 if "group" in form else 0
+    record = np.zeros(8, np.int64)
+    record[[norm.WEIGHT // 8, norm.GROUP // 8]] = weight.ctypes.data, size
+    record[norm.EPS // 8 :].view(np.float64)[0] = 1e-5
+    record[norm.BIAS // 8] = bias.ctypes.data if "bias" in form else 0
+    record[norm.IS_CENTRED // 8] = "mean" in form
+
+    normalise_row(
+        *(x.ctypes.data, record.ctypes.data, out.ctypes.data, size, group), added.ctypes.data if "added" in form else 0
+    )
 
     wide = x.astype(np.float64)
-    right = wide / np.sqrt(np.mean(wide**2) + 1e-5) * weight
-    assert np.allclose(out[:size], right, rtol=4e-7, atol=0)
+    wide -= np.mean(wide) * ("mean" in form)
+    right = wide / np.sqrt(np.mean(wide**2) + 1e-5) * weight[group * size :][:size]
+    right += bias.astype(np.float64) * ("bias" in form) + added.astype(np.float64) * ("added" in form)
+    assert np.allclose(out[:size], right, rtol=1e-6, atol=2e-6 if "mean" in form or "bias" in form else 0)
     assert (out[size:] == 7).all()
 
 
