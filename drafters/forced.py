@@ -6,14 +6,11 @@ all of it is verified in one pass. Without a constraint it declines.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["Forced"]
 

@@ -26,8 +26,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from augury.drafters.ngram.corpus import NgramCorpus
@@ -38,10 +38,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft, Verdict
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["NgramCache", "NgramCacheOptions"]
 

@@ -16,18 +16,13 @@ the tokens after that place, whichever m-gram leads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 from attrs import Factory, define, frozen
 
 from augury.drafters.ngram.map import Continuation, NgramMap
 from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter, Session
 from augury.options import option
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from augury.interfaces import Drafter, Session
 
 __all__ = ["NgramMapK4v", "NgramMapK4vOptions"]
 

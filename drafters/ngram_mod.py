@@ -15,8 +15,7 @@ Source: llama.cpp, `common/ngram-mod.cpp` and `common/speculative.cpp`, whose dr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
@@ -24,10 +23,6 @@ from augury.interfaces import Drafter, Session
 from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft, Verdict
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["NgramMod", "NgramModOptions"]
 

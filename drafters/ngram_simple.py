@@ -14,8 +14,7 @@ drafter, has no effect there.) llama.cpp scans the text in every round; here an 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
@@ -23,10 +22,6 @@ from augury.interfaces import Drafter, Session
 from augury.log import get_logger
 from augury.options import option
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["NgramSimple", "NgramSimpleOptions"]
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["NoDrafter"]
 

@@ -16,8 +16,8 @@ Sources: Zhang et al. 2023, "Draft & Verify" (arXiv 2309.08168), which leaves ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
@@ -26,10 +26,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Ask, Drafter, Session
 from augury.options import option
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["SelfSpec", "SelfSpecOptions"]
 

@@ -18,8 +18,8 @@ the same however often a text repeats itself; and depth bounds the ending alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
@@ -27,10 +27,6 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.options import option
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["Suffix", "SuffixOptions"]
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.conversation import Conversation, read_messages
 from augury.cli.drafter_flags import warn_of_synthetic
@@ -17,9 +17,7 @@ from augury.cli.report import say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import check_writable, read_lines
 from augury.errors import AuguryError
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["add_parser"]
 

@@ -13,10 +13,10 @@ from augury.cli.text_file import read_text
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.atomic_file import write_atomically
+from augury.types import Result, Summary
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
-    from augury.types import Result, Summary
 
     Messages = list[dict[str, str]]
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.foreign_flags import ignored
 from augury.cli.parser import FlagsAction, Parser
 from augury.engine.sampling import sampling_options
 from augury.errors import OptionError
-
-if TYPE_CHECKING:
-    from augury.options import Option
+from augury.options import Option
 
 __all__ = ["DraftParams"]
 

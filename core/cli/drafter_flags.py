@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.draft_params import DraftParams
 from augury.cli.foreign_flags import FOREIGN_DRAFTERS, FOREIGN_FLAGS
@@ -12,10 +12,8 @@ from augury.cli.parser import Parser, converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import Option, Spec, options_of, parse_specs
+from augury.registry import Registry
 from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
 
 __all__ = [
     "add_drafter_flags",

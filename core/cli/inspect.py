@@ -12,10 +12,10 @@ from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
 from augury.files.models import resolve
+from augury.registry import Registry
 
 if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
-    from augury.registry import Registry
 
 __all__ = ["add_parser"]
 

@@ -6,13 +6,11 @@ import logging
 import math
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from augury.cli.table import table
 from augury.speculation.draft_log import VerifiedDraft
-
-if TYPE_CHECKING:
-    from augury.types import TokenLogprob
+from augury.types import TokenLogprob
 
 __all__ = ["LogHandler", "configure_logging", "draft_lines", "hold_log"]
 

@@ -21,12 +21,12 @@ from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.errors import OptionError
+from augury.interfaces import Progress
+from augury.registry import Registry
 from augury.types import CACHE_TYPES
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
-    from augury.interfaces import Progress
-    from augury.registry import Registry
 
 __all__ = ["add_model_flags", "load_engine"]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.drafter_flags import flag_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import fold, table
 from augury.options import Option, options_of
-
-if TYPE_CHECKING:
-    from augury.registry import PluginRecord, Registry
+from augury.registry import PluginRecord, Registry
 
 __all__ = ["add_parser"]
 

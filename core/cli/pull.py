@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.progress import ProgressDisplay
 from augury.files import models
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["add_parser"]
 

@@ -16,12 +16,12 @@ from augury.cli.report import as_json, drafting_lines, engine_line, print_json, 
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, OptionError
+from augury.registry import Registry
 from augury.types import Result, TokenLogprob
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.engine.running import Running
-    from augury.registry import Registry
 
 __all__ = ["add_parser"]
 

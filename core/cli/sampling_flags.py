@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.parser import count, counts
 from augury.cli.report import say
 from augury.engine.sampling import SAMPLERS, sampling_options
 from augury.errors import OptionError
-
-if TYPE_CHECKING:
-    from augury.options import Option
+from augury.options import Option
 
 __all__ = ["add_sampling_flags", "request_params"]
 

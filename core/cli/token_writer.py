@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.log_output import hold_log
-
-if TYPE_CHECKING:
-    from augury.types import Token
+from augury.types import Token
 
 __all__ = ["TokenWriter"]
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from augury.errors import AuguryError
 from augury.memory_limit import lack_of_memory
+from augury.types import Token
 
 if TYPE_CHECKING:
     import asyncio
-
-    from augury.types import Token
 
     Wakers = deque[Callable[[], object]]
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.constraint import Constraint, ConstraintSession
 from augury.engine.guard import SlowCalls, describe
 from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import build, parse_specs
+from augury.registry import Registry
 
 if TYPE_CHECKING:
-    from augury.constraint import Constraint, ConstraintSession
-    from augury.registry import Registry
-
     ChosenConstraint = tuple[type[Constraint], Any]
 
 __all__ = ["ConstraintGuard", "choose_constraint"]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 
 from augury.batch import Batch, Feed
 from augury.errors import AuguryError, OptionError
+from augury.interfaces import MemoryManager, Model
 from augury.passes import Context, Pass, Target
 from augury.types import Draft, ModelInfo, Opened, StateSpec, tokens_array
-
-if TYPE_CHECKING:
-    from augury.interfaces import MemoryManager, Model
 
 __all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
 

@@ -18,18 +18,18 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from augury.batch import Feed
 from augury.engine.guard import attempt, guarded
 from augury.engine.stats import EngineCounter, EngineStats
 from augury.errors import PluginError
 from augury.log import DRAFT_LOGGER, get_logger
+from augury.passes import Pass
 from augury.speculation.draft_log import log_draft
 from augury.types import Opened, Round, Summary, Verdict, read_only
 
 if TYPE_CHECKING:
-    from augury.batch import Feed
     from augury.engine.context import EngineContext
     from augury.engine.sequence import Sequence
-    from augury.passes import Pass
     from augury.speculation.drafting import Drafting
     from augury.speculation.drafts import SlotDraft
 

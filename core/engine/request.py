@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
 from augury.engine.sampling import SamplingParams, sampling_options
 from augury.errors import CapacityError, OptionError
 from augury.options import nearest
+from augury.registry import Registry
 from augury.speculation.config import Speculation, speculative_params
 from augury.types import tokens_array
 
 if TYPE_CHECKING:
-    from augury.constraint import Constraint
     from augury.engine.sampling_step import Step
-    from augury.registry import Registry
 
 __all__ = ["Request", "checked_tokens", "make_request"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from augury.interfaces import Session
+from augury.passes import Context, Target
+from augury.types import ModelInfo, ModelOptions
 
 if TYPE_CHECKING:
     from augury.loader import Loader
-    from augury.passes import Context, Target
     from augury.text.tokenizer import Tokenizer
-    from augury.types import ModelInfo, ModelOptions
 
 __all__ = ["EngineSession"]
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from attrs import frozen
 
 from augury.engine.guard import guarded
 from augury.errors import AuguryError, CapacityError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from augury.engine.channel import Channel
     from augury.engine.loop import Loop
     from augury.engine.sequence import Sequence

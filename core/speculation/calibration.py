@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.batch import Batch
+from augury.interfaces import Model
 from augury.speculation.costs import PassCosts, PassTime
-
-if TYPE_CHECKING:
-    from augury.interfaces import Model
 
 __all__ = ["measure_passes"]
 

@@ -6,18 +6,16 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
+from augury.interfaces import Drafter
 from augury.options import Spec, build, nearest, options_of, parse_specs
-
-if TYPE_CHECKING:
-    from augury.interfaces import Drafter
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "speculative_params", "synthetic_rates"]
 

@@ -8,12 +8,12 @@ import numpy as np
 from attrs import frozen
 
 from augury.log import DRAFT_LOGGER
+from augury.passes import Pass
 from augury.types import Draft, TokenLogprob
 
 if TYPE_CHECKING:
     from augury.engine.sequence import Sequence
     from augury.engine.verification import Accepted
-    from augury.passes import Pass
 
 __all__ = ["DraftedToken", "VerifiedDraft", "log_draft"]
 

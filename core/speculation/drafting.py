@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence as
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from augury.engine.verification import match_tree
 from augury.errors import UnsupportedError
@@ -16,8 +17,6 @@ from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.types import Draft, Verdict, read_only
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from augury.engine.sequence import Sequence
 
 __all__ = ["Drafting"]

@@ -14,13 +14,12 @@ from attrs import frozen
 from augury.blocks import Attention, FeedForward, Linear, ModelPlan, Norm
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
+from augury.interfaces import Architecture
+from augury.registry import Registry
 from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.toys import registry_with_toys
 
 if TYPE_CHECKING:
-    from augury.interfaces import Architecture
-    from augury.registry import Registry
-
     _Size = tuple[str, int | None, int | None]
 
 __all__ = ["ARCHITECTURE_CHECKS", "ArchitectureSubject", "check_architecture"]

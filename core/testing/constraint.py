@@ -12,6 +12,7 @@ from augury.constraint import Constraint, ConstraintSession
 from augury.hookspecs import hookimpl
 from augury.loader import Shared
 from augury.options import build
+from augury.registry import Registry
 from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
@@ -19,7 +20,6 @@ from augury.testing.toys import ToyDrafter, registry_with_toys
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
-    from augury.registry import Registry
 
 __all__ = ["CONSTRAINT_CHECKS", "ConstraintSubject", "check_constraint", "constraint_subject"]
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from augury.types import DrafterStats, Result, Summary
+from augury.types import DrafterStats, Result, Summary
 
 __all__ = ["miscounts"]
 

@@ -9,18 +9,16 @@ from inspect import CO_GENERATOR
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from warnings import catch_warnings
 
 from attrs import define, frozen
 
 from augury.errors import ModelFileError
 from augury.interfaces import Progress, Source
+from augury.registry import Registry
 from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.toys import registry_with_toys
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
 
 __all__ = ["SOURCE_CHECKS", "SourceSubject", "check_source"]
 

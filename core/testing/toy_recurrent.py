@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from augury.batch import Batch
 from augury.errors import AuguryError
+from augury.passes import Pass
 from augury.testing.toy_model import ToyModel
 from augury.types import Allocation, StateSpec
-
-if TYPE_CHECKING:
-    from augury.batch import Batch
-    from augury.passes import Pass
 
 __all__ = ["ToyRecurrentModel"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from augury.blocks import ModelPlan
 from augury.constraint import Constraint, ConstraintSession
 from augury.hookspecs import hookimpl
 from augury.interfaces import Backend, Drafter, Model, Progress, Source
@@ -21,7 +22,6 @@ from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
-    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 __all__ = [

@@ -11,11 +11,11 @@ from attrs import Factory, define, evolve, frozen
 
 from augury.drafters.model.cached_text import CachedText
 from augury.log import DRAFT_LOGGER, get_logger
+from augury.passes import Context, Pass
 from augury.types import Draft
 
 if TYPE_CHECKING:
     from augury.drafters.model.draft_sampler import DraftSampler
-    from augury.passes import Context, Pass
 
 __all__ = ["DraftRequest", "DraftRunner", "WrittenDraft"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 import numpy as np
 
 from augury.engine.sampling import Sampler, SamplingParams
-
-if TYPE_CHECKING:
-    from augury.passes import Pass
+from augury.passes import Pass
 
 __all__ = ["DraftSampler"]
 

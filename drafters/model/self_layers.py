@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from augury.interfaces import Ask
-    from augury.passes import Pass, Target
+from augury.interfaces import Ask
+from augury.passes import Pass, Target
 
 __all__ = ["write_ahead"]
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import define
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["Followers", "NgramCounts"]
 

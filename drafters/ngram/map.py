@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from attrs import define
 
 from augury.interfaces import Drafter, Session
 from augury.types import Draft, Verdict
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["Continuation", "NgramMap"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
 from augury.drafters.ngram.index import window_hashes
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["NgramOccurrences"]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from augury.drafters.ngram.counts import Followers, NgramCounts
 from augury.drafters.ngram.lookup_file import MAX_NGRAM, read_lookup, write_lookup
 from augury.errors import OptionError
 from augury.log import get_logger
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["NgramPast"]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
+from augury.types import Result
 
 if TYPE_CHECKING:
     from augury.plugins.bench.paired_runs import Pair
-    from augury.types import Result
 
 __all__ = ["page"]
 

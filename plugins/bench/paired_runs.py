@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from augury.errors import AuguryError, PluginError
+from augury.types import Result
 
 if TYPE_CHECKING:
     from augury.cli.prompts import Prompt
     from augury.engine.engine import Engine
-    from augury.types import Result
 
 __all__ = ["Pair", "PairedRuns", "check_drafters"]
 

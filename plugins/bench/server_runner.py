@@ -12,17 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import numpy as np
 from attrs import frozen
 
 from augury.errors import AuguryError
 from augury.plugins.bench.abba import Answer
 from augury.plugins.bench.timing import Measurement, Runner
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = ["ServerOptions", "ServerRunner"]
 

@@ -22,10 +22,10 @@ from augury.plugins.bench.pytest_plugin import FOUND
 from augury.plugins.bench.workload import builtin_workload, read_workload
 from augury.registry import Registry
 from augury.speculation.config import choose_drafters
+from augury.types import Result
 
 if TYPE_CHECKING:
     from augury.cli.prompts import Prompt
-    from augury.types import Result
 
 _SEED = 1
 

@@ -9,14 +9,12 @@ import sys
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.errors import AuguryError, OptionError
 from augury.files.atomic_file import write_atomically
 from augury.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["augury_commands"]
 

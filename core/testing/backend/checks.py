@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -20,13 +20,11 @@ from augury.files.gguf import ModelFile
 from augury.interfaces import Backend, Model, Progress
 from augury.loader import make_backend, plan_of
 from augury.passes import Pass
+from augury.registry import Registry
 from augury.testing.backend import contract
 from augury.testing.contract import Check, Contract, hypothesis_settings
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
 
 __all__ = ["BACKEND_CHECKS", "BackendSubject"]
 

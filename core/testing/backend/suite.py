@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.errors import UnsupportedError
+from augury.interfaces import Backend
 from augury.options import build
+from augury.registry import Registry
 from augury.testing.backend.checks import BACKEND_CHECKS, BackendSubject
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.toys import registry_with_toys
-
-if TYPE_CHECKING:
-    from augury.interfaces import Backend
-    from augury.registry import Registry
 
 __all__ = ["BACKEND_CHECKS", "BackendSubject", "backend_subject", "check_backend"]
 

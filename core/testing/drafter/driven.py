@@ -21,6 +21,7 @@ from augury.errors import AuguryError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
+from augury.registry import Registry
 from augury.speculation.config import Member, Speculation
 from augury.speculation.drafting import Drafting
 from augury.testing.contract import ContractError
@@ -31,7 +32,6 @@ from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
 
 if TYPE_CHECKING:
-    from augury.registry import Registry
     from augury.speculation.drafts import SlotDraft
 
 __all__ = ["DrivenLoop", "Play", "Subject", "Tally"]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError
+from augury.registry import Registry
 from augury.testing.counts import miscounts
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import TINY_TARGET
+from augury.types import Result
 
 if TYPE_CHECKING:
-    from augury.registry import Registry
     from augury.testing.drafter.driven import Subject, Tally
-    from augury.types import Result
 
 __all__ = ["N_TOKENS", "WAYS", "Output", "StrictEngine", "answers", "compare", "counted", "engine_with", "output", "plain"]
 

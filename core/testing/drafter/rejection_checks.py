@@ -16,11 +16,11 @@ from augury.testing.drafter.checks import any_script, reproducible, together
 from augury.testing.drafter.engines import N_TOKENS, WAYS, answers, compare, counted, engine_with, output, plain
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.tiny_model import PERIOD
+from augury.types import Result
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
     from augury.testing.drafter.driven import Subject
-    from augury.types import Result
 
 __all__ = ["REJECTION_CHECKS"]
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
 from augury.hookspecs import hookimpl
+from augury.interfaces import Drafter
+from augury.registry import Registry
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.drafter.checks import DRIVEN_CHECKS
 from augury.testing.drafter.driven import Subject
 from augury.testing.drafter.engine_checks import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.toys import registry_with_toys
-
-if TYPE_CHECKING:
-    from augury.interfaces import Drafter
-    from augury.registry import Registry
 
 __all__ = ["DRAFTER_CHECKS", "DrafterReport", "check_drafter", "drafter_subject"]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
+from augury.batch import Feed
 from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError
+from augury.interfaces import MemoryManager
 from augury.testing.memory import contract
+from augury.types import Draft
 
 if TYPE_CHECKING:
-    from augury.batch import Feed
-    from augury.interfaces import MemoryManager
     from augury.testing.contract import Contract, ContractError
     from augury.testing.toy_model import ToyModel
-    from augury.types import Draft
 
 __all__ = ["DrivenMemory", "Guess"]
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from augury.interfaces import MemoryManager
 from augury.options import build
+from augury.registry import Registry
 from augury.testing.contract import Check, hypothesis_settings, require_hypothesis, run_checks
 from augury.testing.memory import contract
 from augury.testing.memory.driven_memory import DrivenMemory, Guess
@@ -21,8 +23,6 @@ from augury.types import Draft
 if TYPE_CHECKING:
     from hypothesis.strategies import DataObject, SearchStrategy
 
-    from augury.interfaces import MemoryManager
-    from augury.registry import Registry
 
 __all__ = ["MEMORY_CHECKS", "MemorySubject", "check_memory_manager", "memory_subject"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
@@ -20,9 +20,7 @@ from augury.plugins.bench.commands.prompts import run_prompts
 from augury.plugins.bench.commands.roofline import run_roofline
 from augury.plugins.bench.commands.startup import run_startup
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag
-
-if TYPE_CHECKING:
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["add_parser"]
 

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import add_model_flags
@@ -17,6 +17,7 @@ from augury.cli.report import print_json, print_lines, say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.table import table
 from augury.errors import OptionError
+from augury.interfaces import Progress
 from augury.options import Spec, parse_specs
 from augury.plugins.bench.commands.drafters import DEFAULTS, engine_loader, exit_code
 from augury.plugins.bench.comparison_table import stall_lines
@@ -24,10 +25,7 @@ from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.paired_runs import Pair, PairedRuns
 from augury.plugins.bench.tuning import Candidate, Trial, Tuning, trials_of
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag, prompts_to_compare
-
-if TYPE_CHECKING:
-    from augury.interfaces import Progress
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["add_parser", "option_words"]
 
