@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu import kernel_pass, tape
-from augury.backends.numba_cpu.blocks import EMITTERS
+from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
@@ -39,8 +39,8 @@ class Lowering:
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
-        plan.check_blocks(EMITTERS)
-        self.plan = plan
+        self.plan = plan = plan.for_context(options.n_ctx)
+        plan.check_blocks(KNOWN)
         self.options = options
         self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
         self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]

@@ -36,7 +36,7 @@ class Weights:
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, float], int] = {}
-        linears = (part for block in plan.blocks() for part in block.tensors() if isinstance(part, Linear))
+        linears = (part for part in plan.parts() if isinstance(part, Linear))
         self._tensors = {linear.weight: file.tensor(linear.weight, (linear.n_out, linear.n_in)) for linear in linears}
         self.kernels = matmul_kernels({tensor.type.name.lower() for tensor in self._tensors.values()})
 
@@ -106,7 +106,7 @@ class Weights:
 
     def norm(self, norm: Norm | None) -> int:
         """The address of what kernels know of a norm, see `kernels/norm.py`; 0 where there is none."""
-        if norm is None:
+        if norm is None or norm.weight is None:
             return 0
         fields = [self.vector(norm.weight, norm.size), 0, bits(norm.eps), 0, 0]
         return self._arena.shared(("norm", *fields), lambda: np.array(fields, np.int64), "scratch")

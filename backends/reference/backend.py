@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.reference.blocks import FEED_FORWARDS, MIXERS
+from augury.backends.reference.blocks import CACHES, KNOWN
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.weights import Weights
-from augury.blocks import Embedding, Output
 from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.types import ModelInfo, StateSpec
@@ -30,14 +29,15 @@ class Reference(Backend):
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of a loaded plan will take."""
-        plan.check_blocks({Embedding, *MIXERS, *FEED_FORWARDS, Output})
+        plan.for_context(options.n_ctx).check_blocks(KNOWN)
         options.check_cache_types(plan)
-        n_bytes = sum(MIXERS[type(layer.mixer)][0].bytes_per_position(layer.mixer, options) for layer in plan.layers)
+        mixers = [mixer for mixer in plan.mixers if type(mixer) in CACHES]
+        n_bytes = sum(CACHES[type(mixer)].bytes_per_position(mixer, options) for mixer in mixers)
         return StateSpec(options.n_slots, options.n_ctx, n_bytes)
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""
-        spec = self.state_spec(plan, options)
+        spec, plan = self.state_spec(plan, options), plan.for_context(options.n_ctx)
         info = ModelInfo.of(file, plan)
         try:
             return ReferenceModel(info, spec, plan, Weights.load(file, plan, progress), options)

@@ -5,25 +5,44 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import activate, attend, norm, rotate
-from augury.blocks import Attention, FeedForward
+from augury.backends.reference.formula import activate, attend, norm, rotate, sigmoid, softcap
+from augury.blocks import (
+    Activation,
+    Attention,
+    Embedding,
+    FeedForward,
+    Layer,
+    Linear,
+    Norm,
+    NormKind,
+    Output,
+    Projection,
+    Rope,
+    Rows,
+    Temperature,
+    Vector,
+)
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
-    from augury.blocks import Embedding, Norm, Output
 
-__all__ = ["FEED_FORWARDS", "MIXERS", "each_normed", "embed", "output"]
+__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "output"]
 
 
-def embed(block: Embedding, weights: Weights, tokens: np.ndarray) -> np.ndarray:
-    """Look up x = scale * W[token]: (n,) tokens → (n, E)."""
-    return block.scale * weights.rows(block.weight, tokens)
+def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
+    """Look up x = norm(scale * W[token] + positions[p]): n tokens → (n, E)."""
+    x = block.scale * weights.rows(block.weight, batch.tokens)
+    if block.positions is not None:
+        x = x + weights.rows(block.positions.weight, batch.positions)
+    return each_normed(x, block.norm, weights)
 
 
 def attention(
@@ -34,50 +53,114 @@ def attention(
     Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
     lies on its path.
     """
-    normed = each_normed(x, block.norm, weights)
-    queries = weights.product(block.q, normed).reshape(-1, block.n_heads, block.head_dim)
-    keys = weights.product(block.k, normed).reshape(-1, block.n_kv_heads, block.head_dim)
-    values = weights.product(block.v, normed).reshape(-1, block.n_kv_heads, block.value_dim)
-    queries, keys = each_normed(queries, block.q_norm, weights), each_normed(keys, block.k_norm, weights)
+    normed, positions = each_normed(x, block.norm, weights), batch.positions.tolist()
+    queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
+    keys = _heads(block, block.k, block.k_norm, weights, normed, positions)
+    values = _clamped(weights.product(block.v, normed), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
+    values = each_normed(values, block.v_norm, weights)
     cells = batch.positions if tree is None else tree.cells
-    places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
-    for token, (slot, position, cell) in enumerate(places):
-        cache.store(slot, cell, rotate(keys[token], position, block.rope), values[token])
+    places = list(zip(batch.slots.tolist(), positions, cells.tolist(), strict=True))
+    for token, (slot, _, cell) in enumerate(places):
+        cache.store(slot, cell, keys[token], values[token])
+    sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, _) in enumerate(places):
         first = 0 if block.window is None else max(0, position + 1 - block.window)
+        first = first if block.chunk is None else max(first, position // block.chunk * block.chunk)
         seen = slice(first, position + 1) if tree is None else tree.seen(token)[first:]
-        query = rotate(queries[token], position, block.rope)
-        mixed[token] = attend(query, *cache.seen(slot, seen), block.scale).reshape(-1)
-    return each_normed(weights.product(block.o, mixed), block.post_norm, weights)
+        query = queries[token] if block.temperature is None else queries[token] * _sharpness(block.temperature, position)
+        mixed[token] = attend(block, query, *cache.seen(slot, seen), sinks).reshape(-1)
+    if block.gate is not None:
+        gates = sigmoid(weights.product(block.gate, normed))
+        mixed *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
+    return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
+
+
+def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
+    """What a projection adds to x (n, E): o(norm(x))."""
+    return weights.product(block.o, each_normed(x, block.norm, weights))
 
 
 def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
-    """What a feed-forward adds to x (n, E): post_norm(down(activation(gate(n)) * up(n))) with n = norm(x)."""
+    """What a feed-forward adds to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
     normed = each_normed(x, block.norm, weights)
-    gates, ups = weights.product(block.gate, normed), weights.product(block.up, normed)
+    ups = weights.product(block.up, normed)
+    gates = ups if block.gate is None else weights.product(block.gate, normed)
+    divisors = 1.0 if block.divisors is None else weights.vector(block.divisors.weight)
     hidden = np.empty_like(gates)
     for token, gate in enumerate(gates):
-        hidden[token] = activate(gate, block.activation) * ups[token]
-    return each_normed(weights.product(block.down, hidden), block.post_norm, weights)
+        hidden[token] = activate(gate, block.activation) / divisors
+        if block.gate is not None:
+            hidden[token] *= ups[token]
+    return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
 
 def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
     """Logits (r, V) float32 = W norm(x), of the normed rows (r, E) that are asked for."""
-    return weights.product(block.weight, normed).astype(np.float32)
+    return softcap(weights.product(block.weight, normed), block.softcap).astype(np.float32)
 
 
 def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarray:
-    """Norm every token of x (n, …, size) by itself; where the plan has no such norm, x."""
+    """Norm every token of x (n, …, size) by itself; where the plan has no such norm, x.
+
+    Of heads x (n, H, D) a norm of D values goes over each, one of H * D over all together.
+    """
     if block is None:
         return x
-    weight = weights.vector(block.weight)
+    weight = np.ones(1) if block.weight is None else weights.vector(block.weight)
+    bias = np.zeros(1) if block.bias is None else weights.vector(block.bias)
     normed = np.empty_like(x)
     for token, row in enumerate(x):
-        normed[token] = norm(row, weight, block.eps)
+        groups = row.reshape(-1, block.size)
+        normed[token] = (norm(groups, block.eps, block.kind) * weight + bias).reshape(row.shape)
     return normed
 
 
-MIXERS = {Attention: (LayerCache, attention)}
-"""What a mixer keeps of its slots, and what it adds to x, by its type."""
-FEED_FORWARDS = {FeedForward: feed_forward}
+def _heads(
+    block: Attention, linear: Linear, norm: Norm | None, weights: Weights, x: np.ndarray, positions: list[int]
+) -> np.ndarray:
+    """Queries or keys (n, heads, D) of x (n, E), normed and turned."""
+    heads = _clamped(weights.product(linear, x), block.clamp).reshape(len(x), -1, block.head_dim)
+    before, after = (None, norm) if block.is_rope_first else (norm, None)
+    heads = each_normed(heads, before, weights)
+    if block.rope is not None:
+        heads = np.array([rotate(each, at, block.rope) for each, at in zip(heads, positions, strict=True)]).reshape(heads.shape)
+    return each_normed(heads, after, weights)
+
+
+def _clamped(x: np.ndarray, limit: float | None) -> np.ndarray:
+    return x if limit is None else x.clip(-limit, limit)
+
+
+def _sharpness(temperature: Temperature, position: int) -> float:
+    """What a query is multiplied by; see `Temperature`."""
+    periods = (position + temperature.offset) // temperature.period
+    return 1.0 + temperature.scale * math.log1p(periods)
+
+
+CACHES: dict[type, Any] = {Attention: LayerCache}
+"""What a mixer keeps of its slots, by its type."""
+MIXERS: dict[type, Any] = {Attention: attention}
+"""What a mixer that keeps something adds to x, by its type."""
+STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
+"""What a block that keeps nothing adds to x, by its type."""
+KNOWN: dict[type, Container[Any]] = {
+    Embedding: {"scale", "positions", "norm"},
+    Attention: {
+        *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
+        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate"),
+    },
+    Projection: (),
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
+    Output: {"softcap"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm"},
+    Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
+    Norm: {"weight", "bias", "weight_shape"},
+    Rope: {"magnitude", "is_interleaved"},
+    Rows: (),
+    Temperature: {"offset"},
+    Vector: (),
+    Activation: tuple(Activation),
+    NormKind: tuple(NormKind),
+}
+"""What is computed here; see `ModelPlan.check_blocks`."""

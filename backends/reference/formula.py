@@ -11,26 +11,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation
+from augury.blocks import Activation, NormKind
 
 if TYPE_CHECKING:
-    from augury.blocks import Rope
+    from augury.blocks import Attention, Rope
 
-__all__ = ["activate", "attend", "norm", "rotate"]
+__all__ = ["activate", "attend", "norm", "rotate", "sigmoid", "softcap"]
 
 
-def norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """Divide by the root mean square: x / sqrt(mean(x^2) + eps) * weight.
+def norm(x: np.ndarray, eps: float, kind: NormKind = NormKind.RMS) -> np.ndarray:
+    """Divide by the root mean square: x / sqrt(mean(x^2) + eps); a layer norm subtracts the mean before.
 
     Args:
         x: (..., n); the last axis is normed, each of the others on its own.
-        weight: (n,).
         eps: Keeps a row of zeros from being divided by zero.
+        kind: Which of the two.
 
-    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
+    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; Ba et al. 2016, "Layer Normalization".
     """
-    mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    normed: np.ndarray = x / np.sqrt(mean_square + eps) * weight
+    centred = x - np.mean(x, axis=-1, keepdims=True) if kind is NormKind.LAYER else x
+    mean_square = np.mean(centred * centred, axis=-1, keepdims=True)
+    normed: np.ndarray = centred / np.sqrt(mean_square + eps)
     return normed
 
 
@@ -61,41 +62,68 @@ def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
     return turned
 
 
-def attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float) -> np.ndarray:
+def attend(
+    block: Attention, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, sinks: np.ndarray | None = None
+) -> np.ndarray:
     """Mix the values that the queries ask for: softmax(scale * K q)^T V, head by head.
 
     Args:
+        block: Says how scores are scaled, capped and biased.
         queries: (H, D).
         keys: (G, T, D), of the positions that the token sees, its own the last.
         values: (G, T, D_v).
-        scale: Of the products.
+        sinks: (H,) scores that take part of the softmax with nothing to mix.
 
     Returns:
         (H, D_v). Query head h reads KV head h // (H / G).
+
+    Source: Press et al. 2021, "Train Short, Test Long", for slopes; Xiao et al. 2023, "Efficient Streaming Language Models with
+    Attention Sinks", for sinks.
     """
     n_heads, n_kv_heads = len(queries), len(keys)
+    distances = np.arange(keys.shape[1] - 1, -1, -1)
     mixed = np.empty((n_heads, values.shape[2]))
     for head in range(n_heads):
         group = head // (n_heads // n_kv_heads)
-        mixed[head] = _softmax(scale * (keys[group] @ queries[head])) @ values[group]
+        scores = softcap(block.scale * (keys[group] @ queries[head]), block.softcap)
+        if block.slopes is not None:
+            scores -= block.slopes[head] * distances
+        mixed[head] = _softmax(scores, None if sinks is None else sinks[head]) @ values[group]
     return mixed
 
 
-def activate(gate: np.ndarray, activation: Activation) -> np.ndarray:
-    """Bend the gate (F,) of a feed-forward: SiLU g / (1 + e^-g), or GELU in its tanh approximation.
+def softcap(x: np.ndarray, limit: float | None) -> np.ndarray:
+    """Bend x smoothly into (-limit, limit)."""
+    return x if limit is None else limit * np.tanh(x / limit)
 
-    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2.
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^-x)."""
+    with np.errstate(over="ignore"):  # e^-x may become infinite, which gives the 0 that is meant
+        result: np.ndarray = 1.0 / (1.0 + np.exp(-x))
+    return result
+
+
+def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
+    """Bend the gate (F,) of a feed-forward: SiLU g / (1 + e^-g), GELU in its tanh approximation, or ReLU, squared or not.
+
+    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2; So et al. 2021, "Primer", for squares.
     """
     if activation is Activation.SILU:
-        with np.errstate(over="ignore"):  # e^-g may become infinite, which gives the 0 that is meant
-            bent: np.ndarray = gate / (1.0 + np.exp(-gate))
+        with np.errstate(over="ignore"):  # as in `sigmoid`
+            bent: np.ndarray = x / (1.0 + np.exp(-x))
+    elif activation is Activation.GELU:
+        bent = 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
     else:
-        bent = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)))
+        bent = np.maximum(x, 0.0)
+        if activation is Activation.RELU_SQUARED:
+            bent *= bent
     return bent
 
 
-def _softmax(x: np.ndarray) -> np.ndarray:
-    """e^x / sum(e^x) over (T,); the largest is subtracted first, lest e^x overflow."""
-    powers: np.ndarray = np.exp(x - x.max())
-    powers /= powers.sum()
+def _softmax(x: np.ndarray, sink: float | None) -> np.ndarray:
+    """e^x / sum(e^x) over (T,), with the sink's in the sum; the largest is subtracted first, lest e^x overflow."""
+    largest = x.max() if sink is None else max(x.max(), sink)
+    powers: np.ndarray = np.exp(x - largest)
+    powers /= powers.sum() if sink is None else powers.sum() + math.exp(sink - largest)
     return powers

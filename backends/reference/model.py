@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.reference.blocks import FEED_FORWARDS, MIXERS, each_normed, embed, output
+from augury.backends.reference.blocks import CACHES, MIXERS, STATELESS, each_normed, embed, output
 from augury.batch import Tree, check_accepted, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
@@ -36,7 +36,7 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan = plan
         self._weights: Weights | None = weights
-        self._caches = [MIXERS[type(layer.mixer)][0](layer.mixer, options) for layer in plan.layers]
+        self._caches = [CACHES[type(mixer)](mixer, options) if type(mixer) in CACHES else None for mixer in plan.mixers]
         self.identity = f"reference, {info}, {options.cache_type_k}, {options.cache_type_v}"
 
     def forward(self, batch: Batch) -> Pass:
@@ -46,12 +46,13 @@ class ReferenceModel(Model):
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         if batch.accepted is not None:
             check_accepted(batch.accepted, self.state_spec)
-            for cache in self._caches:
+            for cache in filter(None, self._caches):
                 cache.move(batch.accepted)
-        x = embed(self._plan.embedding, weights, batch.tokens) if batch.hidden is None else batch.hidden.astype(np.float64)
+        embedded = embed(self._plan.embedding, weights, batch)
+        x = embedded if batch.hidden is None else batch.hidden.astype(np.float64)
         features = {}
         for i in range(*(batch.layers or (0, len(self._caches)))):
-            x = _through(self._plan.layers[i], self._caches[i], weights, batch, tree, x)
+            x = _through(self._plan.layers[i], self._caches[i], weights, batch, tree, x, embedded)
             features[f"layer.{i}"] = hidden = x.astype(np.float32)
             x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same
         normed = each_normed(x, self._plan.output.norm, weights)
@@ -62,13 +63,13 @@ class ReferenceModel(Model):
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`."""
         self._open()
-        return [array for cache in self._caches for array in cache.slot_memory(slot, n)]
+        return [array for cache in filter(None, self._caches) for array in cache.slot_memory(slot, n)]
 
     def memory_table(self) -> Sequence[Allocation]:
         """What the weights and the KV cache take."""
         return (
             Allocation("weights", self._open().n_bytes),
-            Allocation("KV cache", sum(cache.n_bytes for cache in self._caches)),
+            Allocation("KV cache", sum(cache.n_bytes for cache in filter(None, self._caches))),
         )
 
     def close(self) -> None:
@@ -93,14 +94,26 @@ class ReferenceModel(Model):
         check_layers(batch, self.info, self.features)
 
 
-def _through(layer: Layer, cache: LayerCache, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
-    """The residual stream (n, E) after a layer."""
-    _, mix = MIXERS[type(layer.mixer)]
-    mixed = x + mix(layer.mixer, weights, cache, batch, tree, x)
-    if layer.feed_forward is None:
-        return mixed
-    feed_forward = FEED_FORWARDS[type(layer.feed_forward)]
-    return mixed + feed_forward(layer.feed_forward, weights, x if layer.is_parallel else mixed)
+def _through(
+    layer: Layer,
+    cache: LayerCache | None,
+    weights: Weights,
+    batch: Batch,
+    tree: Tree | None,
+    x: np.ndarray,
+    embedded: np.ndarray,
+) -> np.ndarray:
+    """The residual stream (n, E) after a layer, given what it is before and what the embedding made."""
+    after = x
+    for block in layer.blocks:
+        seen = x if layer.is_parallel else after
+        if cache is not None and block is layer.mixer:
+            after = after + MIXERS[type(block)](block, weights, cache, batch, tree, seen)
+        else:
+            after = after + STATELESS[type(block)](block, weights, seen)
+    if layer.skip:
+        after = after + layer.skip * embedded
+    return each_normed(after, layer.norm, weights)
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from augury.blocks import Linear, ModelPlan
+    from augury.blocks import Linear, ModelPlan, Rows
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -63,7 +63,7 @@ class Weights:
         Numerics: One matrix-vector product per token and `_N_ROWS` rows: a matrix-matrix product would add in an order that
         depends on how many tokens there are.
         """
-        matrix = self._arrays[layer.weight]
+        matrix = _of_rows(self._arrays[layer.weight], layer.rows)
         y = np.empty((len(x), layer.n_out))
         for start in range(0, layer.n_out, _N_ROWS):
             part = matrix[start : start + _N_ROWS].astype(np.float64)
@@ -71,8 +71,16 @@ class Weights:
                 y[token, start : start + _N_ROWS] = part @ vector
         y *= layer.scale
         if layer.bias is not None:
-            y += layer.bias_scale * self.vector(layer.bias)
+            y += layer.bias_scale * _of_rows(self.vector(layer.bias), None if layer.has_own_bias else layer.rows)
         return y
+
+
+def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:
+    """The rows (n_out, …) of what is stored (n_stored, …)."""
+    if rows is None:
+        return stored
+    groups = stored.reshape(-1, rows.step, *stored.shape[1:])[:, rows.first : rows.first + rows.size]
+    return groups.reshape(-1, *stored.shape[1:])
 
 
 def _dequantised(tensor: Tensor) -> np.ndarray:

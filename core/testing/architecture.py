@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from augury.blocks import Attention, FeedForward, Linear, ModelPlan, Norm
+from augury.blocks import Attention, Block, FeedForward, Linear, ModelPlan, Norm, Projection
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Architecture
@@ -148,26 +148,43 @@ def _attention_sizes(block: Attention, n_embd: int) -> Iterator[_Size]:
     ):
         yield f"{what}.n_in", linear.n_in, n_in
         yield f"{what}.n_out", linear.n_out, n_out
-    for name, norm, size in (("q_norm", block.q_norm, head_dim), ("k_norm", block.k_norm, head_dim)):
-        yield name, size if norm is None else norm.size, size
-    yield "norm", block.norm.size, n_embd
-    yield "post_norm", n_embd if block.post_norm is None else block.post_norm.size, n_embd
-    n_rot = 2 * len(block.rope.frequencies)
+    q_size, k_size = (heads * head_dim, groups * head_dim) if block.has_joint_norms else (head_dim, head_dim)
+    yield from _norm_sizes(block, norm=n_embd, q_norm=q_size, k_norm=k_size, v_norm=value_dim, out_norm=block.o.n_in)
+    yield from _norm_sizes(block, post_norm=n_embd)
+    if block.gate is not None:
+        yield "gate.n_in", block.gate.n_in, n_embd
+        yield "gate.n_out", block.gate.n_out, heads if block.gate.n_out == heads else heads * value_dim
+    yield "sinks", heads if block.sinks is None else block.sinks.size, heads
+    yield "slopes", heads if block.slopes is None else len(block.slopes), heads
+    n_rot = 0 if block.rope is None else 2 * len(block.rope.frequencies)
     yield "rope", n_rot, min(n_rot, head_dim)
 
 
 def _feed_forward_sizes(block: FeedForward, n_embd: int) -> Iterator[_Size]:
     for what, linear in (("gate", block.gate), ("up", block.up)):
-        yield f"{what}.n_in", linear.n_in, n_embd
-        yield f"{what}.n_out", linear.n_out, block.down.n_in
+        yield f"{what}.n_in", n_embd if linear is None else linear.n_in, n_embd
+        yield f"{what}.n_out", block.down.n_in if linear is None else linear.n_out, block.down.n_in
     yield "down.n_out", block.down.n_out, n_embd
-    yield "norm", block.norm.size, n_embd
-    yield "post_norm", n_embd if block.post_norm is None else block.post_norm.size, n_embd
+    yield "divisors", block.down.n_in if block.divisors is None else block.divisors.size, block.down.n_in
+    yield from _norm_sizes(block, norm=n_embd, hidden_norm=block.down.n_in, post_norm=n_embd)
+
+
+def _projection_sizes(block: Projection, n_embd: int) -> Iterator[_Size]:
+    yield "o.n_in", block.o.n_in, n_embd
+    yield "o.n_out", block.o.n_out, n_embd
+    yield from _norm_sizes(block, norm=n_embd)
+
+
+def _norm_sizes(block: Block, **sizes: int) -> Iterator[_Size]:
+    for name, size in sizes.items():
+        norm = getattr(block, name)
+        yield name, size if norm is None else norm.size, size
 
 
 _SIZES: dict[type[Any], Callable[[Any, int], Iterator[_Size]]] = {  # of each block, its sizes and those that fit
     Attention: _attention_sizes,
     FeedForward: _feed_forward_sizes,
+    Projection: _projection_sizes,
 }
 
 
@@ -175,19 +192,24 @@ def _numbers(plan: ModelPlan) -> Iterator[tuple[str, float, bool]]:
     """Numbers of a plan, and whether they can be."""
     yield "n_ctx_train", plan.n_ctx_train, plan.n_ctx_train >= 1
     yield "the embedding's scale", plan.embedding.scale, math.isfinite(plan.embedding.scale)
-    for block in plan.blocks():
-        for part in block.tensors():
-            if isinstance(part, Norm):
-                yield f"eps of {part.weight}", part.eps, 0 < part.eps < math.inf
-            elif isinstance(part, Linear):
-                yield f"the scale of {part.weight}", part.scale, math.isfinite(part.scale)
+    for part in plan.parts():
+        if isinstance(part, Norm):
+            yield f"eps of {part.weight}", part.eps, 0 < part.eps < math.inf
+        elif isinstance(part, Linear):
+            yield f"the scale of {part.weight}", part.scale, math.isfinite(part.scale)
+    for block in plan.mixers:
         if isinstance(block, Attention):
-            rope, window = block.rope, 1 if block.window is None else block.window
-            worst = float(np.abs(rope.frequencies).max(initial=0.0))
+            window = 1 if block.window is None else block.window
             yield "a scale of attention", block.scale, math.isfinite(block.scale)
-            yield "a rope's magnitude", rope.magnitude, math.isfinite(rope.magnitude)
-            yield "a rope's largest frequency", worst, math.isfinite(worst)
             yield "a window", window, window >= 1
+            if (rope := block.rope) is not None:
+                worst = max(
+                    float(np.abs(each).max(initial=0.0))
+                    for each in (rope.frequencies, rope.long_frequencies)
+                    if each is not None
+                )
+                yield "a rope's magnitude", rope.magnitude, math.isfinite(rope.magnitude)
+                yield "a rope's largest frequency", worst, math.isfinite(worst)
 
 
 ARCHITECTURE_CHECKS = (

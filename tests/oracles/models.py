@@ -3,6 +3,8 @@
 `NAMES` are models; `tiny_model(NAME)` is the path of its GGUF file, written once per test run, and `expected(NAME)` tokens and
 logits. `tiny_file(NAME)` opens it, `altered` and `with_layers` make `ModelFile`s that differ from it without writing anything.
 
+`ORACLES` are the float32 models of all architectures; `FAMILIES` are those that other tests go through, too.
+
 The data: `NAME.head` is the size of a GGUF file (8 bytes, little-endian) and its header; the weights are derived from the
 names of model and tensor. `NAME.npz` has tokens (T,) int32 and logits (T, V) float32 of every position, float32 KV cache,
 token by token. `llama-dense-TYPE` has the weights of `llama-dense` in another type; the K-quants and IQ4, which the
@@ -30,6 +32,7 @@ STORED_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 FLOAT_NAMES = tuple(f"{family}-dense" for family in FAMILIES)
 QUANTISED_NAMES = tuple(f"llama-dense-{kind}" for kind in WRITTEN_TYPES + STORED_TYPES)
 NAMES = FLOAT_NAMES + QUANTISED_NAMES
+ORACLES = tuple(sorted(path.stem for path in DATA.glob("*.head")))
 
 
 @functools.cache
@@ -38,7 +41,7 @@ def tiny_model(name: str) -> Path:
     if name.endswith(STORED_TYPES):
         return DATA / f"{name}.gguf"
     path = Path(_folder().name) / f"{name}.gguf"
-    if name in FLOAT_NAMES:
+    if name in ORACLES:
         _write_from_head(DATA / f"{name}.head", path)
     else:
         source, _, kind = name.rpartition("-")
@@ -122,13 +125,20 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     key = int.from_bytes(hashlib.sha256(f"{model}/{name}".encode()).digest()[:16], "little")
     raw = np.random.Philox(key=key).random_raw(int(np.prod(shape))).view(np.uint16).reshape(-1, 4)
     x = ((raw.sum(axis=1, dtype=np.int64) - 131070).astype(np.float32) / np.float32(37837.0)).reshape(shape)
-    if "norm" in name and name.endswith("weight"):
-        return np.float32(1) + np.float32(0.2) * x
-    if name.startswith("token_embd"):
-        return x
-    if len(shape) == 1:
-        return np.float32(0.1) * x
-    return x * np.float32(1.2 / float(shape[-1]) ** 0.5)
+    if name.endswith("ssm_a"):
+        return -np.square(np.float32(0.8) + np.float32(0.3) * x)
+    mean, deviation = np.float32(0), np.float32(1.2 / float(shape[-1]) ** 0.5 if len(shape) > 1 else 0.1)
+    if ("norm" in name and name.endswith("weight")) or "dt_b_c" in name:
+        mean, deviation = np.float32(1), np.float32(0.2)
+    elif name.endswith("ssm_d"):
+        mean, deviation = np.float32(1), np.float32(0.3)
+    elif "ssm_dt.bias" in name:
+        mean, deviation = np.float32(-1), np.float32(1)
+    elif "conv" in name:
+        deviation = np.float32(0.5)
+    elif "sinks" in name or name.startswith("token_embd"):
+        deviation = np.float32(1)
+    return mean + deviation * x
 
 
 def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:

@@ -39,7 +39,7 @@ _BLOCK = 64  # positions that a slot's memory is padded to: at least what attent
 class AttentionEmitter(MixerEmitter):
     """Keeps keys and values of every position, in cells that `Batch` names."""
 
-    block: Attention
+    block: Any  # an Attention, with rope and norm: what else there could be, `KNOWN` refuses
 
     def __init__(self, block: Attention, options: ModelOptions) -> None:
         super().__init__(block, options)

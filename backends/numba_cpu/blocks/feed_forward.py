@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.tape import Tape
-    from augury.blocks import FeedForward
 
 __all__ = ["FeedForwardEmitter"]
 
@@ -58,7 +57,7 @@ _GATED = {Activation.SILU: _gated(silu, "gated_silu"), Activation.GELU: _gated(g
 class FeedForwardEmitter(Emitter):
     """Multiplies by gate and up in one record, and activates where the products are still near."""
 
-    block: FeedForward
+    block: Any  # a FeedForward, with gate and norm: what else there could be, `KNOWN` refuses
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""

@@ -1,0 +1,33 @@
+"""The vocabulary of layers that a plan is written in.
+
+An architecture turns a file's metadata into a `ModelPlan`; a backend computes plans and never hears a model's name. Weights are
+referred to by tensor name. Shape letters are those of docs/notation.md: E embedding, H query heads, G KV heads, D head size.
+
+A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, the blocks of every `Layer` add to it,
+`Output` turns it into logits. `parts` are what blocks consist of, `transformer` the blocks, `plan` puts them together.
+"""
+
+from augury.blocks.parts import Activation, Block, Linear, Norm, NormKind, Part, Rope, Rows, Temperature, Vector
+from augury.blocks.plan import Layer, Mixer, ModelPlan
+from augury.blocks.transformer import Attention, Embedding, FeedForward, Output, Projection
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Block",
+    "Embedding",
+    "FeedForward",
+    "Layer",
+    "Linear",
+    "Mixer",
+    "ModelPlan",
+    "Norm",
+    "NormKind",
+    "Output",
+    "Part",
+    "Projection",
+    "Rope",
+    "Rows",
+    "Temperature",
+    "Vector",
+]

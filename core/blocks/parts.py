@@ -1,0 +1,148 @@
+"""What blocks consist of: matrices, norms and other tensors of a model file, and numbers that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from attrs import field, fields, frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Activation", "Block", "Linear", "Norm", "NormKind", "Part", "Rope", "Rows", "Temperature", "Vector"]
+
+
+class Activation(Enum):
+    """What a feed-forward applies to its gate before the product with `up`, or to `up` where it has no gate."""
+
+    SILU = "silu"  # g * sigmoid(g)
+    GELU = "gelu"  # tanh approximation, as ggml and the models trained with it use
+    RELU = "relu"  # max(g, 0)
+    RELU_SQUARED = "relu_squared"  # max(g, 0)^2
+
+
+class NormKind(Enum):
+    """What a norm divides by."""
+
+    RMS = "rms"  # x / sqrt(mean(x^2) + eps)
+    LAYER = "layer"  # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
+
+
+@frozen
+class Rows:
+    """Rows of a stored matrix: groups of `size` from `first` on, one every `step` rows, of `n_stored` in all.
+
+    Files fuse matrices: of `attn_qkv` a `Linear` takes `Rows(0, n_q, n_stored, n_stored)` and so on; where heads of queries and
+    gates alternate, `Rows(D, D, 2 * D, n_stored)` are the gates.
+    """
+
+    first: int
+    size: int
+    step: int
+    n_stored: int
+
+
+@frozen
+class Linear:
+    """y = scale * (W x) + bias_scale * b, with W of shape (n_out, n_in) as the file stores it, or of `rows` of what it stores.
+
+    Files may carry a scale per weight (`blk.0.attn_q.scale`); whether it covers the bias differs between blocks.
+    """
+
+    weight: str
+    n_in: int
+    n_out: int
+    bias: str | None = None
+    scale: float = 1.0
+    bias_scale: float = 1.0
+    rows: Rows | None = None  # of the weight, and of the bias
+    has_own_bias: bool = False  # the bias is of these rows alone: it is stored as (n_out,) whatever `rows` says
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensors by name, and their shapes in the file."""
+        n_stored = self.n_out if self.rows is None else self.rows.n_stored
+        shapes: dict[str, tuple[int, ...]] = {self.weight: (n_stored, self.n_in)}
+        if self.bias is not None:
+            shapes[self.bias] = (self.n_out if self.has_own_bias else n_stored,)
+        return shapes
+
+
+@frozen
+class Vector:
+    """A small tensor (size,) of the file that takes part as it is."""
+
+    weight: str
+    size: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensor by name, and its shape."""
+        return {self.weight: (self.size,)}
+
+
+@frozen
+class Norm:
+    """x / sqrt(mean(x^2) + eps) * weight + bias over `size` values, or as `kind` says."""
+
+    weight: str | None  # None: 1
+    size: int
+    eps: float
+    bias: str | None = None
+    kind: NormKind = NormKind.RMS
+    weight_shape: tuple[int, int] | None = None  # (H, D), or (H, 1): every head has weights of its own; None: (size,)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensors by name, and their shapes."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.weight is not None:
+            shapes[self.weight] = self.weight_shape or (self.size,)
+        if self.bias is not None:
+            shapes[self.bias] = (self.size,)
+        return shapes
+
+
+Part = Linear | Norm | Vector
+"""What a block has of the model file."""
+
+
+@frozen(eq=False)
+class Rope:
+    """Rotary position embedding over the first `2 * len(frequencies)` values of a head; what follows them is left alone.
+
+    Pair i at position p turns by the angle `p * frequencies[i]`; cos and sin are multiplied by `magnitude`. Linear, YaRN and
+    llama-3 scaling are all of this form (see `augury.plugins.architectures.rope`), so backends know none of them. LongRoPE has
+    other frequencies for contexts of more than `n_ctx_short` positions: `ModelPlan.for_context` chooses.
+    """
+
+    frequencies: np.ndarray = field(repr=False)  # (D_rot / 2,) float64, radians per position
+    magnitude: float = 1.0
+    is_interleaved: bool = False  # pairs are (0,1)(2,3)… where true; (0,D/2)(1,D/2+1)… (NeoX) where false
+    long_frequencies: np.ndarray | None = field(default=None, repr=False)  # (D_rot / 2,) float64
+    n_ctx_short: int = 0
+
+
+@frozen
+class Temperature:
+    """Queries at position p are multiplied by 1 + scale * log(1 + floor((p + offset) / period)): sharper, the further on."""
+
+    scale: float
+    period: float
+    offset: float = 0.0
+
+
+@frozen
+class Block:
+    """A step of the computation: matrices, norms, and how they act together."""
+
+    def tensors(self) -> tuple[Part, ...]:
+        """What it has of the model file, in the order of its fields."""
+        parts = (getattr(self, each.name) for each in fields(type(self)))
+        return tuple(part for part in parts if isinstance(part, Part))
+
+    def cached(self) -> Mapping[str, int]:
+        """What it keeps per head and position: how many values, by the option of `ModelOptions` that gives their type."""
+        return {}

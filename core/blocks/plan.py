@@ -1,0 +1,149 @@
+"""Layers of blocks, and the plan of a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from attrs import NOTHING, evolve, fields, frozen, has
+
+from augury.blocks.transformer import Attention, Projection
+from augury.errors import CapacityError, UnsupportedError
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import Block, Norm, Part
+    from augury.blocks.transformer import Embedding, FeedForward, Output
+
+__all__ = ["Layer", "Mixer", "ModelPlan"]
+
+Mixer = Attention | Projection
+"""What mixes a sequence's tokens in a layer."""
+
+
+@frozen
+class Layer:
+    """x += mixer(x), then x += feed_forward(x); in parallel, x += mixer(x) + feed_forward(x). Either may be missing.
+
+    Afterwards x += skip * (what the embedding gave), and x = norm(x), where there is such.
+    """
+
+    mixer: Mixer | None
+    feed_forward: FeedForward | None = None
+    is_parallel: bool = False
+    skip: float = 0.0
+    norm: Norm | None = None
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks, in order."""
+        return tuple(block for block in (self.mixer, self.feed_forward) if block is not None)
+
+
+@frozen
+class ModelPlan:
+    """A whole model, in the order in which it is computed."""
+
+    architecture: str
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    output: Output
+    n_ctx_train: int  # positions the model was trained for
+
+    @property
+    def n_vocab(self) -> int:
+        """V, how many logits a row has."""
+        return self.output.weight.n_out
+
+    @property
+    def mixers(self) -> tuple[Mixer | None, ...]:
+        """What mixes the tokens of each layer."""
+        return tuple(layer.mixer for layer in self.layers)
+
+    @property
+    def features(self) -> dict[str, int]:
+        """What a backend can tell of every token beside logits, and how wide; see `Model.features`."""
+        n_embd = self.embedding.n_embd
+        return {f"layer.{i}": n_embd for i in range(len(self.layers))} | {"output": n_embd}
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in order."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.blocks
+        yield self.output
+
+    def parts(self) -> Iterator[Part]:
+        """What all of it has of the model file, in order."""
+        yield from self.embedding.tensors()
+        for layer in self.layers:
+            yield from (part for block in layer.blocks for part in block.tensors())
+            yield from () if layer.norm is None else (layer.norm,)
+        yield from self.output.tensors()
+
+    def for_context(self, n_ctx: int) -> ModelPlan:
+        """The same for slots of `n_ctx` positions, which ropes may depend on.
+
+        Raises:
+            CapacityError: The model has learned fewer positions.
+        """
+        if (positions := self.embedding.positions) is not None and n_ctx > positions.n_out:
+            raise CapacityError(
+                f"{self.architecture}: a context of {n_ctx} positions, but the model has learned {positions.n_out}; ask for "
+                "at most that many"
+            )
+        return evolve(self, layers=tuple(_layer_for_context(layer, n_ctx) for layer in self.layers))
+
+    def check_blocks(self, known: Mapping[type, Container[Any]]) -> None:
+        """Refuse a plan with what a backend does not compute.
+
+        Args:
+            known: By class of a block, or of what a block or layer consists of, the names of those optional fields that the
+                backend computes: it need not know others, as long as they have their defaults. Fields without a default that
+                may be None are among them. By enumeration, its members that the backend computes.
+
+        Raises:
+            UnsupportedError: There is something else.
+        """
+        for each in (self.embedding, *self.layers, self.output):
+            for missing in _unknown(each, known):
+                raise UnsupportedError(
+                    f"{self.architecture} models have {missing}, which this backend does not compute; choose another one"
+                )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """All tensors of the file that it uses by name, and their shapes."""
+        return {name: shape for part in self.parts() for name, shape in part.shapes.items()}
+
+
+def _layer_for_context(layer: Layer, n_ctx: int) -> Layer:
+    rope = getattr(layer.mixer, "rope", None)
+    if layer.mixer is None or rope is None or rope.long_frequencies is None:
+        return layer
+    chosen = rope.long_frequencies if n_ctx > rope.n_ctx_short else rope.frequencies
+    plain = evolve(rope, frequencies=chosen, long_frequencies=None, n_ctx_short=0)
+    return evolve(layer, mixer=evolve(layer.mixer, rope=plain))
+
+
+def _unknown(part: Any, known: Mapping[type, Container[Any]]) -> Iterator[str]:
+    """What of `part` a backend does not compute, in words."""
+    kind = type(part)
+    if kind not in known:
+        yield f"a block {kind.__name__}"
+        return
+    for each in fields(kind):
+        value = getattr(part, each.name)
+        if isinstance(value, Enum):
+            if value not in known.get(type(value), ()):
+                yield f"{value.name} as {kind.__name__}.{each.name}"
+        elif each.name not in known[kind] and not _is_plain(value, each.default):
+            yield f"{kind.__name__}.{each.name}" if value is not None else f"{kind.__name__} without {each.name}"
+        elif has(type(value)):
+            yield from _unknown(value, known)
+
+
+def _is_plain(value: object, default: object) -> bool:
+    """Whether a field has its default, or is there where it has none."""
+    if default is NOTHING:
+        return value is not None
+    return value is None if default is None else value == default

@@ -1,0 +1,104 @@
+"""The blocks of transformers: embedding, attention, feed-forward and output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.blocks.parts import Block, Linear
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
+
+__all__ = ["Attention", "Embedding", "FeedForward", "Output", "Projection"]
+
+
+@frozen
+class Embedding(Block):
+    """x = norm(scale * W[token] + positions[p]) at position p, W of shape (V, E)."""
+
+    weight: str
+    n_vocab: int
+    n_embd: int
+    scale: float = 1.0
+    positions: Linear | None = None  # E → as many positions as the model knows: its row p is added at position p
+    norm: Norm | None = None
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Its matrices, as products with them would be, and its norm."""
+        return (Linear(self.weight, self.n_embd, self.n_vocab), *super().tensors())
+
+
+@frozen
+class Attention(Block):
+    """x += post_norm(o(softmax(scale * q k^T) v)), causal, over grouped heads, with q, k, v computed from norm(x).
+
+    Query head h reads KV head h // (H / G). With `window` w a token at position p sees positions p-w+1 … p, with `chunk` c
+    those from p // c * c on. What else is given acts in this order: q, k and v are clamped, q and k normed and turned (or the
+    other way round), q is multiplied by `temperature`; scores are scaled, capped, and lose `slopes` times the distance;
+    `sinks` take part in softmax as scores without a value; what is mixed is multiplied by `gate`, normed, and goes through o.
+    """
+
+    norm: Norm | None
+    q: Linear  # E → H * D
+    k: Linear  # E → G * D
+    v: Linear  # E → G * D_v
+    o: Linear  # H * D_v → E
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int  # D, of queries and keys
+    value_dim: int  # D_v
+    scale: float
+    rope: Rope | None
+    q_norm: Norm | None = None  # per head
+    k_norm: Norm | None = None
+    post_norm: Norm | None = None
+    window: int | None = None
+    chunk: int | None = None
+    clamp: float | None = None  # of q, k and v: to [-clamp, clamp]
+    v_norm: Norm | None = None  # per head
+    has_joint_norms: bool = False  # q_norm and k_norm go over all heads together: H * D and G * D values
+    is_rope_first: bool = False  # q and k are normed after rope, not before
+    temperature: Temperature | None = None
+    softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
+    slopes: tuple[float, ...] | None = None  # of ALiBi, by query head
+    sinks: Vector | None = None  # (H,) scores
+    gate: Linear | None = None  # E → H * D_v, or E → H: sigmoid of it, of norm(x), times what is mixed, by value or by head
+    out_norm: Norm | None = None  # of what is mixed, over all heads, before o
+
+    def cached(self) -> Mapping[str, int]:
+        """Keys and values."""
+        return {"cache_type_k": self.head_dim, "cache_type_v": self.value_dim}
+
+
+@frozen
+class Projection(Block):
+    """x += o(norm(x)): what stands in place of attention in layers where it was pruned."""
+
+    norm: Norm
+    o: Linear  # E → E
+
+
+@frozen
+class FeedForward(Block):
+    """x += post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x); activation(up(n)) without a gate."""
+
+    norm: Norm | None
+    gate: Linear | None
+    up: Linear
+    down: Linear
+    activation: Activation
+    post_norm: Norm | None = None
+    hidden_norm: Norm | None = None
+    divisors: Vector | None = None  # of what is activated
+
+
+@frozen
+class Output(Block):
+    """logits = W norm(x)."""
+
+    norm: Norm
+    weight: Linear  # E → V; the embedding's own tensor where the model ties them
+    softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
