@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import field, frozen
 
+from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.kernels.matmul import matmul_kernels, n_blocks
+from augury.backends.numba_cpu.kernels.matmul import n_blocks
+from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.errors import ModelFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from augury.backends.numba_cpu.kernels.format import Format
     from augury.files.gguf import Tensor
     from augury.files.tensor_type import TensorType
 
@@ -79,6 +83,23 @@ class Layout:
         return cls(spans, end)
 
 
+def packed_format(weight_type: TensorType) -> Format:
+    """What a weight type is packed to."""
+    return FORMATS[weight_type.name.lower()]
+
+
+@cache
+def _codebook(name: str) -> np.ndarray:
+    """The codebook of a weight type, see `kernels/codebook.py`; (n_entries, entry) uint8, nothing for types without one."""
+    if name not in CODEBOOK_TYPES:
+        return np.zeros((0, 0), np.uint8)
+    import gguf
+
+    kind = getattr(gguf.quants, name.upper())
+    kind.init_grid()
+    return np.searchsorted(kind.grid_map, kind.grid.reshape(kind.grid_shape)).astype(np.uint8)
+
+
 def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
     """The shape of a tensor as a matrix: axes before the last count as rows."""
     *rows, n_cols = tensor.shape
@@ -87,7 +108,7 @@ def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
 
 def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
     """How many bytes a matrix of (rows, columns) takes once it is packed."""
-    fmt, (n_rows, n_cols) = FORMATS[weight_type.name.lower()], shape
+    fmt, (n_rows, n_cols) = packed_format(weight_type), shape
     return -(-n_rows // PANEL_ROWS) * (n_blocks(n_cols) // fmt.unit_blocks * fmt.unit_bytes)
 
 
@@ -111,7 +132,7 @@ def pack(
     Raises:
         ModelFileError: the columns are not whole blocks of the type, or source has not the bytes for the shape.
     """
-    kind, (n_rows, n_cols) = weight_type.name.lower(), shape
+    name, (n_rows, n_cols) = weight_type.name.lower(), shape
     expected = n_rows * (n_cols // weight_type.block_size) * weight_type.block_bytes
     if n_cols % weight_type.block_size or source.size != expected or not source.flags.c_contiguous:
         msg = (
@@ -121,17 +142,17 @@ def pack(
         raise ModelFileError(msg)
     n_panels = -(-n_rows // PANEL_ROWS)
     n_bytes = packed_bytes(weight_type, shape)
-    matrix = PackedMatrix(kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
+    matrix = PackedMatrix(FORMATS[name].kind, n_rows, n_cols, aligned(n_bytes) if to is None else to)
     if n_rows % PANEL_ROWS:
         matrix.data[n_bytes - n_bytes // n_panels :] = 0
     if n_cols % BLOCK:
         matrix.data[:] = 0
-    repack = matmul_kernels([kind])[kind].repack
+    repack, table = repack_kernel(name), _codebook(name).ctypes.data
     address(repack)  # compiled here, so that no two threads compile it
 
     def work(first: int) -> None:
         end = min(first + _PANELS_AT_ONCE, n_panels)
-        repack(source.ctypes.data, matrix.address, n_rows, n_cols, first, end)
+        repack(source.ctypes.data, matrix.address, n_rows, n_cols, first, end, table)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(0, n_panels, _PANELS_AT_ONCE)))

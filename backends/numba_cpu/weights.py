@@ -10,9 +10,10 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
+from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
-from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, rows_and_columns
+from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
 from augury.blocks import Linear
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import TensorType
@@ -38,7 +39,7 @@ class Weights:
         self._vectors: dict[tuple[str, float], int] = {}
         linears = (part for part in plan.parts() if isinstance(part, Linear))
         self._tensors = {linear.weight: file.tensor(linear.weight, (linear.n_out, linear.n_in)) for linear in linears}
-        self.kernels = matmul_kernels({tensor.type.name.lower() for tensor in self._tensors.values()})
+        self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()})
 
     def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
         """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them."""
@@ -58,15 +59,15 @@ class Weights:
             compile_all()  # what packing has not compiled
         for name, tensor in self._tensors.items():
             rows, columns = rows_and_columns(tensor)
-            self._matrices[name] = PackedMatrix(tensor.type.name.lower(), rows, columns, memory[layout.spans[name]])
+            self._matrices[name] = PackedMatrix(packed_format(tensor.type).kind, rows, columns, memory[layout.spans[name]])
         self._arena.count(PURPOSE, layout.n_bytes)
 
     def _pack(
         self, layout: Layout, threads: int, progress: Progress, meanwhile: Callable[[], None], memory: np.ndarray
     ) -> None:
         """Pack the matrices into `memory`; kernels that are compiled meanwhile take as long, and one core."""
-        for kernels in self.kernels.values():
-            address(kernels.repack)
+        for name in {tensor.type.name.lower() for tensor in self._tensors.values()}:
+            address(repack_kernel(name))
         total, done = sum(tensor.n_bytes for tensor in self._tensors.values()), 0
         packer = ThreadPoolExecutor(1)
         try:

@@ -28,10 +28,20 @@ class TensorType(enum.IntEnum):
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
     IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
     IQ4_XS = 23
+    IQ1_M = 29
     BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
     MXFP4 = 39
+    NVFP4 = 40
 
     @property
     def block_size(self) -> int:
@@ -58,9 +68,19 @@ _BLOCKS = {
     TensorType.Q4_K: (256, 2 + 2 + 12 + 128),
     TensorType.Q5_K: (256, 2 + 2 + 12 + 32 + 128),
     TensorType.Q6_K: (256, 128 + 64 + 16 + 2),
+    TensorType.IQ1_S: (256, 2 + 32 + 16),
+    TensorType.IQ1_M: (256, 32 + 16 + 8),
+    TensorType.IQ2_XXS: (256, 2 + 64),
+    TensorType.IQ2_XS: (256, 2 + 64 + 8),
+    TensorType.IQ2_S: (256, 2 + 64 + 8 + 8),
+    TensorType.IQ3_XXS: (256, 2 + 64 + 32),
+    TensorType.IQ3_S: (256, 2 + 64 + 8 + 32 + 4),
     TensorType.IQ4_NL: (32, 2 + 16),
     TensorType.IQ4_XS: (256, 2 + 2 + 4 + 128),
+    TensorType.TQ1_0: (256, 48 + 4 + 2),
+    TensorType.TQ2_0: (256, 64 + 2),
     TensorType.MXFP4: (32, 1 + 16),
+    TensorType.NVFP4: (64, 4 + 32),
 }
 
 # With the types that ggml defines and augury does not read: an error that names one is worth more than a number.
@@ -69,27 +89,17 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
     5: "Q4_3",
     9: "Q8_1",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
     31: "Q4_0_4_4",
     32: "Q4_0_4_8",
     33: "Q4_0_8_8",
-    34: "TQ1_0",
-    35: "TQ2_0",
     36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
-    40: "NVFP4",
     41: "Q1_0",
 }
 
@@ -97,7 +107,7 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
 def type_name(type_id: int) -> str:
     """Return what ggml calls a type id, whether augury reads it or not.
 
-    >>> type_name(16), type_name(999)
-    ('IQ2_XXS', 'type 999')
+    >>> type_name(41), type_name(999)
+    ('Q1_0', 'type 999')
     """
     return _NAMES.get(type_id, f"type {type_id}")

@@ -19,9 +19,29 @@ HALVES = {
     TensorType.Q4_K: (0, 2),
     TensorType.Q5_K: (0, 2),
     TensorType.Q6_K: (208,),
+    TensorType.TQ1_0: (52,),
+    TensorType.TQ2_0: (64,),
+    TensorType.IQ1_S: (0,),
+    TensorType.IQ1_M: (54,),  # the highest four bits; the others lie in the words before
+    TensorType.IQ2_XXS: (0,),
+    TensorType.IQ2_XS: (0,),
+    TensorType.IQ2_S: (0,),
+    TensorType.IQ3_XXS: (0,),
+    TensorType.IQ3_S: (0,),
     TensorType.IQ4_NL: (0,),
     TensorType.IQ4_XS: (0,),
     TensorType.MXFP4: (),
+    TensorType.NVFP4: (),
+}
+# What of a block holds its scales, and the largest ones: 65504 unless said otherwise.
+SCALES = {kind: [place + i for place in places for i in (0, 1)] for kind, places in HALVES.items()} | {
+    TensorType.MXFP4: [0],
+    TensorType.NVFP4: [0, 1, 2, 3],
+}
+LARGEST = {kind: [0xFF, 0x7B] * len(places) for kind, places in HALVES.items()} | {
+    TensorType.IQ1_M: [0xFF, 0x6B],
+    TensorType.MXFP4: [128 + 16],
+    TensorType.NVFP4: [0x7E, 0x7F, 0x80, 0xFF],  # 224, none, none, 240
 }
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 QUANTISED = tuple(HALVES)
@@ -29,7 +49,7 @@ QUANTISED = tuple(HALVES)
 
 def random_weights(rng: np.random.Generator, kind: TensorType, n_rows: int, n_cols: int) -> np.ndarray:
     """Make the bytes of a matrix: what gguf quantises from normal numbers, or random blocks for types that it only reads."""
-    if kind.name.startswith("IQ") or kind.name.endswith("K"):
+    if kind.name.startswith(("IQ", "NV")) or kind.name.endswith("K"):
         return random_blocks(rng, kind, n_rows, n_cols)
     numbers = rng.standard_normal((n_rows, n_cols), dtype=np.float32)
     return quants.quantize(numbers, GGMLQuantizationType[kind.name]).view(np.uint8).reshape(-1)

@@ -159,9 +159,9 @@ class NeonDot(Dot):
 
 
 def look_up(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
-    """Choose table[index] by the bits of the index, from any two candidates one."""
+    """Choose table[index] by the bits of the index, from any two candidates one; the table has 8 or 16 values."""
     candidates: list[ir.Value] = [constant(U8X64, value) for value in table]
-    for bit in range(4):
+    for bit in range(len(table).bit_length() - 1):
         is_set = b.icmp_unsigned("!=", b.and_(indices, constant(U8X64, 1 << bit)), constant(U8X64, 0))
         candidates = [b.select(is_set, high, low) for low, high in zip(candidates[::2], candidates[1::2], strict=True)]
     return candidates[0]
@@ -171,7 +171,7 @@ def look_up_by(name: str, llvm: ir.VectorType) -> Callable[..., ir.Value]:
     """Make what looks up with an instruction whose table is repeated in every 16 bytes."""
 
     def emit(b: ir.IRBuilder, table: Sequence[int], indices: ir.Value) -> ir.Value:
-        repeated = ir.Constant(llvm, list(table) * (llvm.count // 16))
+        repeated = ir.Constant(llvm, list(table) * (llvm.count // len(table)))
         parts = _cut(b, indices, 64 // llvm.count) if llvm.count < 64 else [indices]
         return _join(b, [call(b, name, llvm, repeated, part) for part in parts])
 

@@ -1,14 +1,17 @@
 """How the weight types are laid out once packed for the kernels.
 
 A matrix is cut into panels of 32 rows (two groups of 16: one vector of 16 lanes each; missing rows are zero) and each panel
-into blocks of 32 columns. One or eight blocks make a unit, which is what carries scales; units follow each other, so that a
-panel is one stream of bytes, as many as the rows take in the model file.
+into blocks of 32 columns. One, two or eight blocks make a unit, which is what carries scales; units follow each other, so that
+a panel is one stream of bytes. Mostly these are as many as the rows take in the model file. Types whose file holds indices into
+a codebook (IQ1 to IQ3) or five weights to a byte (TQ1_0) take more: what they stand for is written out, in the fewest bits that
+need no table beyond a register. Types that mean the same numbers share one format.
 
 unit = scales, then per block the planes. A *logical vector* v of a block is 64 bytes: 16 rows x columns 4v..4v+3, one
 unsigned byte each, the operand of a byte dot product. The low plane holds `low` bits of each, 8/low logical vectors to a
 stored vector, the first in the lowest bits; the high plane holds the next `high` bits likewise. Stored vectors alternate
-between the two groups. A weight is `scale * (byte - offset) + minimum`; where the type has `values`, four bits stand for one of
-16 and `byte` is that value plus the offset.
+between the two groups. A weight is `scale * (byte - offset) + minimum`; where the format has `values`, three or four bits stand
+for one of 8 or 16 and `byte` is that value plus the offset. Where eight columns share the highest of these bits, it is kept
+with the scales.
 
 Scales by `coding`, each array of 32 rows (f16 or bytes):
 
@@ -18,7 +21,12 @@ Scales by `coding`, each array of 32 rows (f16 or bytes):
 * `six_single`: d, then likewise one scale of 6 bits, 32 too large, for each of four blocks
 * `byte`: d, then per block two signed bytes, the scales of its halves
 * `nibble`: d, dmin, then per block two bytes, scale and (high) minimum of its halves
+* `odd`: d, then per block a byte, two numbers s of 4 bits for its halves: the scale is `factor * (2s + 1) * d`
+* `odd_single`: d, then likewise one number of 4 bits for each of two blocks
 * `exponent`: a byte e, the scale is 2**(e - 128)
+* `float8`: per block two bytes for its halves, twice the scale: 4 bits exponent, 3 bits fraction, 2**-9 the smallest above 0
+
+Highest bits that are shared come last: per pair of blocks a byte, 4 bits for the columns of each.
 
 Float weights have no scales: a unit is 32 columns x 32 rows of the numbers themselves.
 """
@@ -31,7 +39,15 @@ from attrs import field, frozen
 # (sign, two bits exponent, one bit fraction). Source: kvalues_iq4nl and kvalues_mxfp4 of ggml-common.h.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-_ROW_BYTES = {"f16": 2, "six": 14, "six_signed": 14, "six_single": 8, "byte": 18, "nibble": 18, "exponent": 1}  # without minima
+# Codebooks: magnitudes, then the same with a minus. IQ1: eight times -1, 0, 1, all a bit more or a bit less.
+# Source: iq2xxs_grid, iq3xxs_grid, iq3s_grid and IQ1S_DELTA of ggml-common.h.
+IQ1_VALUES = (-7, 1, 9, 0, -9, -1, 7, 0)
+IQ2_VALUES = (8, 25, 43, 0, -8, -25, -43, 0)
+IQ3_XXS_VALUES = (4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62)
+IQ3_S_VALUES = (1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15)
+# Bytes of a row of a unit: numbers after d, and all scales, without minima and without bits that columns share.
+_NUMBER_BYTES = {"f16": 0, "six": 12, "six_signed": 12, "six_single": 6, "byte": 16, "nibble": 16, "odd": 8, "odd_single": 4}
+_ROW_BYTES = {"exponent": 1, "float8": 4} | {coding: 2 + n_bytes for coding, n_bytes in _NUMBER_BYTES.items()}
 
 PANEL_ROWS = 32
 BLOCK = 32  # columns
@@ -40,16 +56,17 @@ VECTOR = 64  # bytes
 
 @frozen
 class Format:
-    """A weight type, as the kernels see it."""
+    """What a weight type is packed to, named like the type, or one of those that share it."""
 
     kind: str
-    source_bytes: int = field(metadata={"unit": "bytes of one row of a unit in the model file"})
     unit_blocks: int = 1
     low: int = 0
     high: int = 0
     offset: int = 0
     coding: str = "f16"
     values: tuple[int, ...] = ()
+    factor: float = 1.0
+    is_shared: bool = field(default=False, metadata={"unit": "whether eight columns share their highest bit"})
     float_bytes: int = field(default=0, metadata={"unit": "bytes of a weight that is a number of its own; 0 if quantised"})
 
     @property
@@ -65,14 +82,19 @@ class Format:
     @property
     def halves(self) -> int:
         """How many scales a block of 32 columns has."""
-        return 2 if self.coding in {"six_signed", "byte", "nibble"} else 1
+        return 2 if self.coding in {"six_signed", "byte", "nibble", "odd", "float8"} else 1
 
     @property
     def scale_bytes(self) -> int:
         """Bytes of a unit before its planes."""
         if self.float_bytes:
             return 0
-        return PANEL_ROWS * (_ROW_BYTES[self.coding] + (2 if self.has_minimum else 0))
+        return PANEL_ROWS * (_ROW_BYTES[self.coding] + (2 if self.has_minimum else 0) + self.shared_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of a row of a unit for bits that columns share."""
+        return self.unit_blocks // 2 if self.is_shared else 0
 
     @property
     def block_bytes(self) -> int:
@@ -93,24 +115,32 @@ class Format:
 FORMATS = {
     fmt.kind: fmt
     for fmt in (
-        Format("f32", 128, float_bytes=4),
-        Format("f16", 64, float_bytes=2),
-        Format("bf16", 64, float_bytes=2),
-        Format("q8_0", 34, low=8, offset=128),
-        Format("q4_0", 18, low=4, offset=8),
-        Format("q4_1", 20, low=4),
-        Format("q5_0", 22, low=4, high=1, offset=16),
-        Format("q5_1", 24, low=4, high=1),
-        Format("q2_k", 84, 8, low=2, coding="nibble"),
-        Format("q3_k", 110, 8, low=2, high=1, offset=4, coding="six_signed"),
-        Format("q4_k", 144, 8, low=4, coding="six"),
-        Format("q5_k", 176, 8, low=4, high=1, coding="six"),
-        Format("q6_k", 210, 8, low=4, high=2, offset=32, coding="byte"),
-        Format("iq4_nl", 18, low=4, offset=128, values=IQ4_VALUES),
-        Format("iq4_xs", 136, 8, low=4, offset=128, coding="six_single", values=IQ4_VALUES),
-        Format("mxfp4", 17, low=4, offset=16, coding="exponent", values=MXFP4_VALUES),
+        Format("f32", float_bytes=4),
+        Format("f16", float_bytes=2),
+        Format("bf16", float_bytes=2),
+        Format("q8_0", low=8, offset=128),
+        Format("q4_0", low=4, offset=8),
+        Format("q4_1", low=4),
+        Format("q5_0", low=4, high=1, offset=16),
+        Format("q5_1", low=4, high=1),
+        Format("q2_k", 8, low=2, coding="nibble"),
+        Format("q3_k", 8, low=2, high=1, offset=4, coding="six_signed"),
+        Format("q4_k", 8, low=4, coding="six"),
+        Format("q5_k", 8, low=4, high=1, coding="six"),
+        Format("q6_k", 8, low=4, high=2, offset=32, coding="byte"),
+        Format("tq2_0", 8, low=2, offset=1),
+        Format("iq1_m", 8, low=2, offset=16, coding="odd", values=IQ1_VALUES, factor=1 / 8, is_shared=True),
+        Format("iq2_s", 8, low=2, high=1, offset=64, coding="odd", values=IQ2_VALUES, factor=1 / 8),
+        Format("iq3_xxs", 8, low=4, offset=64, coding="odd_single", values=IQ3_XXS_VALUES, factor=1 / 4),
+        Format("iq3_s", 8, low=4, offset=16, coding="odd_single", values=IQ3_S_VALUES),
+        Format("iq4_nl", low=4, offset=128, values=IQ4_VALUES),
+        Format("iq4_xs", 8, low=4, offset=128, coding="six_single", values=IQ4_VALUES),
+        Format("mxfp4", low=4, offset=16, coding="exponent", values=MXFP4_VALUES),
+        Format("nvfp4", 2, low=4, offset=16, coding="float8", values=MXFP4_VALUES),
     )
 }
+_SHARED = {"tq1_0": "tq2_0", "iq1_s": "iq1_m", "iq2_xxs": "iq2_s", "iq2_xs": "iq2_s"}
+FORMATS |= {kind: FORMATS[other] for kind, other in _SHARED.items()}  # by weight type
 
 # Activations, laid out [block][token]: a matrix kernel reads one block of all its tokens in a row.
 # q8_16: 32 signed bytes, then of each half of them: two i32 -sum | two f32 scale; last the f32 sum of all 32 activations.

@@ -13,7 +13,6 @@ from augury.backends.numba_cpu.kernels.format import ACTIVATION_BYTES, BLOCK, FO
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.quantise import quantize_f32, quantize_q8_16
-from augury.backends.numba_cpu.kernels.repack import float_repack, quantised_repack
 from augury.backends.numba_cpu.kernels.tile import multiply, unpack
 from augury.backends.numba_cpu.kernels.unpack import SCRATCH_BLOCK
 
@@ -96,23 +95,21 @@ def float_matmul(fmt: Format, isa: str) -> Any:
 
 @frozen
 class MatmulKernel:
-    """The kernels of one weight type; all arguments are int64, addresses included.
+    """The kernels of what one or several weight types are packed to; all arguments are int64, addresses included.
 
     Attributes:
-        kind: The weight type, as in `PackedMatrix.kind`.
+        kind: What the weights are packed to, as in `PackedMatrix.kind`.
         matmul: (w, x, y, n, n_cols, p0, p1, ldy, scratch): y[t * ldy + row], float32, for the rows of panels p0..p1 and all
             n <= MAX_TOKENS tokens. ldy is at least the rows of all panels, as whole panels are written. x is what
             `quantize` made of the n tokens; scratch has SCRATCH_BYTES, and no other thread uses it.
         quantize: (x, out, n, k, i0, i1): (n, k) float32 → `activation_bytes` bytes; see `quantize_q8_16`.
         embed: (w, row, n_cols, out, scratch): one row as (n_cols,) float32, the same bits as ggml's dequantisation.
-        repack: (source, w, n_rows, n_cols, p0, p1): panels p0..p1 from the rows of a model file.
     """
 
     kind: str
     matmul: Any
     quantize: Any
     embed: Any
-    repack: Any
 
 
 def activation_bytes(activation: str, n: int, k: int) -> int:
@@ -126,7 +123,7 @@ def n_blocks(k: int) -> int:
 
 
 def matmul_kernels(kinds: Iterable[str]) -> dict[str, MatmulKernel]:
-    """Make the kernels for weight types; each is compiled, or taken from the cache, at first use."""
+    """Make the kernels for packed weights; each is compiled, or taken from the cache, at first use."""
     return {kind: _kernels(kind, choose_isa()) for kind in sorted(kinds)}
 
 
@@ -134,5 +131,5 @@ def matmul_kernels(kinds: Iterable[str]) -> dict[str, MatmulKernel]:
 def _kernels(kind: str, isa: str) -> MatmulKernel:
     fmt = FORMATS[kind]
     if fmt.float_bytes:
-        return MatmulKernel(kind, float_matmul(fmt, isa), quantize_f32, float_embed(fmt), float_repack(fmt))
-    return MatmulKernel(kind, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt), quantised_repack(fmt))
+        return MatmulKernel(kind, float_matmul(fmt, isa), quantize_f32, float_embed(fmt))
+    return MatmulKernel(kind, quantised_matmul(fmt, isa), quantize_q8_16, quantised_embed(fmt))

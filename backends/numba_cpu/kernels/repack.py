@@ -6,6 +6,7 @@ are then distributed over the planes. Source: block structs and dequantisation o
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
@@ -13,32 +14,46 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES, emit_numbers, emit_scattered_scale, emit_word
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, load, store
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from augury.backends.numba_cpu.kernels.format import Format
 
-# Kind → where a block of the file holds: d (and m or dmin after it), the low bits, the high bits, the scales.
+# Weight type → bytes of a row of a unit in the file, and where it holds d (and m or dmin after it), the low bits, the high
+# bits, the scales.
 _PLACES = {
-    "q8_0": (0, 2, 0, 0),
-    "q4_0": (0, 2, 0, 0),
-    "q4_1": (0, 4, 0, 0),
-    "q5_0": (0, 6, 2, 0),
-    "q5_1": (0, 8, 4, 0),
-    "q2_k": (80, 16, 0, 0),
-    "q3_k": (108, 32, 0, 96),
-    "q4_k": (0, 16, 0, 4),
-    "q5_k": (0, 48, 16, 4),
-    "q6_k": (208, 0, 128, 192),
-    "iq4_nl": (0, 2, 0, 0),
-    "iq4_xs": (0, 8, 0, 2),
-    "mxfp4": (0, 1, 0, 0),
+    "q8_0": (34, 0, 2, 0, 0),
+    "q4_0": (18, 0, 2, 0, 0),
+    "q4_1": (20, 0, 4, 0, 0),
+    "q5_0": (22, 0, 6, 2, 0),
+    "q5_1": (24, 0, 8, 4, 0),
+    "q2_k": (84, 80, 16, 0, 0),
+    "q3_k": (110, 108, 32, 0, 96),
+    "q4_k": (144, 0, 16, 0, 4),
+    "q5_k": (176, 0, 48, 16, 4),
+    "q6_k": (210, 208, 0, 128, 192),
+    "tq1_0": (54, 52, 0, 0, 0),
+    "tq2_0": (66, 64, 0, 0, 0),
+    "iq1_s": (50, 0, 2, 34, 34),
+    "iq1_m": (56, 48, 0, 32, 48),
+    "iq2_xxs": (66, 0, 2, 0, 2),
+    "iq2_xs": (74, 0, 2, 0, 66),
+    "iq2_s": (82, 0, 2, 66, 74),
+    "iq3_xxs": (98, 0, 2, 0, 66),
+    "iq3_s": (110, 0, 2, 66, 106),
+    "iq4_nl": (18, 0, 2, 0, 0),
+    "iq4_xs": (136, 0, 8, 0, 2),
+    "mxfp4": (17, 0, 1, 0, 0),
+    "nvfp4": (36, 0, 4, 0, 0),
 }
+# See `_plane_word`.
+_RUNS = {"q2_k": (32, 2), "q3_k": (32, 2), "q4_k": (32, 4), "q5_k": (32, 4), "q6_k": (64, 4), "tq2_0": (32, 2)}
 
 
 def _int(value: int) -> ir.Constant:
@@ -65,22 +80,50 @@ def _plane_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int, place: i
     return b.and_(b.lshr(word, shift), _in_each_byte((1 << width) - 1))
 
 
-def _source_word(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, u: int) -> ir.Value:
+def _ternary_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int) -> ir.Value:
+    """Read word u of block j of TQ1_0: digits 0 to 2 of bytes that are fractions in base 3, in 256ths.
+
+    32 bytes have a digit of each of the blocks 0..4, 16 bytes one of each 16 columns after that, 4 bytes of each four at last.
+    """
+    is_first = b.icmp_unsigned("<", j, _int(5))
+    sixteen = b.add(b.mul(b.sub(j, _int(5)), _int(2)), _int(u // 4))
+    place, digit = _int(32 + 4 * (u % 4)), sixteen
+    if u >= LOGICAL // 2:
+        is_last = b.icmp_unsigned("==", j, _int(7))
+        place, digit = b.select(is_last, _int(48), place), b.select(is_last, _int(u - 4), digit)
+    place, digit = b.select(is_first, _int(4 * u), place), b.select(is_first, j, digit)
+    powers = ir.Constant(I64, sum(3**n << 8 * n for n in range(5)))
+    power = b.and_(b.trunc(b.lshr(powers, b.zext(b.mul(digit, _int(8)), I64)), I32), _int(255))
+    word, mask = load(b, b.add(source, b.zext(place, I64)), I32), _int(0x00FF00FF)
+    digits = []
+    for byte in (0, 1):  # even and odd bytes
+        fraction = b.and_(b.mul(b.and_(b.lshr(word, _int(8 * byte)), mask), power), mask)
+        digits.append(b.shl(b.and_(b.lshr(b.mul(fraction, _int(3)), _int(8)), mask), _int(8 * byte)))
+    return b.or_(*digits)
+
+
+def _source_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: int, table: ir.Value) -> ir.Value:
     """Read four weights of a row, columns 4u..4u+3 of block j, as unsigned bytes."""
-    _, low, high, _ = _PLACES[fmt.kind]
-    if fmt.unit_blocks > 1 and not fmt.values:
-        runs = {2: (32, 2), 3: (32, 2), 4: (32, 4), 5: (32, 4), 6: (64, 4)}[int(fmt.kind[1])]
-        word = _plane_word(b, source, j, u, low, runs)
+    fmt, (_, _, low, high, _) = FORMATS[kind], _PLACES[kind]
+    if kind in CODEBOOK_TYPES:
+        return emit_word(b, kind, source, j, u, table)
+    if kind == "tq1_0":
+        return _ternary_word(b, source, j, u)
+    if kind in _RUNS:
+        word = _plane_word(b, source, j, u, low, _RUNS[kind])
         if fmt.high:
             above = _plane_word(b, source, j, u, high, (32, fmt.high))
             word = b.or_(word, b.shl(above, _int(fmt.low)))
         return word
-    if fmt.kind == "q8_0":
+    if kind == "q8_0":
         return b.xor(load(b, at(b, source, low + 4 * u), I32), _in_each_byte(0x80))
     if fmt.unit_blocks > 1:
         source = b.add(source, b.mul(b.zext(j, I64), ir.Constant(I64, BLOCK // 2)))
-    word = load(b, at(b, source, low + 4 * (u % 4)), I32)
-    word = b.and_(b.lshr(word, _int(4)) if u >= LOGICAL // 2 else word, _in_each_byte(15))
+    columns = BLOCK // fmt.halves if kind == "nvfp4" else BLOCK  # that lie together: the first half in the lower four bits
+    place, upper = divmod(4 * u, columns)
+    upper, place = upper >= columns // 2, place * columns // 2 + upper % (columns // 2)
+    word = load(b, at(b, source, low + place), I32)
+    word = b.and_(b.lshr(word, _int(4)) if upper else word, _in_each_byte(15))
     if fmt.high:
         bits = b.and_(b.lshr(load(b, at(b, source, high), I32), _int(4 * u)), _int(15))
         spread = b.and_(b.mul(bits, _int(0x00204081)), _in_each_byte(1))  # bit c to byte c
@@ -88,10 +131,10 @@ def _source_word(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, u:
     return word
 
 
-def _emit_planes(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, to: ir.Value) -> None:
+def _emit_planes(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, to: ir.Value, table: ir.Value) -> None:
     """Distribute one block of one row over the planes; `to` is where the row's word of the first stored vector belongs."""
-    words = [_source_word(b, fmt, source, j, u) for u in range(LOGICAL)]
-    stored = 0
+    fmt, stored = FORMATS[kind], 0
+    words = [_source_word(b, kind, source, j, u, table) for u in range(LOGICAL)]
     for width, down in ((fmt.low, 0), (fmt.high, fmt.low)):
         for first in range(0, LOGICAL if width else 0, 8 // (width or 8)):
             packed = _int(0)
@@ -102,34 +145,48 @@ def _emit_planes(b: ir.IRBuilder, fmt: Format, source: ir.Value, j: ir.Value, to
             stored += 1
 
 
-def _emit_scales(b: ir.IRBuilder, fmt: Format, source: ir.Value, row: ir.Value, to: ir.Value) -> None:
+def _emit_scales(b: ir.IRBuilder, kind: str, source: ir.Value, row: ir.Value, to: ir.Value) -> None:
     """Copy or recode the scales of one row of a unit; `to` is the unit."""
-    d, _, _, scales = _PLACES[fmt.kind]
-    if fmt.coding == "exponent":
-        store(b, b.add(to, row), load(b, at(b, source, d), I8))
-        return
-    halfword = b.add(to, b.mul(row, ir.Constant(I64, 2)))
-    for i in range(2 if fmt.has_minimum else 1):
-        store(b, at(b, halfword, 2 * PANEL_ROWS * i), load(b, at(b, source, d + 2 * i), I16))
-    if fmt.coding == "f16":
-        return
-    first = at(b, b.add(to, row), 2 * PANEL_ROWS * (2 if fmt.has_minimum else 1))
+    fmt, (_, d, _, _, scales) = FORMATS[kind], _PLACES[kind]
 
     def byte(i: int) -> ir.Value:
         return b.zext(load(b, at(b, source, scales + i), I8), I32)
 
+    def put(start: int, values: Sequence[ir.Value]) -> None:
+        for i, value in enumerate(values):
+            store(b, at(b, b.add(to, row), start + PANEL_ROWS * i), b.trunc(value, I8))
+
+    if fmt.coding == "exponent":
+        put(0, [byte(0)])
+        return
+    if fmt.coding == "float8":
+        put(0, [_float8(b, byte(i)) for i in range(4)])
+        return
+    halfword = b.add(to, b.mul(row, ir.Constant(I64, 2)))
+    for i in range(2 if fmt.has_minimum else 1):
+        value = emit_scattered_scale(b, source) if kind == "iq1_m" else load(b, at(b, source, d + 2 * i), I16)
+        store(b, at(b, halfword, 2 * PANEL_ROWS * i), value)
+    if fmt.coding == "f16":
+        return
+    first = 2 * PANEL_ROWS * (2 if fmt.has_minimum else 1)
     if fmt.coding in {"byte", "nibble"}:
-        for i in range(16):
-            store(b, at(b, first, PANEL_ROWS * i), load(b, at(b, source, scales + i), I8))
+        put(first, [byte(i) for i in range(16)])
+        return
+    if fmt.coding in {"odd", "odd_single"}:
+        numbers = emit_numbers(b, kind, source)
+        put(first, [b.or_(low, b.shl(high, _int(4))) for low, high in zip(numbers[::2], numbers[1::2], strict=True)])
         return
     fields = {"six": _six_k45, "six_signed": _six_k3, "six_single": _six_iq4}[fmt.coding](b, byte)
     for four in range(len(fields) // 4):
         word = _int(0)
         for i, field in enumerate(fields[4 * four : 4 * four + 4]):
             word = b.or_(word, b.shl(field, _int(6 * i)))
-        for plane in range(3):
-            place = at(b, first, PANEL_ROWS * (3 * four + plane))
-            store(b, place, b.trunc(b.lshr(word, _int(8 * plane)), I8))
+        put(first + 3 * PANEL_ROWS * four, [b.lshr(word, _int(8 * plane)) for plane in range(3)])
+
+
+def _float8(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Clear the sign, which counts for nothing but that 127 stands for 0 without it."""
+    return b.select(b.icmp_unsigned("==", value, _int(127)), _int(0), b.and_(value, _int(127)))
 
 
 def _six_k45(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
@@ -165,21 +222,17 @@ def _six_iq4(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]
     return fields
 
 
-def _repack_planes(_: Any, kind: Any, source: Any, j: Any, to: Any) -> Any:
-    fmt = FORMATS[kind.literal_value]
-
+def _repack_planes(_: Any, kind: Any, source: Any, j: Any, to: Any, table: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _emit_planes(b, fmt, args[1], b.trunc(args[2], I32), args[3])
+        _emit_planes(b, kind.literal_value, args[1], b.trunc(args[2], I32), *args[3:])
         return context.get_dummy_value()
 
-    return types.void(kind, *[types.int64] * 3), generate
+    return types.void(kind, *[types.int64] * 4), generate
 
 
 def _repack_scales(_: Any, kind: Any, source: Any, row: Any, to: Any) -> Any:
-    fmt = FORMATS[kind.literal_value]
-
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        _emit_scales(b, fmt, *args[1:])
+        _emit_scales(b, kind.literal_value, *args[1:])
         return context.get_dummy_value()
 
     return types.void(kind, *[types.int64] * 3), generate
@@ -189,16 +242,21 @@ _planes = intrinsic(prefer_literal=True)(_repack_planes)
 _scales = intrinsic(prefer_literal=True)(_repack_scales)
 
 
-def quantised_repack(fmt: Format) -> Any:
-    """Make the kernel that packs panels of a quantised matrix: (source, to, n_rows, n_cols, p0, p1).
+@cache
+def repack_kernel(kind: str) -> Any:
+    """Make the kernel that packs panels of a matrix of a weight type: (source, to, n_rows, n_cols, p0, p1, table).
 
     source is the address of (n_rows, n_cols) weights as in a model file, to that of the packed matrix, whose panels p0..p1
-    are written; rows that the last panel lacks are left as they are.
+    are written; rows that the last panel lacks are left as they are. table is that of the codebook, see `codebook.py`, or 0.
     """
-    kind, unit_blocks, unit_bytes, source_bytes = fmt.kind, fmt.unit_blocks, fmt.unit_bytes, fmt.source_bytes
-    scale_bytes, block_bytes = fmt.scale_bytes, fmt.block_bytes
+    return _float_repack(FORMATS[kind]) if FORMATS[kind].float_bytes else _quantised_repack(kind)
 
-    def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int) -> None:
+
+def _quantised_repack(kind: str) -> Any:
+    fmt, source_bytes = FORMATS[kind], _PLACES[kind][0]
+    unit_blocks, unit_bytes, scale_bytes, block_bytes = fmt.unit_blocks, fmt.unit_bytes, fmt.scale_bytes, fmt.block_bytes
+
+    def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int, table: int) -> None:
         n_units = n_cols // BLOCK // unit_blocks
         for p in range(p0, p1):
             for u in range(n_units):
@@ -208,17 +266,16 @@ def quantised_repack(fmt: Format) -> Any:
                     _scales(kind, here, row, unit)
                     place = unit + scale_bytes + row // 16 * VECTOR + row % 16 * 4
                     for j in range(unit_blocks):
-                        _planes(kind, here, j, place + j * block_bytes)
+                        _planes(kind, here, j, place + j * block_bytes, table)
 
-    repack.__name__ = repack.__qualname__ = f"repack_{fmt.kind}"
+    repack.__name__ = repack.__qualname__ = f"repack_{kind}"
     return kernel(repack)
 
 
-def float_repack(fmt: Format) -> Any:
-    """Make the kernel that packs panels of float weights; arguments as in `quantised_repack`, any n_cols."""
+def _float_repack(fmt: Format) -> Any:
     size = fmt.float_bytes
 
-    def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int) -> None:
+    def repack(source: int, to: int, n_rows: int, n_cols: int, p0: int, p1: int, table: int) -> None:
         padded = (n_cols + BLOCK - 1) // BLOCK * BLOCK
         for p in range(p0, p1):
             for row in range(min(PANEL_ROWS, n_rows - p * PANEL_ROWS)):

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.kernels.isa import InstructionSet
     from augury.backends.numba_cpu.kernels.unpack import Block
 
+_LARGEST_UNIT = 8  # blocks
 _TOKEN = ACTIVATION_BYTES["q8_16"]
 # Tiles of so few tokens wait for memory. The second cache can await more lines than the nearest, whose lines come sooner.
 _PREFETCH_L2_TOKENS = 4
@@ -177,19 +178,23 @@ def _emit_tile(
         _emit_prefetches(b, stream, lines, n_tokens)
         here = b.add(x, b.mul(loop.index, step))
         if fmt.float_bytes:
-            _emit_float_block(b, fmt, _unit(b, fmt, w, loop.index), here, sums)
+            unit = b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
+            _emit_float_block(b, fmt, unit, here, sums)
         elif place == "scratch":
             scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
             _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)
         else:
-            block = PackedBlock(b, fmt, isa.look_up, _unit(b, fmt, w, loop.index), loop.index)
-            _emit_block(b, fmt, dot, block, here, sums)
+            _emit_block(b, fmt, dot, _packed_block(b, fmt, isa, w, loop.index), here, sums)
     sums.save(b)
 
 
-def _unit(b: ir.IRBuilder, fmt: Format, w: ir.Value, block: ir.Value) -> ir.Value:
-    """Return the unit that a block belongs to: w, or one of the units of a block each that follow w."""
-    return w if fmt.unit_blocks > 1 else b.add(w, b.mul(block, ir.Constant(I64, fmt.unit_bytes)))
+def _packed_block(b: ir.IRBuilder, fmt: Format, isa: InstructionSet, w: ir.Value, block: ir.Value) -> PackedBlock:
+    """Return a block of those from w on, which are no more than the largest units have."""
+    if fmt.unit_blocks < _LARGEST_UNIT:
+        n_blocks = ir.Constant(I64, fmt.unit_blocks)
+        w = b.add(w, b.mul(b.udiv(block, n_blocks), ir.Constant(I64, fmt.unit_bytes)))
+        block = b.urem(block, n_blocks)
+    return PackedBlock(b, fmt, isa.look_up, w, block)
 
 
 def _count_tiles(
@@ -239,14 +244,13 @@ def _multiply(
 
 
 def _unpack(_: Any, kind: Any, isa: Any, w: Any, n: Any, scratch: Any) -> Any:
-    fmt, look_up = FORMATS[kind.literal_value], ISAS[isa.literal_value].look_up
+    fmt, cpu = FORMATS[kind.literal_value], ISAS[isa.literal_value]
 
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
         w, n_blocks, scratch = args[2:]
         with cgutils.for_range(b, n_blocks) as loop:
             address = b.add(scratch, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
-            block = PackedBlock(b, fmt, look_up, _unit(b, fmt, w, loop.index), loop.index)
-            ScratchBlock(fmt, address).fill(b, block)
+            ScratchBlock(fmt, address).fill(b, _packed_block(b, fmt, cpu, w, loop.index))
         return context.get_dummy_value()
 
     return types.void(kind, isa, *[types.int64] * 3), generate

@@ -21,6 +21,7 @@ from augury.backends.numba_cpu.kernels.simd import (
     I64,
     U8X64,
     constant,
+    emit_fma,
     emit_load_bf16,
     load,
     splat,
@@ -41,6 +42,7 @@ LOGICAL = 8  # logical vectors of a block
 SCRATCH_SCALES = LOGICAL * 2 * VECTOR
 SCRATCH_MINIMA = SCRATCH_SCALES + 4 * VECTOR
 SCRATCH_BLOCK = SCRATCH_MINIMA + 4 * VECTOR
+_NUMBERS = 2 * PANEL_ROWS  # where the numbers of `odd` codings begin in a unit
 
 
 def at(b: ir.IRBuilder, address: ir.Value, offset: int) -> ir.Value:
@@ -103,15 +105,17 @@ class PackedBlock:
         self.planes = b.add(planes, b.mul(index, ir.Constant(I64, fmt.block_bytes))) if fmt.unit_blocks > 1 else planes
         self._loaded: dict[tuple[int, int], ir.Value] = {}
         self._six: dict[int, ir.Value] = {}
+        self._shared: dict[int, ir.Value] = {}
 
     def weights(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
         """Take the bits of logical vector v out of the planes, and look up what they stand for."""
-        low = self._bits(b, 0, self.fmt.low, v, g, 0)
-        if self.fmt.values:
-            return self.look_up(b, [value + self.fmt.offset for value in self.fmt.values], low)
-        if not self.fmt.high:
-            return low
-        return b.or_(low, self._bits(b, self.fmt.low, self.fmt.high, v, g, self.fmt.low))
+        fmt = self.fmt
+        bits = self._bits(b, 0, fmt.low, v, g, 0)
+        if fmt.high:
+            bits = b.or_(bits, self._bits(b, fmt.low, fmt.high, v, g, fmt.low))
+        if fmt.is_shared:
+            bits = b.or_(bits, self._shared_bit(b, v, g))
+        return self.look_up(b, [value + fmt.offset for value in fmt.values], bits) if fmt.values else bits
 
     def _bits(self, b: ir.IRBuilder, plane: int, width: int, v: int, g: int, to: int) -> ir.Value:
         """Take `width` bits for vector v from the plane that begins at stored vector `plane`, moved up to bit `to`."""
@@ -132,34 +136,78 @@ class PackedBlock:
 
     def scales(self, b: ir.IRBuilder, half: int, g: int) -> tuple[ir.Value, ir.Value | None]:
         """Decode scale and minimum."""
-        if self.fmt.coding == "exponent":
-            return self._power_of_two(b, g), None
-        d = self._f16(b, 32 * g)
-        minimum = self._f16(b, 64 + 32 * g) if self.fmt.has_minimum else None
-        coding = self.fmt.coding
+        if not self.fmt.has_minimum:
+            return self._scale(b, half, g), None
+        coding, d, minimum = self.fmt.coding, self._f16(b, 32 * g), self._f16(b, 64 + 32 * g)
         if coding == "f16":
             return d, minimum
         if coding == "six":
-            assert minimum is not None
             pair = self._six_bits(b, g)
             return b.fmul(d, self._field(b, pair, 0)), b.fmul(b.fneg(minimum), self._field(b, pair, 6))
-        if coding in {"six_signed", "six_single"}:  # the latter has one scale, and half is 0
-            return b.fmul(d, self._field(b, self._six_bits(b, g), 6 * half, offset=32)), None
-        own = self._own_byte(b, half, g)
-        if coding == "byte":
-            return b.fmul(d, b.sitofp(b.sext(own, I32X16), F32X16)), None
-        assert minimum is not None
-        wide = b.zext(own, I32X16)
+        wide = b.zext(self._own_byte(b, half, g), I32X16)
         scale = b.sitofp(b.and_(wide, constant(I32X16, 15)), F32X16)
         return b.fmul(d, scale), b.fmul(b.fneg(minimum), b.sitofp(b.lshr(wide, constant(I32X16, 4)), F32X16))
+
+    def _scale(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
+        """Decode the scale of a format without minima."""
+        coding = self.fmt.coding
+        if coding == "exponent":
+            return self._power_of_two(b, g)
+        if coding == "float8":
+            return self._float8(b, half, g)
+        d = self._f16(b, 32 * g)
+        if coding == "f16":
+            return d
+        if coding == "byte":
+            factor = b.sitofp(b.sext(self._own_byte(b, half, g), I32X16), F32X16)
+        elif coding in {"odd", "odd_single"}:
+            factor = self._odd(b, self._number(b, _NUMBERS, g) if coding == "odd_single" else self._own_number(b, half, g))
+        else:  # `six_signed`, or `six_single`, which has one scale, and half is 0
+            factor = self._field(b, self._six_bits(b, g), 6 * half, offset=32)
+        return b.fmul(d, factor)
 
     def _f16(self, b: ir.IRBuilder, offset: int) -> ir.Value:
         return b.fpext(load(b, at(b, self.unit, offset), ir.VectorType(F16, 16)), F32X16)
 
+    def _bytes(self, b: ir.IRBuilder, start: int, index: ir.Value, stride: int, g: int) -> ir.Value:
+        """Load a byte of each row, 16 bytes."""
+        first = at(b, self.unit, start + 16 * g)
+        return load(b, b.add(first, b.mul(index, ir.Constant(I64, stride))), ir.VectorType(I8, 16))
+
     def _own_byte(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
         """Load the byte of each row for a half of this block."""
-        first = at(b, self.unit, (128 if self.fmt.has_minimum else 64) + half * PANEL_ROWS + 16 * g)
-        return load(b, b.add(first, b.mul(self.index, ir.Constant(I64, 2 * PANEL_ROWS))), ir.VectorType(I8, 16))
+        start = 0 if self.fmt.coding == "float8" else (4 if self.fmt.has_minimum else 2) * PANEL_ROWS
+        return self._bytes(b, start + half * PANEL_ROWS, self.index, 2 * PANEL_ROWS, g)
+
+    def _own_number(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
+        """Take the four bits of each row for a half of this block."""
+        both = b.zext(self._bytes(b, _NUMBERS, self.index, PANEL_ROWS, g), I32X16)
+        return b.lshr(both, constant(I32X16, 4)) if half else b.and_(both, constant(I32X16, 15))
+
+    def _number(self, b: ir.IRBuilder, start: int, g: int) -> ir.Value:
+        """Take the four bits of each row for this block."""
+        two = ir.Constant(I64, 2)
+        both = b.zext(self._bytes(b, start, b.udiv(self.index, two), PANEL_ROWS, g), I32X16)
+        shift = b.mul(b.trunc(b.urem(self.index, two), I32X16.element), ir.Constant(I32X16.element, 4))
+        return b.and_(b.lshr(both, splat(b, shift, I32X16)), constant(I32X16, 15))
+
+    def _odd(self, b: ir.IRBuilder, number: ir.Value) -> ir.Value:
+        """Make factor * (2s + 1) of each row's number s."""
+        factor = self.fmt.factor
+        return emit_fma(b, b.sitofp(number, F32X16), constant(F32X16, 2 * factor), constant(F32X16, factor))
+
+    def _shared_bit(self, b: ir.IRBuilder, v: int, g: int) -> ir.Value:
+        """Make the highest bits of the indices of logical vector v, which the next or the one before has, too."""
+        if g not in self._shared:
+            self._shared[g] = self._number(b, self.fmt.scale_bytes - PANEL_ROWS * self.fmt.shared_bytes, g)
+        is_set = b.icmp_unsigned("!=", b.and_(self._shared[g], constant(I32X16, 1 << v // 2)), constant(I32X16, 0))
+        bit = 0x01010101 << self.fmt.low + self.fmt.high
+        return b.bitcast(b.select(is_set, constant(I32X16, bit), constant(I32X16, 0)), U8X64)
+
+    def _float8(self, b: ir.IRBuilder, half: int, g: int) -> ir.Value:
+        """Make half of each row's float of 8 bits: as a float32 it is 2**120 times smaller, denormal numbers included."""
+        bits = b.shl(b.zext(self._own_byte(b, half, g), I32X16), constant(I32X16, 20))
+        return b.fmul(b.bitcast(bits, F32X16), constant(F32X16, 2.0**119))
 
     def _power_of_two(self, b: ir.IRBuilder, g: int) -> ir.Value:
         """Make 2**(e - 128) of each row's byte e, of which the two smallest give denormal numbers."""

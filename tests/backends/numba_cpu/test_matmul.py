@@ -112,11 +112,11 @@ def test_every_instruction_set_gives_the_same_bits_to_any_number_of_tokens(kind,
 @pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
 def test_extreme_blocks_and_activations_are_multiplied_right(kind):
     blocks = weights.random_blocks(np.random.default_rng(11), kind, ROWS, 768).reshape(-1, kind.block_bytes)
-    scales = [place + i for place in weights.HALVES[kind] for i in (0, 1)] or [0]
+    scales = weights.SCALES[kind]
     rest = np.setdiff1d(np.arange(kind.block_bytes), scales)
     blocks[::3, rest[:, None]] = 0xFF
     blocks[1::5, rest[:, None]] = 0
-    blocks[2::11, scales] = [0xFF, 0x7B] * (len(scales) // 2) or [128 + 16]  # 65504 or 65536
+    blocks[2::11, scales] = weights.LARGEST[kind]
     matrix = pack(kind, (ROWS, 768), blocks.reshape(-1))
     w = weights.dequantised(kind, blocks.reshape(-1), ROWS).astype(np.float64)
     x = activations(12, 10, 768)
