@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from attrs import frozen
 
 from augury.engine.sampling import SamplingParams
-from augury.options import NoOptions
+from augury.memory_manager import MemoryManager
+from augury.plugin import API_VERSION, Plugin
 from augury.slot_states import SlotStates
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from augury.batch import Batch, Step
+    from augury.batch import Batch
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.passes import Context, Pass, Target
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Allocation, Draft, ModelInfo, ModelOptions, Opened, StateSpec, Verdict
+    from augury.types import Allocation, Draft, ModelInfo, ModelOptions, StateSpec, Verdict
 
 __all__ = [
     "API_VERSION",
@@ -41,18 +42,6 @@ __all__ = [
     "Session",
     "Source",
 ]
-
-API_VERSION = 1
-"""The plugin API of this release; a plugin written for another one is refused with a message."""
-
-
-class Plugin:
-    """What all plugin classes have in common."""
-
-    name: ClassVar[str]
-    aliases: ClassVar[tuple[str, ...]] = ()
-    api_version: ClassVar[int] = API_VERSION
-    options_class: ClassVar[type[Any]] = NoOptions
 
 
 # Models
@@ -288,76 +277,6 @@ class Ask:
     drafter: Drafter
     history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
     limit: int  # at most so many tokens; what exceeds it is cut off
-
-
-# Memory
-
-
-class MemoryManager(Plugin, ABC):
-    """Decides what the slots of a model keep; the backend owns the bytes.
-
-    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
-    was prepared and never committed has failed: what it left in the state of the sequence is not known, nor whether it took in
-    what was accepted before it. A slot may be prepared again before there was a pass; then the last time counts.
-    """
-
-    replays_accepted: bool = False
-    """Whether tokens that were accepted of a rejected draft are computed again in front of the next pass. Drafts are chains
-    then, for a state that takes in drafted tokens cannot take in two that exclude each other."""
-
-    def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
-        """Take over the slots of a model; `states` can save and restore what they hold."""
-        self.options = options
-        self.spec = spec
-        self.states = states
-
-    @classmethod
-    def suitable(cls, spec: StateSpec) -> str | None:  # noqa: ARG003 - for those that do not suit everything
-        """Why it cannot keep what a model with this state needs, and what to take instead; None where it can."""
-        return None
-
-    @abstractmethod
-    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
-        """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
-
-        At least one token of the prompt is never counted as reused, for its logits are needed. Raising gives no slot.
-        """
-
-    @abstractmethod
-    def room(self, slot: int) -> int:
-        """How many more tokens the slot can take after what it keeps."""
-
-    @abstractmethod
-    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
-        """Make room for so many tokens that stay and, after them, so many that may be undone, before the pass.
-
-        Raises:
-            CapacityError: They do not fit.
-        """
-
-    @abstractmethod
-    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
-        """After verification: keep some tokens of the pass and undo the rest.
-
-        Args:
-            slot: Whose tokens.
-            step: What `prepare` gave for the pass.
-            tokens: (m,) int32, those kept, what was replayed included.
-            path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
-        """
-
-    @abstractmethod
-    def truncate(self, slot: int, n: int) -> int:
-        """Keep at most the first n tokens of a slot; returns how many are kept, which may be fewer."""
-
-    @abstractmethod
-    def end(self, slot: int) -> None:
-        """Free the slot; what it holds may be reused by a later request."""
-
-    @property
-    @abstractmethod
-    def n_bytes(self) -> int:
-        """What the slots' states take."""
 
 
 # Models' files

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from augury.slot_states import SlotStates
 
 __all__ = ["Loader", "Shared", "choose_memory", "make_backend", "plan_of"]
+
+_NO_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def make_backend(registry: Registry, text: str) -> Backend:
@@ -52,9 +55,11 @@ def _only(what: str, text: str) -> Spec:
 
 
 def choose_memory(
-    registry: Registry, text: str, model: ModelInfo, spec: StateSpec
+    registry: Registry, text: str, model: ModelInfo, spec: StateSpec, options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS
 ) -> Callable[[StateSpec, SlotStates], MemoryManager]:
     """What makes the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
+
+    `options` are by manager, and less than those in the text.
 
     Raises:
         PluginError: There is no such memory manager.
@@ -69,7 +74,12 @@ def choose_memory(
     )
     if (reason := cls.suitable(spec)) is not None:
         raise UnsupportedError(f"memory manager {cls.name} does not suit {model.name}: {reason}")
-    return partial(cls, build(cls.options_class, dict(wanted.values), f"--memory {cls.name}"))
+    for name, values in options.items():
+        if registry.find("memory", name) is not cls and values:
+            told = {"memory": cls.name, "model": model.name, "options": ",".join(values), "of": name}
+            get_logger("augury.loader").warning("options have no effect: they are of another memory manager", **told)
+    values = {**options.get(cls.name, {}), **dict(wanted.values)}
+    return partial(cls, build(cls.options_class, values, f"--memory {cls.name}"))
 
 
 def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPlan:
@@ -123,11 +133,16 @@ class Loader:
 
     def __init__(self, registry: Registry, backend: Backend, progress: Progress) -> None:
         self.shared = Shared()
-        self.models: list[Model] = []
+        self.contexts: list[EngineContext] = []
         self.registry = registry
         self._backend = backend
         self._progress = progress
         self._files: dict[str, ModelFile] = {}
+
+    @property
+    def models(self) -> list[Model]:
+        """Those that are loaded, the target first."""
+        return [context.model for context in self.contexts]
 
     def open(self, reference: str | Path) -> ModelFile:
         """The file that `reference` means, open until `close_files`: reading a large header twice would be felt."""
@@ -143,6 +158,7 @@ class Loader:
         purpose: str,
         backend: str | None = None,
         memory: str = "auto",
+        memory_options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
         plan_name: str = "main",
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
@@ -155,6 +171,7 @@ class Loader:
             purpose: "draft" for a model that drafters feed: what they feed is checked.
             backend: The name of another backend than the engine's.
             memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
+            memory_options: Options by memory manager.
             plan_name: Which of the plans that the architecture offers of the file.
         """
 
@@ -163,10 +180,12 @@ class Loader:
             device = self._backend if backend is None else make_backend(self.registry, backend)
             plan = plan_of(file, self.registry, plan_name)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
-            make_manager = choose_memory(self.registry, memory, ModelInfo.of(file, plan), device.state_spec(plan, wanted))
+            spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
+            make_manager = choose_memory(self.registry, memory, info, spec, memory_options)
             model = device.load(file, plan, wanted, self._progress)
-            self.models.append(model)
-            return (CheckedContext if purpose == "draft" else EngineContext)(model, make_manager(model.state_spec, model))
+            kind = CheckedContext if purpose == "draft" else EngineContext
+            self.contexts.append(kind(model, make_manager(model.state_spec, model)))
+            return self.contexts[-1]
 
         return self.shared.get(("model", purpose, str(reference), options, backend, plan_name), make)
 
@@ -197,4 +216,4 @@ class Loader:
         """Close all models and what drafters share."""
         self.close_files()
         self.shared.close()
-        self.models.clear()
+        self.contexts.clear()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from augury.errors import ModelFileError, UnsupportedError
 
-__all__ = ["SlotStates"]
+__all__ = ["SlotStates", "join_parts", "split_parts"]
 
 _HEAD = struct.Struct("<8s16sQ")  # what it is; a digest of all else, and of whose it is; positions
-_KIND = b"augury 1"
+_KIND = b"augury 2"
+_LENGTH = struct.Struct("<Q")
 
 
 class SlotStates:
@@ -33,7 +33,7 @@ class SlotStates:
         raise UnsupportedError(f"{type(self).__name__} cannot save slots")
 
     def save(self, slot: int, n: int) -> bytes:
-        """The states of a slot's first n positions, and its state of the sequence as it stands.
+        """The states of a slot's first n positions, of which there may be none, and its state of the sequence as it stands.
 
         What was accepted of the slot's last pass is not in it before the next pass has taken it in. Not to be called during a
         pass, nor is `restore`.
@@ -64,6 +64,33 @@ class SlotStates:
             start += array.nbytes
 
     def _digest(self, n: int, body: bytes | memoryview) -> bytes:
-        made = hashlib.blake2b(f"{self.identity}\n{n}\n".encode(), digest_size=16)
+        from xxhash import xxh3_128
+
+        made = xxh3_128(f"{self.identity}\n{n}\n".encode())
         made.update(body)
         return made.digest()
+
+
+def join_parts(parts: Iterable[bytes]) -> bytes:
+    """Several byte strings as one, of which `split_parts` makes them again."""
+    return b"".join(each for part in parts for each in (_LENGTH.pack(len(part)), part))
+
+
+def split_parts(data: bytes) -> list[bytes]:
+    """What `join_parts` was given.
+
+    >>> split_parts(join_parts([b"text", b"", b"states"]))
+    [b'text', b'', b'states']
+
+    Raises:
+        ModelFileError: It is something else.
+    """
+    parts, start = list[bytes](), 0
+    while start < len(data):
+        head = data[start : start + _LENGTH.size]
+        end = start + _LENGTH.size + (_LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else len(data))
+        if end > len(data):
+            raise ModelFileError(f"a saved slot of {len(data)} bytes is damaged; remove it, and process its text again")
+        parts.append(data[start + _LENGTH.size : end])
+        start = end
+    return parts

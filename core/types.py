@@ -137,10 +137,14 @@ class Allocation:
 
 @frozen
 class Opened:
-    """A slot given to a request, and how many of its first tokens the slot already holds."""
+    """A slot given to a request, and how many of its first tokens the slot already holds.
+
+    `n_shared` is how many of them some slot was found to have computed; those that are not reused are computed again.
+    """
 
     slot: int
     n_reused: int
+    n_shared: int = field(default=Factory(lambda self: self.n_reused, takes_self=True))
 
 
 # Drafting and verification
@@ -311,6 +315,9 @@ class Summary:
     id: str = ""  # of the request
     n_prompt: int = 0
     n_reused: int = 0  # prompt tokens that the slot still held
+    n_recomputed: int = 0  # prompt tokens that a slot shared with the prompt, and that were computed again all the same
+    n_restores: int = 0  # passes that began by setting the recurrent state back, after a rejected draft
+    n_replayed: int = 0  # accepted tokens that were computed again because of that
     n_emitted: int = 0
     n_rounds: int = 0
     n_drafted: int = 0

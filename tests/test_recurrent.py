@@ -12,11 +12,11 @@ from augury.testing.toys import TINY_DRAFT, TINY_TARGET, ToyBackend, registry_wi
 
 REGISTRY = registry_with_toys()
 WAYS = {
-    "kept aside": ("toy-recurrent", "contiguous"),
-    "hybrid, kept aside": ("toy-recurrent:is_hybrid=true", "contiguous"),
+    "kept aside": ("toy-recurrent", "checkpoints"),
+    "hybrid, kept aside": ("toy-recurrent:is_hybrid=true", "checkpoints:checkpoint_min_step=0"),
     "restored": ("toy-recurrent:keeps_aside=false", "checkpoints"),
     "hybrid, restored": ("toy-recurrent:keeps_aside=false,is_hybrid=true", "checkpoints"),
-    "restored though it could keep aside": ("toy-recurrent", "checkpoints"),
+    "restored though it could keep aside": ("toy-recurrent", "checkpoints:use_checkpoints=on"),
 }
 SPECS = {
     "draft-model": f"draft-model:model={TINY_DRAFT}",
@@ -64,7 +64,7 @@ def test_drafts_are_accepted_and_rejected_as_on_any_model(way):
         results = engine.generate(PROMPTS, max_tokens=60, ignore_eos=True, **GREEDY)
         model = engine._loader.models[0]
     assert 0 < sum(result.stats.n_accepted for result in results) < sum(result.stats.n_drafted for result in results)
-    if WAYS[way][1] == "checkpoints":
+    if "restored" in way:
         assert any(batch.restores is not None for batch in model.batches)
         assert all(batch.is_drafted is None and batch.parents is None for batch in model.batches)
     else:
@@ -82,6 +82,25 @@ def test_a_continued_text_reuses_the_state_and_another_one_does_not(way):
             assert list(result.tokens) == list(plain.generate(prompt, max_tokens=12, ignore_eos=True, **GREEDY).tokens)
             assert not may_reuse or result.stats.n_reused >= len(text) - 1
             assert result.stats.n_reused < len(prompt)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_restored_replayed_and_computed_again_is_counted(way):
+    with load(way, f"draft-model:model={TINY_DRAFT}") as engine:
+        result = engine.generate(PROMPTS[0], max_tokens=30, ignore_eos=True, **GREEDY)
+        batches, stats = engine._loader.models[0].batches, result.stats
+        assert stats.n_restores == sum(batch.restores is not None for batch in batches)
+        assert (stats.n_replayed > 0) == (stats.n_restores > 0) == ("restored" in way)
+        text = [*PROMPTS[0], *result.tokens]
+        again = engine.generate([*text[:16], 4, 5], max_tokens=2, ignore_eos=True, **GREEDY).stats
+        assert again.n_reused + again.n_recomputed == 16
+        assert (again.n_reused > 0) == (again.n_recomputed < 16) == ("min_step=0" in WAYS[way][1] or again.n_reused == 14)
+        counts = engine.stats().counts
+        assert counts.n_recomputed == again.n_recomputed
+        assert (counts.n_restores, counts.n_replayed) == (
+            stats.n_restores + again.n_restores,
+            stats.n_replayed + again.n_replayed,
+        )
 
 
 @pytest.mark.parametrize("n_before", [20, 21, 22, 23])  # drafters' own passes among them
@@ -114,16 +133,16 @@ def test_a_full_context_a_cancelled_request_and_a_failed_pass_leave_nothing_behi
         ]
 
 
-@pytest.mark.parametrize("backend", ["toy-recurrent:keeps_aside=false", "toy-recurrent"])
+@pytest.mark.parametrize("backend", ["toy-recurrent:keeps_aside=false", "toy-recurrent", "toy"])
 def test_auto_takes_the_first_manager_that_suits_the_state(backend):
     with Engine.load(TINY_TARGET, backend=backend, spec_type="none", registry=REGISTRY) as engine:
-        assert engine.config["memory"] == ("checkpoints" if "false" in backend else "contiguous")
+        assert engine.config["memory"] == ("contiguous" if backend == "toy" else "checkpoints")
 
 
 @pytest.mark.parametrize(
     ("backend", "memory", "told"),
     [
-        ("toy-recurrent:keeps_aside=false", "contiguous", "takes drafted tokens into its recurrent state; take checkpoints"),
+        ("toy-recurrent", "contiguous", "the model has a recurrent state, which cannot be cut; take checkpoints"),
         ("toy", "checkpoints", "memory manager checkpoints does not suit .*: the model has no recurrent state"),
     ],
 )

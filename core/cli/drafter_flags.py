@@ -17,10 +17,12 @@ from augury.speculation.config import VERIFY, choose_drafters, synthetic_rates
 
 __all__ = [
     "add_drafter_flags",
+    "add_memory_flags",
     "add_speculation_flags",
     "drafter_of_model",
     "drafter_options",
     "flag_of",
+    "memory_options",
     "names_in_use",
     "split_draft_limits",
     "warn_of_synthetic",
@@ -141,6 +143,32 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
         )
 
 
+def add_memory_flags(group: Any, registry: Registry) -> None:
+    """Add the flags of the memory managers' options: `--memory-NAME-FIELD`, and their aliases."""
+    for name, manager in registry.memory_managers.items():
+        for option in options_of(manager.options_class).values():
+            own = f"--memory-{name}-{option.name.replace('_', '-')}"
+            group.add_argument(
+                *dict.fromkeys([*map(flag_of, option.aliases), own]),
+                action=_Keep,
+                targets=((name, option.name),),
+                option=option,
+                dest="memory_values",
+                default=(),
+                nargs="?" if option.kind is bool else None,
+                metavar=option.name.upper(),
+                help=_help(option),
+            )
+
+
+def memory_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Values given by flags, by memory manager."""
+    values: dict[str, dict[str, Any]] = {}
+    for ((name, field),), value in args.memory_values:
+        values.setdefault(name, {})[field] = value
+    return values
+
+
 def drafter_options(args: argparse.Namespace, in_use: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Values given by flags, by drafter. A flag that several drafters share applies to those in use.
 
@@ -226,7 +254,7 @@ def _rates(text: str) -> tuple[float, ...]:
 
 
 class _Keep(argparse.Action):
-    """Collects values in the order of the command line, by the drafters that they are for."""
+    """Collects values in the order of the command line, by the plugins that they are for."""
 
     def __init__(self, *, targets: tuple[tuple[str, str], ...], option: Option, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -234,7 +262,7 @@ class _Keep(argparse.Action):
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         value = self._option.convert("true" if values is None else values, str(flag))
-        setattr(namespace, _DEST, (*getattr(namespace, _DEST), (self._targets, value)))
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), (self._targets, value)))
 
 
 def _spellings(name: str, option: Option) -> Iterator[str]:

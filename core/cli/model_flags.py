@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import (
     add_drafter_flags,
+    add_memory_flags,
     add_speculation_flags,
     drafter_of_model,
     drafter_options,
+    memory_options,
     names_in_use,
     split_draft_limits,
 )
@@ -67,6 +69,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         metavar="NAME",
         help="what manages the slots' memory, see augury plugins; with options as NAME:key=value (default: auto)",
     )
+    add_memory_flags(group, registry)
     verbose = ("-v", "--verbose", "--log-verbose")
     group.add_argument(*verbose, action="store_const", const=1, default=0, help="show the whole configuration, memory and log")
     group.add_argument(
@@ -105,6 +108,7 @@ def load_engine(
             args.model,
             backend=args.backend,
             memory=args.memory,
+            memory_options=memory_options(args),
             spec_type=rest,
             draft_model=draft_model,
             spec_options=_for_these(drafter_options(args, in_use), in_use, is_strict=spec_type == args.spec_type),

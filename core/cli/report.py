@@ -63,6 +63,8 @@ def run_line(summaries: Sequence[Summary]) -> str:
         share = n_accepted / n_drafted if n_drafted else 0.0
         mark = ", synthetic" if any(summary.effective.get("synthetic") for summary in summaries) else ""
         parts.append(f"accepted {n_accepted} of {n_drafted} drafted tokens ({share:.0%}{mark})")
+    if n_recomputed := sum(summary.n_recomputed for summary in summaries):
+        parts.append(f"{n_recomputed} prompt tokens computed again, though a slot had them")
     if len(summaries) > 1:
         parts[1] += " per sequence"
     return " | ".join(parts)
@@ -74,7 +76,7 @@ def engine_line(stats: EngineStats) -> str:
     return (
         f"requests {counts.n_finished} finished, {counts.n_failed} failed, {counts.n_cancelled} cancelled | "
         f"{counts.n_rounds} rounds, {counts.forward_s:.2f} s in passes, {counts.draft_s:.2f} s drafting | "
-        f"prompt tokens {counts.n_prompt} processed, {counts.n_reused} reused"
+        f"prompt tokens {counts.n_prompt} processed, {counts.n_reused} reused, {counts.n_recomputed} computed again"
     )
 
 
@@ -94,6 +96,8 @@ def drafting_lines(summary: Summary) -> list[str]:
     lines = [f"{summary.n_emitted} tokens in {summary.n_rounds} rounds, {summary.mean_accepted_length:.2f} tokens per round"]
     if rates := summary.effective.get("synthetic"):
         lines.append(synthetic_text(rates))
+    if summary.n_restores:
+        lines.append(f"{summary.n_restores} drafts undone by restoring a state, {summary.n_replayed} tokens computed again")
     for name, stats in summary.drafters.items():
         lines.append(
             f"{name}: {stats.calls} calls, {stats.drafts} drafts, {stats.used} verified, {stats.drafted} tokens drafted, "
@@ -136,6 +140,12 @@ def as_json(engine: Engine, result: Result) -> dict[str, Any]:
             "predict_s": timings.predict_s,
             "prompt_per_second": timings.prompt_per_second,
             "predicted_per_second": timings.predicted_per_second,
+        },
+        "memory": {
+            "reused": summary.n_reused,
+            "recomputed": summary.n_recomputed,
+            "restores": summary.n_restores,
+            "replayed": summary.n_replayed,
         },
         "draft": {
             "rounds": summary.n_rounds,

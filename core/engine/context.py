@@ -38,6 +38,7 @@ class EngineContext(Context):
             int, tuple[int, int, np.ndarray]
         ] = {}  # by slot: mark, layers and tokens of its last pass of `forward_drafts`
         self._unknown: set[int] = set()  # slots of which it is not known what they hold
+        self._restored: dict[int, tuple[int, int]] = {}  # by slot, since it was opened: restored states, replayed tokens
 
     @property
     def may_branch(self) -> bool:
@@ -59,11 +60,24 @@ class EngineContext(Context):
         if opened is not None:
             self._last_drafts.pop(opened.slot, None)
             self._unknown.discard(opened.slot)
+            self._restored.pop(opened.slot, None)
         return opened
+
+    def restored(self, slot: int) -> tuple[int, int]:
+        """How many passes since a slot was opened set its state back first, and how many tokens they computed again."""
+        return self._restored.get(slot, (0, 0))
 
     def room(self, slot: int) -> int:
         """See `MemoryManager.room`."""
         return self.memory.room(slot)
+
+    def draft_room(self, slot: int) -> int:
+        """See `MemoryManager.draft_room`."""
+        return self.memory.draft_room(slot)
+
+    def chunk(self, slot: int, n: int, n_left: int) -> int:
+        """See `MemoryManager.chunk`."""
+        return min(max(self.memory.chunk(slot, n, n_left), 1), n)
 
     def truncate(self, slot: int, n: int) -> int:
         """See `MemoryManager.truncate`."""
@@ -72,6 +86,19 @@ class EngineContext(Context):
     def end(self, slot: int) -> None:
         """See `MemoryManager.end`."""
         self.memory.end(slot)
+
+    def save(self, slot: int) -> bytes:
+        """See `MemoryManager.save`; a pass puts the state right first, where it has taken in what was rejected."""
+        if self.replays_accepted:
+            feed = self.feed(slot, _NO_TOKENS)
+            if feed.step.restore:
+                self._forward_draft([feed], None)
+            self.commit(feed)
+        return self.memory.save(slot)
+
+    def restore(self, slot: int, data: bytes) -> int:
+        """See `MemoryManager.restore`."""
+        return self.memory.restore(slot, data)
 
     def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
         """See `Context.feed`."""
@@ -140,6 +167,9 @@ class EngineContext(Context):
         n, is_chain = 0, True
         for feed in feeds:
             step, draft, first, m = feed.step, feed.draft, n, feed.n_tokens
+            if step.restore:
+                n_restores, n_replayed = self.restored(feed.slot)
+                self._restored[feed.slot] = n_restores + 1, n_replayed + len(step.replay)
             if step.replay:
                 tokens.append(np.array(step.replay, np.int32))
             tokens.append(feed.tokens)

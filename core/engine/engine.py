@@ -102,6 +102,7 @@ class Engine:
         *,
         backend: str = "auto",
         memory: str = "auto",
+        memory_options: Mapping[str, Mapping[str, Any]] | None = None,
         spec_type: str | Iterable[str] = "auto",
         draft_model: str | Path | None = None,
         spec_options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -128,6 +129,8 @@ class Engine:
             backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
             memory: A memory manager's name, perhaps with options as in `name:key=value`; `auto` takes the first that suits
                 the model.
+            memory_options: Options by memory manager, beside those in `memory`; those of others than the one that is taken
+                have no effect, which a warning says.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.
             draft_model: A second, small model; with `auto` it is one of the drafters to choose from.
@@ -191,7 +194,7 @@ class Engine:
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-            context = loader.load(model, options, purpose="target", memory=memory)
+            context = loader.load(model, options, purpose="target", memory=memory, memory_options=memory_options or {})
             target = context.model
             first_layers = EngineTarget(context)
             sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]
@@ -350,9 +353,9 @@ class Engine:
     def memory_table(self) -> list[Allocation]:
         """What the models hold, the target's first: weights, KV cache, scratch, each with the model's name and role."""
         return [
-            Allocation(f"{model.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
-            for number, model in enumerate(self._loader.models)
-            for line in model.memory_table()
+            Allocation(f"{context.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
+            for number, context in enumerate(self._loader.contexts)
+            for line in (*context.model.memory_table(), *context.memory.memory_table())
         ]
 
     def close(self) -> None:

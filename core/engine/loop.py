@@ -222,10 +222,12 @@ class Loop:
             n_reused = self._drafting.open(sequence, opened.n_reused)
             if n_reused < opened.n_reused:
                 n_reused = self._context.truncate(opened.slot, n_reused)
-            sequence.n_kept = sequence.counter.n_reused = n_reused
+            sequence.n_kept = n_reused
+            n_recomputed = max(opened.n_shared - n_reused, 0)
+            sequence.counter.opened(n_reused, n_recomputed)
             self._running.append(sequence)
             self._waiting.popleft()
-            self._counter.started(n_reused)
+            self._counter.started(n_reused, n_recomputed)
             self._publish()
 
     def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
@@ -270,8 +272,11 @@ class Loop:
         shares = []
         for sequence in tuple(self._running):
             if not sequence.n_emitted and n_chunk:
-                tokens = sequence.request.prompt[sequence.n_kept : sequence.n_kept + n_chunk]
-                is_last = sequence.n_kept + len(tokens) == len(sequence.request.prompt)
+                left = sequence.request.prompt[sequence.n_kept :]
+                n = self._attempt([sequence], self._context.chunk, sequence.slot, min(n_chunk, len(left)), len(left))
+                if n is None:
+                    continue
+                tokens, is_last = left[:n], n == len(left)
                 if (share := self._attempt([sequence], self._share, sequence, tokens, int(is_last))) is not None:
                     n_chunk -= len(tokens)
                     shares.append(share)
@@ -283,7 +288,7 @@ class Loop:
 
     def _limit(self, sequence: Sequence) -> int:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
-        return min(sequence.request.speculation.n_max, self._context.room(sequence.slot) - 1, sequence.n_left - 1)
+        return min(sequence.request.speculation.n_max, self._context.draft_room(sequence.slot), sequence.n_left - 1)
 
     def _forward(self, shares: Items[Share]) -> tuple[Pass, list[int], dict[str, np.ndarray], float]:
         """The pass, the best token of each row where someone asks for no more, what drafters are fed, and the seconds."""
@@ -343,6 +348,7 @@ class Loop:
     def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
         """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""
         if sequence.slot >= 0:
+            sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
             self._free(sequence.slot)
             guarded(self._drafting.end, sequence)
         summary = sequence.counter.summary()
@@ -353,7 +359,7 @@ class Loop:
         for queue in (self._running, self._waiting):
             if sequence in queue:
                 queue.remove(sequence)
-        self._counter.ended(sequence.error or error, sequence.finish_reason)
+        self._counter.ended(summary, sequence.error or error, sequence.finish_reason)
         self._publish()  # before its caller hears of the end, and asks
         sequence.finish(error)
 
@@ -368,6 +374,9 @@ def _log_request(summary: Summary) -> None:
         id=summary.id,
         prompt=summary.n_prompt,
         reused=summary.n_reused,
+        recomputed=summary.n_recomputed,
+        restores=summary.n_restores,
+        replayed=summary.n_replayed,
         emitted=summary.n_emitted,
         rounds=summary.n_rounds,
         prompt_s=round(summary.timings.prompt_s, 4),

@@ -37,6 +37,16 @@ class _Counts:
     accept_s: float = 0.0
     failed: str | None = None
 
+    def verified(self, verdict: Verdict, depth: int) -> None:
+        """A draft, `depth` tokens deep, was verified."""
+        self.used += 1
+        self.drafted += verdict.n_offered
+        self.accepted += verdict.n_accepted
+        for counts, n in ((self.offered_by_position, depth), (self.accepted_by_position, verdict.n_accepted)):
+            counts.extend([0] * (depth - len(counts)))
+            for position in range(n):
+                counts[position] += 1
+
     def stats(self) -> DrafterStats:
         """What was counted."""
         counted = attrs.asdict(self, recurse=False)
@@ -49,12 +59,17 @@ class RequestCounter:
 
     def __init__(self, request: Request) -> None:
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
+        self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
         self._request = request
-        self._n_emitted = 0
+        self._n_recomputed = self._n_emitted = 0
         self._counts = {member.name: _Counts() for member in request.speculation.members}
         self._draft_lengths: list[int] = []
         self._n_processed = 0
         self._prompt_s = self._first_token_at = self._last_token_at = 0.0
+
+    def opened(self, n_reused: int, n_recomputed: int) -> None:
+        """The request's slot holds so many tokens of its prompt; so many more were held, but not where it could go on."""
+        self.n_reused, self._n_recomputed = n_reused, n_recomputed
 
     def begun(self, drafter: str, seconds: float) -> None:
         """A drafter was at the request's prompt for so long until now, which is prompt time."""
@@ -95,14 +110,7 @@ class RequestCounter:
 
     def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
         """A drafter's proposal, `depth` tokens deep, was verified."""
-        counts = self._counts[drafter]
-        counts.used += 1
-        counts.drafted += verdict.n_offered
-        counts.accepted += verdict.n_accepted
-        for places, n in ((counts.offered_by_position, depth), (counts.accepted_by_position, verdict.n_accepted)):
-            places.extend([0] * (depth - len(places)))
-            for position in range(n):
-                places[position] += 1
+        self._counts[drafter].verified(verdict, depth)
 
     def told(self, drafter: str, seconds: float) -> None:
         """A drafter was told what became of the round, and took so long."""
@@ -116,6 +124,9 @@ class RequestCounter:
             id=self._request.id,
             n_prompt=len(self._request.prompt),
             n_reused=self.n_reused,
+            n_recomputed=self._n_recomputed,
+            n_restores=self.n_restores,
+            n_replayed=self.n_replayed,
             n_emitted=self._n_emitted,
             n_rounds=len(self._draft_lengths) + (self._n_emitted > 0),
             n_drafted=sum(each.drafted for each in drafters.values()),
@@ -157,6 +168,9 @@ class Counts:
     n_failed: int = 0
     n_cancelled: int = 0
     n_reused: int = 0  # prompt tokens that slots still held
+    n_recomputed: int = 0  # prompt tokens that a slot shared with the prompt, and that were computed again all the same
+    n_restores: int = 0  # passes that began by setting a recurrent state back, after a rejected draft
+    n_replayed: int = 0  # accepted tokens that were computed again because of that
     n_prompt: int = 0  # prompt tokens processed
     n_emitted: int = 0
     n_drafted: int = 0  # drafted tokens that were verified
@@ -188,9 +202,9 @@ class EngineCounter:
         self._n_slots = n_slots
         self._seen: tuple[dict[str, Any], tuple[tuple[int, Request, int, int], ...]] = (self._counts.copy(), ())
 
-    def started(self, n_reused: int) -> None:
-        """A request has a slot, which holds so many tokens of its prompt."""
-        self._add(n_reused=n_reused)
+    def started(self, n_reused: int, n_recomputed: int) -> None:
+        """A request has a slot, which holds so many tokens of its prompt, of those that were held."""
+        self._add(n_reused=n_reused, n_recomputed=n_recomputed)
 
     def passed(self, seen: Round, n_prompt: int) -> None:
         """A round is over, with so many tokens of prompts in its pass."""
@@ -204,8 +218,9 @@ class EngineCounter:
             forward_s=seen.forward_s,
         )
 
-    def ended(self, error: BaseException | None, finish_reason: str | None) -> None:
+    def ended(self, summary: Summary, error: BaseException | None, finish_reason: str | None) -> None:
         """A request is over."""
+        self._add(n_restores=summary.n_restores, n_replayed=summary.n_replayed)
         self._add(**{"n_failed" if error is not None else "n_finished" if finish_reason else "n_cancelled": 1})
 
     def _add(self, **more: float) -> None:

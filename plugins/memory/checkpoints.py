@@ -1,94 +1,292 @@
-"""Memory manager `checkpoints`: saves a state before drafted tokens, and goes back to it where they were rejected.
+"""Memory manager `checkpoints`: slots with a recurrent state, which cannot be cut, and copies of it to go back to.
 
-A backend that cannot keep drafted tokens aside takes them into its recurrent states. After a rejection the state is set back to
-what was saved, and the accepted tokens are computed again, in front of the next pass::
+A rejected draft is undone in one of two ways. Where the backend can, drafted tokens are kept aside, and the next pass takes in
+those that were accepted. Otherwise they are taken in; after a rejection the state is set back to what was saved before them,
+and the accepted tokens are computed again, in front of the next pass::
 
     text a b c     draft x y     accepted x     sampled z
     pass           a b c | x y                  the state is saved where | stands
     next pass      x z | ...                    after it was restored: x is replayed
+
+A text that leaves the slot's, as an edited chat does, goes on from the nearest *checkpoint*, a copy of the state along the
+text. Copies are made every `checkpoint_min_step` tokens; shortly before a prompt's end, since the next prompt of a conversation
+may leave out what follows; and where a new request takes a slot's text up. Where there is no room for one more, that copy gives
+way whose loss costs least: the tokens since the copy before it, as often as a text leaves the slot's before the copy after it.
+
+Source: llama.cpp's `--ctx-checkpoints` (b11434, `common/arg.cpp`), of which these are the flags and defaults.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from attrs import define
+from attrs import Factory, define, frozen
 
 from augury.batch import Step
+from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
+from augury.interfaces import MemoryManager
+from augury.log import get_logger
+from augury.options import option
 from augury.plugins.memory.contiguous import Contiguous
+from augury.slot_states import SlotStates, join_parts, split_parts
+from augury.types import Allocation, Opened, StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy as np
 
-    from augury.interfaces import MemoryManager
-    from augury.slot_states import SlotStates
-    from augury.types import StateSpec
+__all__ = ["CheckpointOptions", "Checkpoints"]
 
-__all__ = ["Checkpoints"]
+_MIB = 2**20
+_TAIL = 4  # tokens between a prompt's last checkpoint and its end: a template's opening of the answer
+_SHORTEST = 16  # tokens of a prompt that is worth a checkpoint, and a pass more
 
 
-@define
-class _Checkpoint:
-    """Of one slot: how many of its tokens the saved state has taken in, None: none is saved, and what is to come of a pass."""
+@frozen
+class CheckpointOptions:
+    """Options of `checkpoints`."""
 
-    n: int | None = None
+    ctx_checkpoints: int = option(
+        32,
+        help="copies of a slot's recurrent state along its text, at most; 0: none",
+        ge=0,
+        aliases=("ctx-checkpoints", "swa-checkpoints"),
+    )
+    checkpoint_min_step: int = option(
+        8192,
+        help="tokens from one copy to the next, but for those at a prompt's end; 0: one after every pass",
+        ge=0,
+        aliases=("cms", "checkpoint-min-step"),
+    )
+    mem_budget: int = option(1024, help="MiB for the copies of all slots together", ge=0, aliases=("mem-budget",))
+    use_checkpoints: str = option(
+        "auto",
+        help="undo drafts by restoring a state; auto: where nothing else can; off: nowhere, so that there are no drafts there",
+        choices=("on", "off", "auto"),
+        aliases=("spec-use-checkpoints",),
+    )
+    ckpt_num_tries: int = option(
+        0,
+        help="after so many restored drafts in a row a slot goes one token without; 0: any number",
+        ge=0,
+        aliases=("spec-ckpt-num-tries",),
+    )
+
+
+@frozen(eq=False)
+class _Copy:
+    """A state that has taken in the first n tokens of the slot's text."""
+
+    n: int
+    data: bytes
+
+
+@define(eq=False)
+class _Slot:
+    """Of one slot: the copies along its text, rising, and what is to come of the state that its passes save and restore."""
+
+    copies: list[_Copy] = Factory(list)
+    tail: int = 0  # where in the text a copy is wanted whatever the distance; 0: nowhere
+    saved: int | None = None  # tokens that the state has taken in which a pass saved last; None: there is none
     n_fed: int = 0  # tokens of the pass that goes on
     is_behind: bool = False  # the state has taken in other tokens than the slot keeps
+    n_restored: int = 0  # drafts in a row that were restored
 
 
 class Checkpoints(Contiguous):
-    """Slots whose recurrent states take in whatever is fed, and are set back where that was too much.
-
-    A text that goes on differently from what the slot holds is shared as far as the checkpoint.
-    """
+    """Slots whose texts share a recurrent state, and go back where a draft was rejected or another text begins."""
 
     name = "checkpoints"
-    replays_accepted = True
+    options_class = CheckpointOptions
+    options: CheckpointOptions
 
-    def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
+    def __init__(self, options: CheckpointOptions, spec: StateSpec, states: SlotStates) -> None:
         super().__init__(options, spec, states)
-        self._checkpoints = [_Checkpoint() for _ in range(spec.n_slots)]
+        self._at = [_Slot() for _ in range(spec.n_slots)]
+        self._keeps_aside = spec.can_keep_aside and options.use_checkpoints != "on"
+        self.replays_accepted = not self._keeps_aside
+        self._may_draft = self._keeps_aside or options.use_checkpoints != "off"
+        self._n_copies = options.ctx_checkpoints
+        self._log = get_logger("augury.plugins.memory.checkpoints")
+        if not self._may_draft:
+            self._log.warning("nothing is drafted: the backend cannot undo drafts, and use_checkpoints is off")
 
     @classmethod
     def suitable(cls, spec: StateSpec) -> str | None:
         """See `MemoryManager.suitable`."""
-        return None if spec.n_bytes_per_sequence else "the model has no recurrent state to restore; take contiguous"
+        return None if spec.n_bytes_per_sequence else "the model has no recurrent state to go back to; take contiguous"
+
+    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+        """See `MemoryManager.open`."""
+        opened = super().open(tokens, may_reuse=may_reuse)
+        if opened is not None:
+            at = self._at[opened.slot]
+            at.tail = at.n_restored = 0
+            self._copy(opened.slot, is_wanted=True)
+        return opened
+
+    def chunk(self, slot: int, n: int, n_left: int) -> int:
+        """See `MemoryManager.chunk`."""
+        state, at = self._slots[slot], self._at[slot]
+        if n_left >= _SHORTEST and self._n_copies:
+            at.tail = state.n + n_left - _TAIL
+        return min(n, at.tail - state.n) if state.n < at.tail else n
+
+    def draft_room(self, slot: int) -> int:
+        """See `MemoryManager.draft_room`."""
+        tries = self.options.ckpt_num_tries
+        may_draft = self._may_draft and not (tries and self._at[slot].n_restored >= tries)
+        return super().draft_room(slot) if may_draft else 0
 
     def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
         """See `MemoryManager.prepare`."""
-        step, state, checkpoint = super().prepare(slot, n_certain, n_drafted), self._slots[slot], self._checkpoints[slot]
+        step, state, at = super().prepare(slot, n_certain, n_drafted), self._slots[slot], self._at[slot]
+        if self._keeps_aside:
+            return Step(step.mark, accepted=step.accepted, keeps_aside=True)
         mark, replay = step.mark, ()
-        restore = checkpoint.is_behind and mark > 0  # a pass that starts at 0 starts from an empty state
+        restore = at.is_behind and mark > 0  # a pass that starts at 0 starts from an empty state
         if restore:
-            assert checkpoint.n is not None
-            mark, replay = checkpoint.n, tuple(state.tokens[checkpoint.n : state.n].tolist())
-        checkpoint.n_fed = len(replay) + n_certain + n_drafted
+            assert at.saved is not None
+            mark, replay = at.saved, tuple(state.tokens[at.saved : state.n].tolist())
+        at.n_fed = len(replay) + n_certain + n_drafted
         return Step(mark, replay=replay, restore=restore, save=len(replay) + n_certain if n_drafted else None)
 
     def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """See `MemoryManager.commit`."""
+        state, at = self._slots[slot], self._at[slot]
+        n_certain = state.n_certain or 0
         super().commit(slot, step, tokens, path)
-        state, checkpoint = self._slots[slot], self._checkpoints[slot]
-        state.accepted = ()
-        checkpoint.is_behind = len(tokens) < checkpoint.n_fed
-        if step.save is not None:
-            checkpoint.n = step.mark + step.save
+        if self._keeps_aside:
+            cells = range(n_certain, len(tokens)) if path is None else path[n_certain:].tolist()
+            state.accepted = tuple((step.mark + cell, step.mark + i) for i, cell in enumerate(cells, n_certain))
+        else:
+            state.accepted = ()
+            at.is_behind = len(tokens) < at.n_fed
+            if step.save is not None:
+                at.saved = step.mark + step.save
+            if n_certain:  # or it was a drafter's own pass
+                at.n_restored = at.n_restored + 1 if at.is_behind else 0
+        self._copy(slot)
 
-    def _cut(self, slot: int, n: int) -> None:
-        checkpoint = self._checkpoints[slot]
-        checkpoint.is_behind = checkpoint.is_behind or n < self._slots[slot].n
-        super()._cut(slot, n)
-        if checkpoint.n is not None and checkpoint.n > n:
-            checkpoint.n = None
+    def save(self, slot: int) -> bytes:
+        """See `MemoryManager.save`; copies along the text are saved, too."""
+        copies = self._at[slot].copies
+        return super().save(slot) + join_parts(part for copy in copies for part in (copy.n.to_bytes(8), copy.data))
+
+    def restore(self, slot: int, data: bytes) -> int:
+        """See `MemoryManager.restore`."""
+        n = super().restore(slot, data)
+        parts = split_parts(data)[2:]
+        self._at[slot] = _Slot()
+        for at, states in zip(parts[::2], parts[1::2], strict=True):
+            self._keep(slot, int.from_bytes(at), states)
+        return n
+
+    def _n_in_place(self, slot: int) -> int:
+        if (n := self._taken_in(slot)) is None:
+            raise UnsupportedError(f"the state of slot {slot} is not that of its text before a next pass; save it after one")
+        return n
+
+    def _taken_in(self, slot: int) -> int | None:
+        """How many tokens of its text a slot's state has taken in; None where it has taken in others."""
+        state = self._slots[slot]
+        return None if self._at[slot].is_behind else state.n - len(state.accepted)
 
     def _reusable(self, slot: int, n: int) -> int:
-        state, saved = self._slots[slot], self._checkpoints[slot].n
-        if n >= state.n:
-            return state.n
-        return saved if saved is not None and saved <= n else 0
+        state, at, taken_in = self._slots[slot], self._at[slot], self._taken_in(slot)
+        if n >= state.n or (taken_in is not None and n >= taken_in):
+            return min(n, state.n)
+        return max((each for each in (at.saved or 0, *(copy.n for copy in at.copies)) if each <= n), default=0)
+
+    def _cut(self, slot: int, n: int) -> None:
+        taken_in = self._taken_in(slot)
+        if n < self._slots[slot].n and (taken_in is None or n < taken_in):
+            self._go_back(slot, n)
+        super()._cut(slot, n)
+
+    def _go_back(self, slot: int, n: int) -> None:
+        """Have a slot's state be as after the first n tokens, of which there is a copy; what was copied later is forgotten."""
+        at = self._at[slot]
+        at.copies = [copy for copy in at.copies if copy.n <= n]
+        if at.saved is not None and at.saved > n:
+            at.saved = None
+        at.is_behind = False
+        if at.copies and at.copies[-1].n == n:
+            self.states.restore(slot, at.copies[-1].data)
+        elif n:
+            assert at.saved == n
+            at.is_behind = True
+
+    def _after_failure(self, slot: int) -> None:
+        """The state may be any; so may the one that the pass saved."""
+        at = self._at[slot]
+        at.saved = None
+        n = at.copies[-1].n if at.copies else 0
+        self._go_back(slot, n)
+        super()._cut(slot, n)
+
+    # Copies
+
+    def _copy(self, slot: int, *, is_wanted: bool = False) -> None:
+        """Copy a slot's state, if it stands where a copy is wanted, and the last one is far enough."""
+        at, n = self._at[slot], self._taken_in(slot)
+        last = at.copies[-1].n if at.copies else 0
+        if n is None or n <= last or not self._n_copies:
+            return
+        if is_wanted or n == at.tail or n - last >= self.options.checkpoint_min_step:
+            try:
+                data = self.states.save(slot, 0)
+            except UnsupportedError as error:
+                self._n_copies = 0
+                self._log.warning("no checkpoints are kept along texts, which are recomputed instead", reason=str(error))
+                return
+            self._keep(slot, n, data)
+
+    def _keep(self, slot: int, n: int, data: bytes) -> None:
+        if self._n_copies and self._make_room(slot, n, len(data)):
+            self._at[slot].copies.append(_Copy(n, data))
+
+    def _make_room(self, slot: int, n: int, n_bytes: int) -> bool:
+        """Let copies go until one of a slot's first n tokens fits; false where it is too large by itself."""
+        budget = self.options.mem_budget * _MIB
+        if n_bytes > budget:
+            self._n_copies = 0
+            told = {"n_bytes": n_bytes, "mem_budget": self.options.mem_budget}
+            self._log.warning("no checkpoints are kept along texts: one is larger than mem_budget, in MiB", **told)
+            return False
+        while len(self._at[slot].copies) >= self._n_copies:
+            self._evict([slot], n, "ctx_checkpoints")
+        while self._n_copied + n_bytes > budget:
+            self._evict(range(self.spec.n_slots), n, "mem_budget")
+        return True
+
+    def _evict(self, slots: Iterable[int], n: int, limit: str) -> None:
+        """Let that copy go, of some slots, that saves least recomputing."""
+
+        def saves(slot: int, i: int) -> float:
+            copies, end = self._at[slot].copies, max(n, self._slots[slot].n)
+            before = copies[i - 1].n if i else 0
+            after = copies[i + 1].n if i + 1 < len(copies) else end
+            return (copies[i].n - before) * (after - copies[i].n) / end
+
+        slot, i = min(((slot, i) for slot in slots for i in range(len(self._at[slot].copies))), key=lambda at: saves(*at))
+        gone = self._at[slot].copies.pop(i)
+        self._log.info("a checkpoint gives way", slot=slot, position=gone.n, n_bytes=len(gone.data), limit=limit)
+
+    @property
+    def _n_copied(self) -> int:
+        return sum(len(copy.data) for at in self._at for copy in at.copies)
+
+    @property
+    def n_bytes(self) -> int:
+        """See `MemoryManager.n_bytes`."""
+        return super().n_bytes + self.spec.n_slots * self.spec.n_bytes_per_sequence + self._n_copied
+
+    def memory_table(self) -> Sequence[Allocation]:
+        """See `MemoryManager.memory_table`."""
+        most = self.spec.n_slots * self._n_copies * self.spec.n_bytes_per_sequence
+        return [Allocation("checkpoints, at most", min(most, self.options.mem_budget * _MIB))]
 
 
 @hookimpl

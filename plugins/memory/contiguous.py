@@ -10,6 +10,7 @@ from augury.batch import Step
 from augury.errors import CapacityError
 from augury.hookspecs import hookimpl
 from augury.interfaces import MemoryManager
+from augury.slot_states import join_parts, split_parts
 from augury.types import Opened, StateSpec
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from augury.slot_states import SlotStates
 
 
-class _Slot:
+class SlotText:
     """What one slot holds: `tokens[:n]`, of which `accepted` have yet to be taken in, or to come to their places."""
 
     def __init__(self, n_ctx: int) -> None:
@@ -37,25 +38,23 @@ class _Slot:
 
 
 class Contiguous(MemoryManager):
-    """Slots that grow at their end and are cut back there; drafted tokens are kept aside until they are accepted.
+    """KV caches that grow at their end and are cut back there.
 
-    A request goes to the free slot that shares the longest prefix with it; among equals to the one that was left unused for
-    the longest time, so that prefixes worth keeping survive. A recurrent state cannot be cut: it is shared as a whole or not.
+    A request goes to the free slot of which it can reuse most; among equals to the one that was left unused for the longest
+    time, so that prefixes worth keeping survive.
     """
 
     name = "contiguous"
 
     def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
         super().__init__(options, spec, states)
-        self._slots = [_Slot(spec.n_ctx) for _ in range(spec.n_slots)]
-        self._has_sequence_state = spec.n_bytes_per_sequence > 0
+        self._slots = [SlotText(spec.n_ctx) for _ in range(spec.n_slots)]
         self._clock = 0
 
     @classmethod
     def suitable(cls, spec: StateSpec) -> str | None:
         """See `MemoryManager.suitable`."""
-        keeps = not spec.n_bytes_per_sequence or spec.can_keep_aside
-        return None if keeps else "the model takes drafted tokens into its recurrent state; take checkpoints"
+        return "the model has a recurrent state, which cannot be cut; take checkpoints" if spec.n_bytes_per_sequence else None
 
     def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
         """See `MemoryManager.open`."""
@@ -67,11 +66,12 @@ class Contiguous(MemoryManager):
                 f"the prompt has {len(tokens)} tokens, a sequence can use {self.spec.n_ctx}; "
                 "shorten it or load the model with a larger context (-c, n_ctx)"
             )
-        reusable = {i: self._reusable(i, self._slots[i].n_shared(tokens[:-1])) if may_reuse else 0 for i in free}
+        shared = {i: self._slots[i].n_shared(tokens[:-1]) if may_reuse else 0 for i in free}
+        reusable = {i: self._reusable(i, shared[i]) for i in free}
         best = min(free, key=lambda i: (-reusable[i], self._slots[i].last_used))
-        self._slots[best].is_free = False
         self._cut(best, reusable[best])
-        return Opened(best, reusable[best])
+        self._slots[best].is_free = False
+        return Opened(best, reusable[best], max(shared.values()))
 
     def room(self, slot: int) -> int:
         """See `MemoryManager.room`."""
@@ -85,20 +85,15 @@ class Contiguous(MemoryManager):
                 f"{n_certain + n_drafted} more tokens do not fit: slot {slot} has room for {self.spec.n_ctx - state.n}"
             )
         state.n_certain = n_certain
-        return Step(mark=state.n, accepted=state.accepted, keeps_aside=self._has_sequence_state)
+        return Step(mark=state.n, accepted=state.accepted)
 
     def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
         """See `MemoryManager.commit`."""
         state = self._slots[slot]
         state.n = step.mark + len(tokens)
         state.tokens[step.mark : state.n] = tokens
-        if self._has_sequence_state or path is not None:
-            assert state.n_certain is not None
-            places = enumerate(range(len(tokens)) if path is None else path.tolist())
-            named = state.n_certain if self._has_sequence_state else len(tokens)  # from here on, whether it moves or not
-            state.accepted = tuple((step.mark + cell, step.mark + i) for i, cell in places if cell != i or i >= named)
-        else:
-            state.accepted = ()
+        moved = () if path is None else enumerate(path.tolist())
+        state.accepted = tuple((step.mark + cell, step.mark + i) for i, cell in moved if cell != i)
         state.n_certain = None
 
     def truncate(self, slot: int, n: int) -> int:
@@ -110,28 +105,52 @@ class Contiguous(MemoryManager):
         """See `MemoryManager.end`."""
         self._clock += 1
         state = self._slots[slot]
-        if state.n_certain is not None:  # its last pass failed: it may have taken in what was accepted, or not
-            self._cut(slot, 0 if self._has_sequence_state else min((at for _, at in state.accepted), default=state.n))
+        if state.n_certain is not None:
+            self._after_failure(slot)
             state.n_certain = None
         state.is_free = True
         state.last_used = self._clock
 
+    def save(self, slot: int) -> bytes:
+        """See `MemoryManager.save`."""
+        n = self._n_in_place(slot)
+        return join_parts([self._slots[slot].tokens[:n].tobytes(), self.states.save(slot, n)])
+
+    def restore(self, slot: int, data: bytes) -> int:
+        """See `MemoryManager.restore`."""
+        state, (text, states, *_) = self._slots[slot], (*split_parts(data), b"", b"")
+        tokens = np.frombuffer(text[: len(text) // 4 * 4], np.int32)
+        if not state.is_free or len(tokens) > self.spec.n_ctx:
+            why = f"has {self.spec.n_ctx} positions" if state.is_free else "is in use"
+            raise CapacityError(f"a saved text of {len(tokens)} tokens is to be restored to slot {slot}, which {why}")
+        self.states.restore(slot, states)
+        self._clock += 1
+        state.tokens[: len(tokens)], state.n, state.accepted, state.last_used = tokens, len(tokens), (), self._clock
+        return len(tokens)
+
+    def _n_in_place(self, slot: int) -> int:
+        """How many of a slot's first tokens are where they belong."""
+        state = self._slots[slot]
+        return min((at for _, at in state.accepted), default=state.n)
+
+    def _reusable(self, slot: int, n: int) -> int:
+        """How much can be kept of a slot of which n tokens are wanted."""
+        return min(n, self._slots[slot].n)
+
     def _cut(self, slot: int, n: int) -> None:
-        """Forget everything from position n on."""
+        """Forget everything from position n on, which can be kept up to there."""
         state = self._slots[slot]
         if n < state.n:
             state.n, state.accepted = n, tuple(pair for pair in state.accepted if pair[1] < n)
 
-    def _reusable(self, slot: int, n: int) -> int:
-        """How much can be kept of a slot of which n tokens are wanted."""
-        state = self._slots[slot]
-        n = min(n, state.n)
-        return 0 if self._has_sequence_state and n < state.n - len(state.accepted) else n
+    def _after_failure(self, slot: int) -> None:
+        """Forget what a slot's last pass may have changed: it failed, and has moved what was accepted, or not."""
+        self._cut(slot, self._n_in_place(slot))
 
     @property
     def n_bytes(self) -> int:
         """See `MemoryManager.n_bytes`."""
-        return self.spec.n_slots * (self.spec.n_ctx * self.spec.n_bytes_per_position + self.spec.n_bytes_per_sequence)
+        return self.spec.n_slots * self.spec.n_ctx * self.spec.n_bytes_per_position
 
 
 @hookimpl

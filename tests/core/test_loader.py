@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from oracles.models import gguf_file, tiny_model
+from oracles.models import tiny_model
 
 from augury import Engine, ModelFileError, OptionError, PluginError, UnsupportedError
+from augury.testing.toys import TINY_TARGET, registry_with_toys
 
 GREEDY = {"temperature": 0.0}
 
@@ -42,6 +43,19 @@ def test_the_memory_table_names_models_and_purposes():
         purposes = [line.purpose for line in engine.memory_table()]
         assert {purpose.partition(":")[0] for purpose in purposes} == {"llama-dense (target)", "llama-dense-q4_0 (draft)"}
         assert all(line.n_bytes > 0 for line in engine.memory_table())
+
+
+def test_options_go_to_the_memory_manager_of_their_name_and_others_are_told(caplog):
+    options = {"checkpoints": {"ctx_checkpoints": 4}}
+    with load(memory_options=options) as engine:
+        assert engine.config["memory"] == "contiguous"
+    assert "options have no effect" in caplog.text
+    how = {"registry": registry_with_toys(), "backend": "toy-recurrent", "memory_options": options}
+    with Engine.load(TINY_TARGET, memory="checkpoints:mem_budget=7", **how) as engine:
+        options = engine._loader.contexts[0].memory.options
+        assert (options.ctx_checkpoints, options.mem_budget) == (4, 7)
+        assert [line.purpose for line in engine.memory_table()][-1] == "tiny-target (target): checkpoints, at most"
+    assert caplog.text.count("options have no effect") == 1
 
 
 def test_the_configuration_says_what_is_in_force():
@@ -105,8 +119,14 @@ def test_an_unknown_model_is_named_with_what_is_known():
 
 
 def test_an_unknown_architecture_is_a_model_file_error(tmp_path):
-    with gguf_file(tmp_path / "x.gguf", "lama") as writer:
-        writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "lama")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     with pytest.raises(ModelFileError, match="'lama' is not supported; expected one of gemma3, llama, qwen2"):
         Engine.load(tmp_path / "x.gguf")
 

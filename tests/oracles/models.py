@@ -16,8 +16,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -143,27 +141,20 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     return mean + deviation * x
 
 
-@contextmanager
-def gguf_file(path: Path, architecture: str = "llama") -> Iterator[gguf.GGUFWriter]:
-    """A writer of a model file, which is written when the block ends."""
-    writer = gguf.GGUFWriter(path, architecture)
-    yield writer
+def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Copy a float32 model with its matrices in another type."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, "llama")  # which writes the architecture itself
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture" and field.contents() != []:
+            item_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
+    for tensor in reader.tensors:
+        if len(tensor.shape) > 1:
+            writer.add_tensor(tensor.name, quantize(tensor.data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """Copy a float32 model with its matrices in another type."""
-    reader = gguf.GGUFReader(source)
-    with gguf_file(path) as writer:  # which writes the architecture itself
-        for field in reader.fields.values():
-            if not field.name.startswith("GGUF.") and field.name != "general.architecture" and field.contents() != []:
-                item_type = field.types[-1] if len(field.types) > 1 else None
-                writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
-        for tensor in reader.tensors:
-            if len(tensor.shape) > 1:
-                writer.add_tensor(tensor.name, quantize(tensor.data, kind), raw_dtype=kind)
-            else:
-                writer.add_tensor(tensor.name, np.array(tensor.data))

@@ -14,6 +14,7 @@ ROOM = Contract(
     "`room` is what still fits after what a slot keeps, and `prepare` of as much works.",
     "augury.interfaces.MemoryManager.room",
 )
+CHUNK = Contract("`chunk` takes some of a prompt's next tokens, 1 at least.", "augury.interfaces.MemoryManager.chunk")
 STEP = Contract("A pass starts at `mark`, with what is kept after that in `replay`.", "augury.batch.Step")
 STATE = Contract(
     "Whatever was accepted, undone, moved or reused, a slot holds the text of its request and nothing else.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from attrs import frozen
 
 from augury.batch import Feed
 from augury.engine.context import EngineContext
-from augury.errors import AuguryError, CapacityError
+from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import MemoryManager
 from augury.testing.memory import contract
 from augury.types import Draft
@@ -46,6 +47,7 @@ class DrivenMemory:
         self.texts: dict[int, list[int]] = {}  # of open slots; the last token is not in memory yet
         self.past: list[list[int]] = [[]]
         self._kept: dict[int, list[int]] = {}  # of slots in a pass
+        self._saved: list[bytes] = []
         self._logits = cache(lambda text: model.logits(np.array(text)).astype(np.float32))
         self._name = name
         self._journal: deque[str] = deque(maxlen=10)
@@ -113,6 +115,22 @@ class DrivenMemory:
             self._pass([self._feed(slot, self.texts[slot][:-1], self.texts[slot][-1:])])
         self.end(slot)
 
+    def save(self, slot: int) -> None:
+        """End a request, and save what its slot holds; a manager that cannot is not asked again."""
+        self.end(slot)
+        with suppress(UnsupportedError):
+            self._saved.append(self._context.save(slot))
+
+    def load(self) -> None:
+        """Restore what was saved last to a free slot, and to one that is in use, which is refused."""
+        if not self._saved:
+            return
+        restore = partial(self._context.restore, data=self._saved[-1])
+        for slot in self.texts:
+            self._refused(f"restore of slot {slot}, in use", partial(restore, slot))
+        for slot in sorted({*range(self._context.spec.n_slots)} - self.texts.keys())[:1]:
+            self._call(f"restore of slot {slot}", restore, slot)
+
     def end(self, slot: int) -> None:
         """End a request."""
         self._call(f"end of slot {slot}", self._context.end, slot)
@@ -120,10 +138,16 @@ class DrivenMemory:
 
     def _go_on(self, slot: int, text: list[int], n_held: int, chunk: int) -> None:
         """Process a text from what is held on."""
-        for start in range(n_held, len(text), chunk):
-            feed = self._feed(slot, text[:start], text[start : start + chunk])
+        start = n_held
+        while start < len(text):
+            n_left = len(text) - start
+            n = self._call(f"chunk of slot {slot}", self._memory.chunk, slot, min(chunk, n_left), n_left)
+            if not (isinstance(n, int) and 1 <= n <= min(chunk, n_left)):
+                raise self._broken(contract.CHUNK, f"{n} of {min(chunk, n_left)} tokens")
+            feed = self._feed(slot, text[:start], text[start : start + n])
             self._pass([feed])
             self._commit(feed)
+            start += n
 
     def _room(self, slot: int) -> int:
         n_kept, spec = len(self.texts[slot]) - 1, self._context.spec

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MEMORY_CHECKS", "MemorySubject", "check_memory_manager", "memory_subject"]
 
 _N_CTX = 24
-_KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "fail")  # of what may happen
+_KINDS = ("open", "round", "round", "round", "ahead", "truncate", "end", "save", "load", "fail")  # of what may happen
 _MODELS: Mapping[str, Callable[..., ToyModel]] = {
     "a KV cache": ToyModel,
     "a recurrent state": ToyRecurrentModel,
@@ -68,10 +68,10 @@ def any_script(subject: MemorySubject) -> None:
     def run(data: DataObject) -> None:
         memory = subject.driven(data.draw(st.integers(1, 3)), data.draw(st.sampled_from(kinds)))
         for _ in range(data.draw(st.integers(1, 14))):
-            choices = ["open", "open"] if not memory.texts else [*_KINDS]
+            choices = ["open", "open", "load"] if not memory.texts else [*_KINDS]
             kind = data.draw(st.sampled_from(choices))
-            if kind == "open":
-                _open(memory, data)
+            if kind in ("open", "load"):
+                _open(memory, data) if kind == "open" else memory.load()
                 continue
             slots = sorted(memory.texts)
             if kind == "round":

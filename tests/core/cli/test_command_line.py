@@ -45,6 +45,7 @@ def test_json_has_exactly_the_documented_keys(capsys):
         "text": "str",
         "finish_reason": "str",
         "timings": dict.fromkeys(timings, "float"),
+        "memory": dict.fromkeys(("reused", "recomputed", "restores", "replayed"), "int"),
         "draft": {
             "rounds": "int",
             "drafted": "int",

@@ -8,7 +8,13 @@ import pytest
 
 from augury import cli
 from augury.cli.command_line import make_parser
-from augury.cli.drafter_flags import drafter_of_model, drafter_options, names_in_use, split_draft_limits
+from augury.cli.drafter_flags import (
+    drafter_of_model,
+    drafter_options,
+    memory_options,
+    names_in_use,
+    split_draft_limits,
+)
 from augury.drafters.draft_model import DraftModelOptions
 from augury.errors import OptionError
 from augury.options import options_of
@@ -181,3 +187,14 @@ def test_no_drafter_backend_or_memory_manager_is_named_but_in_the_table_of_other
     )
     assert len(names) > 8
     assert path.stem == "foreign_flags" or not named
+
+
+# Memory managers
+
+
+def test_llama_cpps_flags_of_checkpoints_are_the_managers_options():
+    line = "-ctxcp 4 -cms 64 --mem-budget 8 --spec-use-checkpoints on --memory-checkpoints-ckpt-num-tries 2"
+    args = parsed(*line.split())
+    values = {"ctx_checkpoints": 4, "checkpoint_min_step": 64, "mem_budget": 8, "use_checkpoints": "on", "ckpt_num_tries": 2}
+    assert memory_options(args) == {"checkpoints": values}
+    assert memory_options(parsed()) == {}

@@ -176,17 +176,17 @@ def test_a_changed_model_file_refuses_requests_as_they_start():
 
     with toy_engine(slots=1) as engine:
         gate = Gate(engine)
-        model = engine._worker._loop._context.model
-        engine._loader.models.append(model)
+        context = engine._worker._loop._context
+        engine._loader.contexts.append(context)
         runnings = [engine.submit(prompt, max_tokens=5, **GREEDY) for prompt in PROMPTS[:2]]
         assert gate.has_begun.wait(SECONDS)
-        model.check = check
+        context.model.check = check
         gate.open()
         first, second, logits = outcomes([running.result for running in runnings] + [lambda: engine.evaluate([1])])
         assert first.tokens == plain([1], 5)  # it had begun
         assert isinstance(second, ModelFileError)
         assert isinstance(logits, ModelFileError)
-        del model.check
+        del context.model.check
         assert engine.generate([1], max_tokens=5, **GREEDY).tokens == plain([1], 5)
 
 

@@ -113,7 +113,7 @@ class Unsuitable(Contiguous):
         return "no state is good enough"
 
 
-class Forgiving(Contiguous):
+class Forgiving(Checkpoints):
     """Trusts what a failed pass left in a recurrent state."""
 
     def end(self, slot):
@@ -121,7 +121,7 @@ class Forgiving(Contiguous):
         super().end(slot)
 
 
-class Forgetful(Contiguous):
+class Forgetful(Checkpoints):
     """Names the accepted tokens of trees alone, as if no state had to take them in."""
 
     def commit(self, slot, step, tokens, path=None):
@@ -129,7 +129,7 @@ class Forgetful(Contiguous):
         self._slots[slot].accepted = tuple(pair for pair in self._slots[slot].accepted if pair[0] != pair[1])
 
 
-class Cutting(Contiguous):
+class Cutting(Checkpoints):
     """Cuts recurrent states as if they were caches."""
 
     def _reusable(self, slot, n):
@@ -187,10 +187,10 @@ class Rewinding(Contiguous):
         (Raising, "raises CapacityErrors alone. Seen: KeyError"),
         (Stubborn, "`truncate` keeps at most what it is asked for"),
         (Unsuitable, "suits some kind of state"),
-        (Forgiving, "other states than those of"),
+        (Forgiving, "a slot holds the text of its request and nothing else"),
         (Forgetful, "other states than those of"),
-        (Cutting, "other states than those of"),
-        (Late, "checkpoints with a recurrent state: Whatever"),
+        (Cutting, "A memory manager raises CapacityErrors alone. Seen: AssertionError"),
+        (Late, "checkpoints with both, with nothing kept aside: Whatever"),
         (Impatient, "other states than those of"),
         (Weightless, "`n_bytes` covers what the slots keep"),
     ],
@@ -201,9 +201,19 @@ def test_a_broken_promise_is_found_out(manager, told):
     assert "See augury." in str(found.value)
 
 
-@pytest.mark.parametrize("manager", ["contiguous", "checkpoints", Rewinding])
-def test_an_honest_memory_manager_passes(manager):
-    check_memory_manager(manager)  # raises if it finds anything
+@pytest.mark.parametrize(
+    ("manager", "options"),
+    [
+        ("contiguous", {}),
+        ("checkpoints", {}),
+        ("checkpoints", {"checkpoint_min_step": 0, "ctx_checkpoints": 3}),
+        ("checkpoints", {"checkpoint_min_step": 3, "use_checkpoints": "on"}),
+        ("checkpoints", {"ctx_checkpoints": 0}),
+        (Rewinding, {}),
+    ],
+)
+def test_an_honest_memory_manager_passes(manager, options):
+    check_memory_manager(manager, options)  # raises if it finds anything
 
 
 def test_a_name_that_does_not_exist_is_an_error():

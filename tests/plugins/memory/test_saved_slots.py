@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from augury import hookimpl
 from augury.engine.engine import Engine
 from augury.errors import ModelFileError
 from augury.options import option
+from augury.plugins.memory.checkpoints import CheckpointOptions, Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
 from augury.testing.toys import TINY_TARGET, registry_with_toys
-from augury.types import Opened
 
 
 @frozen
@@ -22,15 +23,11 @@ class FolderOptions:
     folder: str = option("", help="where texts and states are kept")
 
 
-class Folder(Contiguous):
+class Saving:
     """Saves what a slot holds when its request ends, and restores the longest text that begins a prompt."""
 
-    name = "folder"
     options_class = FolderOptions
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.errors = []
+    errors: ClassVar = []
 
     def open(self, tokens, *, may_reuse):
         opened = super().open(tokens, may_reuse=may_reuse)
@@ -41,28 +38,39 @@ class Folder(Contiguous):
         path, text = max(known, key=lambda each: len(each[1]), default=(None, ()))
         if len(text) <= opened.n_reused:
             return opened
+        super().end(opened.slot)
         try:
-            self.states.restore(opened.slot, path.with_suffix(".slot").read_bytes())
+            self.restore(opened.slot, path.with_suffix(".slot").read_bytes())
         except ModelFileError as error:
             self.errors.append(error)
-            return opened
-        state = self._slots[opened.slot]
-        state.tokens[: len(text)], state.n, state.accepted = text, len(text), ()
-        return Opened(opened.slot, len(text))
+        return super().open(tokens, may_reuse=True)
 
     def end(self, slot):
         super().end(slot)
-        state = self._slots[slot]
-        n = min((position for _, position in state.accepted), default=state.n)  # so much has been taken in
-        path = Path(self.options.folder) / hashlib.sha256(state.tokens[:n]).hexdigest()
-        np.save(path.with_suffix(".npy"), state.tokens[:n])
-        path.with_suffix(".slot").write_bytes(self.states.save(slot, n))
+        n = self._n_in_place(slot)
+        path = Path(self.options.folder) / hashlib.sha256(self._slots[slot].tokens[:n]).hexdigest()
+        np.save(path.with_suffix(".npy"), self._slots[slot].tokens[:n])
+        path.with_suffix(".slot").write_bytes(self.save(slot))
+
+
+@frozen
+class FolderCheckpointOptions(CheckpointOptions):
+    folder: str = option("", help="where texts and states are kept")
+
+
+class Folder(Saving, Contiguous):
+    name = "folder"
+
+
+class CheckpointFolder(Saving, Checkpoints):
+    name = "checkpoint-folder"
+    options_class = FolderCheckpointOptions
 
 
 class Plugin:
     @hookimpl
     def augury_memory_managers(self):
-        return [Folder]
+        return [Folder, CheckpointFolder]
 
 
 HOW = {"ignore_eos": True, "temperature": 0.0, "logprobs": 1}
@@ -73,7 +81,8 @@ def load(backend, folder, **how):
     registry = registry_with_toys()
     registry.register(Plugin(), name="folder")
     model = TINY_TARGET if backend in TOYS else tiny_model("llama-dense")
-    memory = f"folder:folder={folder}" if folder else "auto"
+    kind = "checkpoint-folder" if "recurrent" in backend else "folder"
+    memory = f"{kind}:folder={folder}" if folder else "auto"
     return Engine.load(model, backend=backend, memory=memory, registry=registry, spec_fixed=True, n_ctx=96, threads=2, **how)
 
 
@@ -117,4 +126,4 @@ def test_a_damaged_file_changes_nothing(backend, tmp_path):
     text = [*np.load(path.with_suffix(".npy")).tolist(), 1]
     with load(backend, None, spec_type="none") as plain, load(backend, tmp_path, spec_type="none") as engine:
         assert answer(engine, text, 8) == answer(plain, text, 8)
-        assert "is damaged, or not of" in str(engine._worker._loop._context.memory.errors[0])
+        assert "is damaged" in str(Saving.errors.pop())

@@ -1,0 +1,127 @@
+"""`MemoryManager`: what a plugin implements that decides what the slots of a model keep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from augury.errors import UnsupportedError
+from augury.plugin import Plugin
+from augury.slot_states import SlotStates
+from augury.types import Allocation, Opened, StateSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from augury.batch import Step
+
+__all__ = ["MemoryManager"]
+
+
+class MemoryManager(Plugin, ABC):
+    """Decides what the slots of a model keep; the backend owns the bytes.
+
+    It knows the tokens of every slot, so that a request can reuse the longest prefix that a free slot still holds. A pass that
+    was prepared and never committed has failed: what it left in the state of the sequence is not known, nor whether it took in
+    what was accepted before it. A slot may be prepared again before there was a pass; then the last time counts.
+    """
+
+    replays_accepted: bool = False
+    """Whether tokens that were accepted of a rejected draft are computed again in front of the next pass. Drafts are chains
+    then, for a state that takes in drafted tokens cannot take in two that exclude each other."""
+
+    def __init__(self, options: Any, spec: StateSpec, states: SlotStates) -> None:
+        """Take over the slots of a model; `states` can save and restore what they hold."""
+        self.options = options
+        self.spec = spec
+        self.states = states
+
+    @classmethod
+    def suitable(cls, spec: StateSpec) -> str | None:  # noqa: ARG003 - for those that do not suit everything
+        """Why it cannot keep what a model with this state needs, and what to take instead; None where it can."""
+        return None
+
+    @abstractmethod
+    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+        """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
+
+        At least one token of the prompt is never counted as reused, for its logits are needed. Raising gives no slot.
+        """
+
+    @abstractmethod
+    def room(self, slot: int) -> int:
+        """How many more tokens the slot can take after what it keeps."""
+
+    def draft_room(self, slot: int) -> int:
+        """How many drafted tokens the slot's next pass can take after a certain one; below 1 none are wanted."""
+        return self.room(slot) - 1
+
+    def chunk(self, slot: int, n: int, n_left: int) -> int:  # noqa: ARG002 - for managers that want passes to end somewhere
+        """How many of a prompt's next n tokens the next pass is to take, 1 at least: where it ends the state can be copied.
+
+        Args:
+            slot: Whose prompt.
+            n: As many as a pass takes at most.
+            n_left: What is left of the prompt, with these.
+        """
+        return n
+
+    @abstractmethod
+    def prepare(self, slot: int, n_certain: int, n_drafted: int) -> Step:
+        """Make room for so many tokens that stay and, after them, so many that may be undone, before the pass.
+
+        Raises:
+            CapacityError: They do not fit.
+        """
+
+    @abstractmethod
+    def commit(self, slot: int, step: Step, tokens: np.ndarray, path: np.ndarray | None = None) -> None:
+        """After verification: keep some tokens of the pass and undo the rest.
+
+        Args:
+            slot: Whose tokens.
+            step: What `prepare` gave for the pass.
+            tokens: (m,) int32, those kept, what was replayed included.
+            path: (m,) int32, rising: where in the slot's share of the pass they stood. None: at its beginning.
+        """
+
+    @abstractmethod
+    def truncate(self, slot: int, n: int) -> int:
+        """Keep at most the first n tokens of a slot; returns how many are kept, which may be fewer."""
+
+    @abstractmethod
+    def end(self, slot: int) -> None:
+        """Free the slot; what it holds may be reused by a later request."""
+
+    def save(self, slot: int) -> bytes:  # noqa: ARG002 - for managers that can
+        """All that a slot holds and a later request may reuse: its text, its states, and what else the manager keeps of it.
+
+        Not to be called during a pass, nor is `restore`. What the next pass is yet to take in may be left out.
+
+        Raises:
+            UnsupportedError: The manager or the backend cannot save slots.
+        """
+        raise UnsupportedError(f"memory manager {self.name} cannot save slots")
+
+    def restore(self, slot: int, data: bytes) -> int:  # noqa: ARG002 - for managers that can
+        """Let a free slot hold what was saved, of this slot or another, by this process or another.
+
+        Returns:
+            How many tokens the slot holds then.
+
+        Raises:
+            CapacityError: The slot is in use, or too small; then nothing is changed, as with the other errors.
+            ModelFileError: The bytes are damaged, or of another model or other options.
+            UnsupportedError: The manager or the backend cannot restore slots.
+        """
+        raise UnsupportedError(f"memory manager {self.name} cannot restore slots")
+
+    @property
+    @abstractmethod
+    def n_bytes(self) -> int:
+        """What the slots' states take."""
+
+    def memory_table(self) -> Sequence[Allocation]:
+        """What it may come to hold beside the slots' states, line by line."""
+        return ()

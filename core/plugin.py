@@ -1,0 +1,21 @@
+"""`Plugin`: what the classes of all kinds of plugins have in common."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from augury.options import NoOptions
+
+__all__ = ["API_VERSION", "Plugin"]
+
+API_VERSION = 1
+"""The plugin API of this release; a plugin written for another one is refused with a message."""
+
+
+class Plugin:
+    """What all plugin classes have in common."""
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    api_version: ClassVar[int] = API_VERSION
+    options_class: ClassVar[type[Any]] = NoOptions
