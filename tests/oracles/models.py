@@ -1,14 +1,15 @@
 """Tiny two-layer models with random weights, and what llama.cpp computes with them.
 
-`NAMES` are models; `tiny_model(NAME)` is the path of its GGUF file, written once per test run, and `expected(NAME)` tokens and
-logits. `tiny_file(NAME)` opens it, `altered` and `with_layers` make `ModelFile`s that differ from it without writing anything.
+`NAMES` are models, one of each weight type that has kernels of its own; `tiny_model(NAME)` is the path of its GGUF file,
+written once per test run, and `expected(NAME)` tokens and logits. `tiny_file(NAME)` opens it, `altered` and `with_layers` make
+`ModelFile`s that differ from it without writing anything.
 
 `ORACLES` are the float32 models of all architectures; `FAMILIES` are those that other tests go through, too.
 
 The data: `NAME.head` is the size of a GGUF file (8 bytes, little-endian) and its header; the weights are derived from the
 names of model and tensor. `NAME.npz` has tokens (T,) int32 and logits (T, V) float32 of every position, float32 KV cache,
-token by token. `llama-dense-TYPE` has the weights of `llama-dense` in another type; the K-quants and IQ4, which the
-`gguf` package cannot write, are stored as files.
+token by token. `NAME-TYPE`, as `llama-dense-q4_0`, has the weights of `NAME` in another type; the K-quants and IQ4, which the
+`gguf` package cannot write, are stored as files, and of the other types that it cannot write the blocks are random.
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ import attrs
 import gguf
 import numpy as np
 from gguf.quants import quantize
+from oracles import weights
 
 from augury.files.gguf import ModelFile, Tensor, TensorType
 
 DATA = Path(__file__).parent.parent / "data" / "models"
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
-WRITTEN_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4")
+WRITTEN_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "tq1_0", "tq2_0", "mxfp4")
+RANDOM_TYPES = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "nvfp4")
 STORED_TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 FLOAT_NAMES = tuple(f"{family}-dense" for family in FAMILIES)
-QUANTISED_NAMES = tuple(f"llama-dense-{kind}" for kind in WRITTEN_TYPES + STORED_TYPES)
-NAMES = FLOAT_NAMES + QUANTISED_NAMES
+QUANTISED_NAMES = (
+    *(f"llama-dense-{kind}" for kind in WRITTEN_TYPES + STORED_TYPES + RANDOM_TYPES if kind != "nvfp4"),
+    "qwen3-dense-nvfp4",  # llama.cpp has no biases in feed-forwards of this type
+)
+_SHARING_KERNELS = ("tq1_0", "iq1_s", "iq2_xxs", "iq2_xs")  # with tq2_0, iq1_m, iq2_s
+NAMES = FLOAT_NAMES + tuple(name for name in QUANTISED_NAMES if not name.endswith(_SHARING_KERNELS))
 ORACLES = tuple(sorted(path.stem for path in DATA.glob("*.head")))
 
 
@@ -122,8 +129,7 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
 
     Nearly normal numbers: sums of four 16-bit parts of Philox's raw output, by integers alone, hence the same bits everywhere.
     """
-    key = int.from_bytes(hashlib.sha256(f"{model}/{name}".encode()).digest()[:16], "little")
-    raw = np.random.Philox(key=key).random_raw(int(np.prod(shape))).view(np.uint16).reshape(-1, 4)
+    raw = _raw(f"{model}/{name}", int(np.prod(shape))).view(np.uint16).reshape(-1, 4)
     x = ((raw.sum(axis=1, dtype=np.int64) - 131070).astype(np.float32) / np.float32(37837.0)).reshape(shape)
     if name.endswith("ssm_a"):
         return -np.square(np.float32(0.8) + np.float32(0.3) * x)
@@ -141,17 +147,38 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     return mean + deviation * x
 
 
+def _raw(label: str, n: int) -> np.ndarray:
+    """Random bits, (n,) uint64."""
+    key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
+    return np.random.Philox(key=key).random_raw(n)
+
+
+def _random_rows(label: str, like: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Random blocks of a type for a matrix whose numbers deviate about as much as those of another; its bytes by rows."""
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    n_bytes = like.size // block_size * block_bytes
+    blocks = _raw(label, -(-n_bytes // 8)).view(np.uint8)[:n_bytes].reshape(-1, block_bytes)
+    weights.set_scales(TensorType(kind), blocks, 1)
+    numbers = weights.dequantised(TensorType(kind), blocks, len(like))
+    weights.set_scales(TensorType(kind), blocks, np.std(like, dtype=np.float64) / np.std(numbers, dtype=np.float64))
+    return blocks.reshape(len(like), -1)
+
+
 def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
     """Copy a float32 model with its matrices in another type."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, "llama")  # which writes the architecture itself
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture)  # which writes the architecture itself
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture" and field.contents() != []:
             item_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
     for tensor in reader.tensors:
         if len(tensor.shape) > 1:
-            writer.add_tensor(tensor.name, quantize(tensor.data, kind), raw_dtype=kind)
+            own = kind if tensor.shape[0] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.Q8_0
+            is_random = own.name.lower() in RANDOM_TYPES
+            rows = _random_rows(f"{path.stem}/{tensor.name}", tensor.data, own) if is_random else quantize(tensor.data, own)
+            writer.add_tensor(tensor.name, rows, raw_dtype=own)
         else:
             writer.add_tensor(tensor.name, np.array(tensor.data))
     writer.write_header_to_file()

@@ -68,6 +68,18 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n_rows: int, n_col
     return blocks.reshape(-1)
 
 
+def set_scales(kind: TensorType, blocks: np.ndarray, scale: float) -> None:
+    """Give all of (n, block_bytes) blocks one scale; NVFP4, whose floats of 8 bits are many, gets some near 1/78 anyway."""
+    if kind is TensorType.NVFP4:
+        blocks[:, :4] = blocks[:, :4] & 3 | 12
+    elif kind is TensorType.IQ1_M:
+        words, (value,) = blocks[:, 48:].view(np.uint16), np.array([scale], np.float16).view(np.uint16)
+        words[:] = words & 0xFFF | (value >> np.arange(0, 16, 4, np.uint16) & 15) << 12
+    else:
+        (place,) = HALVES[kind]
+        blocks[:, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
+
+
 def dequantised(kind: TensorType, source: np.ndarray, n_rows: int) -> np.ndarray:
     """Return (n_rows, n_cols) float32, as ggml dequantises."""
     return quants.dequantize(source.reshape(n_rows, -1), GGMLQuantizationType[kind.name]).reshape(n_rows, -1)

@@ -1,3 +1,4 @@
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -60,6 +61,14 @@ def test_whole_panels_take_as_many_bytes_as_the_file_or_what_is_written_out(kind
     source = weights.random_weights(np.random.default_rng(3), kind, 64, 512)
     n_bits = WRITTEN_OUT.get(kind.name) or WRITTEN_OUT.get(kind.name[:3]) or 8 * source.size / (64 * 512)
     assert 8 * pack(kind, (64, 512), source).data.size == n_bits * 64 * 512
+
+
+def test_ternary_types_are_packed_to_the_same_bytes():
+    numbers = np.random.default_rng(6).standard_normal((64, 512), dtype=np.float32)
+    ternary = [(kind, gguf.quants.quantize(numbers, kind).reshape(-1)) for kind in (TensorType.TQ1_0, TensorType.TQ2_0)]
+    one, other = (pack(kind, (64, 512), source) for kind, source in ternary)
+    assert one.kind == other.kind
+    assert np.array_equal(one.data, other.data)
 
 
 @pytest.mark.parametrize("kind", [TensorType.Q4_K, TensorType.Q8_0, TensorType.BF16], ids=lambda kind: kind.name)
