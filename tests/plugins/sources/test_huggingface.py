@@ -104,7 +104,7 @@ def test_without_a_quant_the_only_model_or_the_usual_quant_is_taken():
         (FILES, "K_M", "nothing fits"),
         (["a-Q4_0.gguf", "b-Q4_0.gguf"], "q4_0", r"2 models fit \(a-Q4_0, b-Q4_0\)"),
         (["a-Q4_0.gguf", "a-Q8_0.gguf"], None, "2 models fit .* there are: Q4_0; Q8_0"),
-        (["a-NVFP4.gguf", "a-UD-IQ1_S.gguf"], None, "2 models fit .* there are: IQ1_S; NVFP4"),
+        (["a-NVFP4.gguf", "a-UD-IQ1_S.gguf"], None, "2 models fit .* there are: NVFP4; IQ1_S"),
         (["README.md", "model.safetensors"], "Q4_0", "has no .gguf files"),
         (["a-Q4_0-00001-of-00003.gguf", "a-Q4_0-00003-of-00003.gguf"], "Q4_0", "has 2 of the 3 parts of a-Q4_0"),
     ],
