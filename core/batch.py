@@ -11,7 +11,7 @@ from attrs import frozen
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
 
-__all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted", "check_layers"]
+__all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted", "check_drafted", "check_layers"]
 
 _NO_DRAFT = Draft()
 
@@ -26,8 +26,10 @@ class Batch:
 
     *Per sequence*, as recurrent and convolution states, which are updated in place: a pass takes in its tokens in order, but
     for those that are `is_drafted`. Of these it computes the logits, and keeps aside what the next pass of the slot needs to
-    take in those that are `accepted`; the others are dropped. A pass that starts a slot at position 0 starts from an empty
-    state. `restores` come before `accepted`, and both before anything else; all concern all layers, whatever `layers` says.
+    take in those that are `accepted`; the others are dropped. A slot's drafted tokens come after its certain ones, which are a
+    chain, and are at most `ModelOptions.draft_max`. A pass that starts a slot at position 0 starts from an empty state.
+    `restores` come before `accepted`, and both before anything else; all concern all layers, whatever `layers` says, and so do
+    `saves` before the first token.
 
     A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
     others computed the layers before, `hidden` takes on from them; they ask for `features` of their last layer, and no rows.
@@ -199,6 +201,37 @@ def check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> 
         if name not in features or (layer and not first <= int(layer) < end):
             known = ", ".join(each for each in features) or "none"
             raise OptionError(f"feature {name!r} of a pass through layers {first} to {end}; the model has {known}")
+
+
+def check_drafted(batch: Batch, n_most: int) -> None:
+    """Refuse `Batch.is_drafted` and `parents` that a state per sequence cannot follow; a `Tree` of the batch is right.
+
+    Args:
+        batch: Of a model with a state per sequence.
+        n_most: Drafted tokens of a slot that can be kept aside.
+
+    Raises:
+        OptionError: A certain token follows a drafted one, or certain tokens branch.
+        CapacityError: A slot has more drafted tokens.
+    """
+    slots, is_drafted, parents = batch.slots, batch.is_drafted, batch.parents
+    if is_drafted is None and parents is None:
+        return
+    order = np.argsort(slots, kind="stable")
+    drafted = np.zeros(len(slots), bool) if is_drafted is None else is_drafted[order]
+    is_first = np.diff(slots[order], prepend=-1) != 0
+    if (~drafted[1:] & drafted[:-1] & ~is_first[1:]).any():
+        raise OptionError("a certain token comes after a drafted one of its slot, expected it before all that are drafted")
+    if (n_largest := np.bincount(slots[order][drafted]).max(initial=0)) > n_most:
+        raise CapacityError(f"{n_largest} drafted tokens of a slot, expected at most {n_most}; raise draft_max")
+    if parents is not None:
+        before = np.append(-1, order[:-1])
+        before[is_first] = -1
+        last = np.maximum.accumulate(np.where(~drafted | is_first, np.arange(len(order)), 0))  # certain one, or the first
+        is_chain = parents[order] == before
+        is_after = parents[order] >= np.where(drafted[last], -1, order[last])
+        if not (is_chain | (drafted & is_after)).all():
+            raise OptionError("certain tokens of a slot branch, or a draft starts before the last of them; expected a chain")
 
 
 def check_accepted(accepted: np.ndarray, spec: StateSpec) -> None:

@@ -55,7 +55,8 @@ class MemoryManager(Plugin, ABC):
 
     def draft_room(self, slot: int) -> int:
         """How many drafted tokens the slot's next pass can take after a certain one; below 1 none are wanted."""
-        return self.room(slot) - 1
+        room, most = self.room(slot) - 1, self.spec.draft_max
+        return room if most is None else min(room, most)
 
     def chunk(self, slot: int, n: int, n_left: int) -> int:  # noqa: ARG002 - for managers that want passes to end somewhere
         """How many of a prompt's next n tokens the next pass is to take, 1 at least: where it ends the state can be copied.

@@ -95,6 +95,7 @@ class ModelOptions:
     threads: int | None = None  # None: as many as there are physical cores
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    draft_max: int = 16  # drafted tokens of a slot in one pass, which models with a state per sequence have room to keep aside
 
     def check_cache_types(self, plan: ModelPlan) -> None:
         """Refuse cache types that do not exist, or that cannot hold heads of a plan's size.
@@ -122,6 +123,7 @@ class StateSpec:
     n_bytes_per_position: int  # of one slot, over all layers: keys and values
     n_bytes_per_sequence: int = 0  # of one slot, over all layers: recurrent and convolution states, updated in place
     can_keep_aside: bool = True  # whether a pass can compute drafted tokens without taking them into the state of the sequence
+    draft_max: int | None = None  # how many of a slot in one pass; None: any number
 
 
 @frozen

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import evolve
 
 from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
+from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
@@ -48,6 +50,10 @@ class Lowering:
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
         n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
+        self._recurrent = [mixer for mixer in self._mixers if isinstance(mixer, RecurrentEmitter)]
+        if self._recurrent:
+            n_bytes_per_sequence = sum(mixer.bytes_per_sequence() for mixer in self._recurrent)
+            self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
         self.scratch_bytes = up(max(SCRATCH_BYTES, *(emitter.scratch_bytes() for emitter in self._emitters)), 64) + 64
         self.logits_width = up(plan.n_vocab, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
@@ -98,11 +104,18 @@ class Lowering:
 
     def moving(self, moves: np.ndarray) -> np.ndarray:
         """A tape that copies states; `moves` (m, 3) int64 of slot, from, to, is to live as long."""
-        rows = np.zeros((len(self._states), RECORD), np.int64)
-        for row, (mixer, layers) in zip(rows, self._states, strict=True):
-            record = mixer.moving(layers, moves)
+        records = [record for mixer, layers in self._states if (record := mixer.moving(layers, moves))]
+        rows = np.zeros((len(records), RECORD), np.int64)
+        for row, record in zip(rows, records, strict=True):
             row[: len(record)] = record
         return rows
+
+    def states(self) -> Program:
+        """The tape that brings all states of sequences up to date, for a pass over no tokens."""
+        tape = Tape(self._weights, self._buffers, self._spaces[1], self._arena)
+        for mixer in self._recurrent:
+            mixer.emit_states(tape)
+        return tape.program()
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
         """Views of what a slot keeps of its first n positions."""

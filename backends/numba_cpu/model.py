@@ -13,10 +13,11 @@ from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.backends.numba_cpu.memory import Arena
 from augury.backends.numba_cpu.passes import passes, runs_of
+from augury.backends.numba_cpu.sequences import Sequences
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
-from augury.batch import Tree, check_accepted, check_layers
+from augury.batch import Tree, check_accepted, check_drafted, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
 from augury.types import Allocation, ModelInfo
@@ -65,6 +66,8 @@ class NumbaCpuModel(Model):
         # per token of a pass: id, position, slot, cell, parent in its run, wanted row
         self._inputs = np.zeros((6, MAX_TOKENS), np.int64)
         self._runs = np.zeros((MAX_TOKENS, offsets.SEGMENT_BYTES // 8), np.int64)
+        n_aside = self.state_spec.draft_max
+        self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
         self.n_threads = n_threads
         self.isa = choose_isa()
         self._team = Team(n_threads, cores)
@@ -79,6 +82,9 @@ class NumbaCpuModel(Model):
             offsets.SCRATCH: self._arena.zeros(n_threads * lowering.scratch_bytes, "scratch"),
             offsets.SCRATCH_BYTES: lowering.scratch_bytes,
         }
+        if self._sequences is not None:
+            fields[offsets.SEQUENCES] = self._sequences.records.ctypes.data
+            self._states = lowering.states()
         for offset, value in fields.items():
             self._team.state[offset // 8] = value
 
@@ -89,7 +95,10 @@ class NumbaCpuModel(Model):
         if batch.accepted is not None and len(batch.accepted):
             check_accepted(batch.accepted, self.state_spec)
             moves = np.ascontiguousarray(batch.accepted, np.int64)
-            self._team.run(self._lowering.moving(moves))
+            if self._sequences is not None:  # where all that were accepted are named, whether they move or not
+                moves = moves[moves[:, 1] != moves[:, 2]]
+            if len(moves) and len(tape := self._lowering.moving(moves)):
+                self._team.run(tape)
         tokens, slots, positions, rows = batch.tokens, batch.slots, batch.positions, batch.rows
         cells, parents = (positions, None) if tree is None else (tree.cells, tree.parents)
         n, n_rows = len(tokens), len(rows)
@@ -104,12 +113,14 @@ class NumbaCpuModel(Model):
             places[-1] = -1  # of no parent
             rows = places[rows]
             parents = None if parents is None else places[parents[order]]
+        if self._sequences is not None:
+            self._begin_sequences(self._sequences, batch, None if is_sorted else order)
         columns = (tokens, positions, slots, cells)
         programs = self._programs(batch)
         hidden = None if batch.hidden is None else np.ascontiguousarray(batch.hidden if is_sorted else batch.hidden[order])
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features} if batch.features else {}
         if n <= MAX_TOKENS:
-            self._pass(columns, parents, rows, 0, programs[n > PRIVATE_TOKENS].at(0, hidden, features))
+            self._pass(columns, parents, rows, 0, 0, programs[n > PRIVATE_TOKENS].at(0, hidden, features))
             if not is_sorted:
                 features = {name: values[places[:-1]] for name, values in features.items()}
             return KernelPass(self._logits[:n_rows, : self.info.n_vocab], features)
@@ -120,7 +131,7 @@ class NumbaCpuModel(Model):
             above = None if parents is None else parents[span] - span.start
             part = tuple(column[span] for column in columns)
             program = programs[span.stop - span.start > PRIVATE_TOKENS].at(span.start, hidden, features)
-            self._pass(part, above, rows[here] - span.start, n_written, program)
+            self._pass(part, above, rows[here] - span.start, n_written, span.start, program)
             written.append(here)
             n_written += len(here)
         logits = self._logits[:n_rows, : self.info.n_vocab]
@@ -194,9 +205,13 @@ class NumbaCpuModel(Model):
         parents: np.ndarray | None,
         rows: np.ndarray,
         first_row: int,
+        start: int,
         program: Program,
     ) -> None:
-        """Compute up to MAX_TOKENS tokens (id, position, slot, cell), sorted by slot; logits go to rows from `first_row` on."""
+        """Compute up to MAX_TOKENS tokens (id, position, slot, cell), sorted by slot; logits go to rows from `first_row` on.
+
+        They are those of the batch from `start` on.
+        """
         slots, inputs, state = columns[2], self._inputs, self._team.state
         n = len(slots)
         for to, column in zip(inputs, columns, strict=False):
@@ -213,11 +228,25 @@ class NumbaCpuModel(Model):
                 starts, sizes = runs[:, 0], runs[:, 1]
                 inputs[4, :n] = np.maximum(parents - np.repeat(starts, sizes), -1)
                 self._runs[:n_runs, 3] *= inputs[4].ctypes.data + 8 * starts
+        if self._sequences is not None:
+            self._sequences.write(self._runs[:n_runs], start, columns[3], columns[1])
         state[offsets.N_TOKENS // 8] = n
         state[offsets.N_ROWS // 8] = len(rows)
         state[offsets.N_SEGMENTS // 8] = n_runs
         program.logits[step.Y // 8] = self._logits_address + 4 * first_row * self._lowering.logits_width
         self._team.run(program.records)
+
+    def _begin_sequences(self, sequences: Sequences, batch: Batch, order: np.ndarray | None) -> None:
+        """Check what a batch, whose tokens are taken in this order, does to states, and do what is to be done before it."""
+        assert self.state_spec.draft_max is not None
+        check_drafted(batch, self.state_spec.draft_max)
+        is_drafted = batch.is_drafted if order is None or batch.is_drafted is None else batch.is_drafted[order]
+        sequences.begin(batch, is_drafted)
+        if (runs := sequences.first(batch)) is not None:
+            self._runs[: len(runs)] = runs
+            state = self._team.state
+            state[offsets.N_TOKENS // 8], state[offsets.N_SEGMENTS // 8] = 0, len(runs)
+            self._team.run(self._states.records)
 
     def _check(self, batch: Batch) -> None:
         """Refuse what would be read or written beside an array: kernels do not look."""

@@ -105,6 +105,10 @@ class Weights:
             self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
         return self._vectors[key]
 
+    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A small tensor as float32, in its shape."""
+        return _floats(self._file.tensor(name, shape)).reshape(shape)
+
     def norm(self, norm: Norm | None) -> int:
         """The address of what kernels know of a norm, see `kernels/norm.py`; 0 where there is none."""
         if norm is None or norm.weight is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from augury.backends.reference.blocks import CACHES, KNOWN
+from augury.backends.reference.mixers import CACHES, KNOWN
 from augury.backends.reference.model import ReferenceModel
 from augury.backends.reference.weights import Weights
 from augury.errors import CapacityError
@@ -33,7 +33,10 @@ class Reference(Backend):
         options.check_cache_types(plan)
         mixers = [mixer for mixer in plan.mixers if type(mixer) in CACHES]
         n_bytes = sum(CACHES[type(mixer)].bytes_per_position(mixer, options) for mixer in mixers)
-        return StateSpec(options.n_slots, options.n_ctx, n_bytes)
+        n_floats = sum(state.size for block in plan.blocks() for state in block.states())
+        if not n_floats:
+            return StateSpec(options.n_slots, options.n_ctx, n_bytes)
+        return StateSpec(options.n_slots, options.n_ctx, n_bytes, 8 * n_floats, draft_max=options.draft_max)
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
         """Load the plan's weights from `file`, which may be closed afterwards."""

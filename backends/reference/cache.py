@@ -10,6 +10,7 @@ from augury.backends.reference.cache_type import TYPES
 from augury.errors import CapacityError
 
 if TYPE_CHECKING:
+    from augury.batch import Batch
     from augury.blocks import Attention
     from augury.types import ModelOptions
 
@@ -51,6 +52,8 @@ class LayerCache:
     What is stored is rounded to the cache's types, and read back rounded by every token, the one that stored it included.
     """
 
+    purpose = "KV cache"
+
     def __init__(self, layer: Attention, options: ModelOptions) -> None:
         shape = (options.n_slots, layer.n_kv_heads, options.n_ctx)
         try:
@@ -76,9 +79,9 @@ class LayerCache:
         self._keys.store(slot, cell, keys)
         self._values.store(slot, cell, values)
 
-    def move(self, moves: np.ndarray) -> None:
-        """Copy what cells hold to others, one after the other: (m, 3) int32 of slot, from, to."""
-        for slot, source, target in moves.tolist():
+    def begin(self, batch: Batch) -> None:
+        """Copy what accepted cells hold to their positions, one after the other."""
+        for slot, source, target in batch.accepted.tolist() if batch.accepted is not None else ():
             self._keys.move(slot, source, target)
             self._values.move(slot, source, target)
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.reference.blocks import CACHES, MIXERS, STATELESS, each_normed, embed, output
-from augury.batch import Tree, check_accepted, check_layers
+from augury.backends.reference.blocks import STATELESS, each_normed, embed, output
+from augury.backends.reference.mixers import CACHES, MIXERS
+from augury.batch import Tree, check_accepted, check_drafted, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.reference.cache import LayerCache
+    from augury.backends.reference.recurrent import LayerStates
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
     from augury.blocks import Layer, ModelPlan
@@ -46,8 +48,10 @@ class ReferenceModel(Model):
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         if batch.accepted is not None:
             check_accepted(batch.accepted, self.state_spec)
-            for cache in filter(None, self._caches):
-                cache.move(batch.accepted)
+        if self.state_spec.draft_max is not None:
+            check_drafted(batch, self.state_spec.draft_max)
+        for cache in filter(None, self._caches):
+            cache.begin(batch)
         embedded = embed(self._plan.embedding, weights, batch)
         x = embedded if batch.hidden is None else batch.hidden.astype(np.float64)
         features = {}
@@ -67,10 +71,10 @@ class ReferenceModel(Model):
 
     def memory_table(self) -> Sequence[Allocation]:
         """What the weights and the KV cache take."""
-        return (
-            Allocation("weights", self._open().n_bytes),
-            Allocation("KV cache", sum(cache.n_bytes for cache in filter(None, self._caches))),
-        )
+        table = {"weights": self._open().n_bytes}
+        for cache in filter(None, self._caches):
+            table[cache.purpose] = table.get(cache.purpose, 0) + cache.n_bytes
+        return [Allocation(*line) for line in table.items()]
 
     def close(self) -> None:
         """Give back the memory."""
@@ -96,7 +100,7 @@ class ReferenceModel(Model):
 
 def _through(
     layer: Layer,
-    cache: LayerCache | None,
+    cache: LayerCache | LayerStates | None,
     weights: Weights,
     batch: Batch,
     tree: Tree | None,

@@ -4,17 +4,33 @@ An architecture turns a file's metadata into a `ModelPlan`; a backend computes p
 referred to by tensor name. Shape letters are those of docs/notation.md: E embedding, H query heads, G KV heads, D head size.
 
 A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, the blocks of every `Layer` add to it,
-`Output` turns it into logits. `parts` are what blocks consist of, `transformer` the blocks, `plan` puts them together.
+`Output` turns it into logits. `parts` are what blocks consist of, `transformer` and `recurrent` the blocks, `plan` puts
+them together.
 """
 
-from augury.blocks.parts import Activation, Block, Linear, Norm, NormKind, Part, Rope, Rows, Temperature, Vector
+from augury.blocks.parts import (
+    Activation,
+    Block,
+    Convolution,
+    Linear,
+    Norm,
+    NormKind,
+    Part,
+    Rope,
+    Rows,
+    SequenceState,
+    Temperature,
+    Vector,
+)
 from augury.blocks.plan import Layer, Mixer, ModelPlan
+from augury.blocks.recurrent import ShortConvolution
 from augury.blocks.transformer import Attention, Embedding, FeedForward, Output, Projection
 
 __all__ = [
     "Activation",
     "Attention",
     "Block",
+    "Convolution",
     "Embedding",
     "FeedForward",
     "Layer",
@@ -28,6 +44,8 @@ __all__ = [
     "Projection",
     "Rope",
     "Rows",
+    "SequenceState",
+    "ShortConvolution",
     "Temperature",
     "Vector",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -11,7 +12,20 @@ from attrs import field, fields, frozen
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Activation", "Block", "Linear", "Norm", "NormKind", "Part", "Rope", "Rows", "Temperature", "Vector"]
+__all__ = [
+    "Activation",
+    "Block",
+    "Convolution",
+    "Linear",
+    "Norm",
+    "NormKind",
+    "Part",
+    "Rope",
+    "Rows",
+    "SequenceState",
+    "Temperature",
+    "Vector",
+]
 
 
 class Activation(Enum):
@@ -105,7 +119,41 @@ class Norm:
         return shapes
 
 
-Part = Linear | Norm | Vector
+@frozen
+class SequenceState:
+    """Something that a block keeps of each sequence, updated in place, token by token."""
+
+    shape: tuple[int, ...]  # of floats
+    n_fed: int  # floats that it is fed with a token: what has to be kept aside of a drafted one
+
+    @property
+    def size(self) -> int:
+        """Floats of one sequence."""
+        return math.prod(self.shape)
+
+
+@frozen
+class Convolution:
+    """y[c] at t = b[c] + sum over j of W[c, j] x[c] at t - size + 1 + j: every channel by itself, over its last inputs."""
+
+    weight: str
+    n_channels: int  # C
+    size: int
+    bias: str | None = None
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensors by name, and their shapes."""
+        shapes: dict[str, tuple[int, ...]] = {self.weight: (self.n_channels, self.size)}
+        return shapes if self.bias is None else shapes | {self.bias: (self.n_channels,)}
+
+    @property
+    def state(self) -> SequenceState:
+        """The inputs that its next output needs, the last one last: (size - 1, C)."""
+        return SequenceState((self.size - 1, self.n_channels), self.n_channels)
+
+
+Part = Linear | Norm | Vector | Convolution
 """What a block has of the model file."""
 
 
@@ -146,3 +194,7 @@ class Block:
     def cached(self) -> Mapping[str, int]:
         """What it keeps per head and position: how many values, by the option of `ModelOptions` that gives their type."""
         return {}
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """What it keeps per sequence."""
+        return ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import NOTHING, evolve, fields, frozen, has
 
+from augury.blocks.recurrent import ShortConvolution
 from augury.blocks.transformer import Attention, Projection
 from augury.errors import CapacityError, UnsupportedError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
-Mixer = Attention | Projection
+Mixer = Attention | Projection | ShortConvolution
 """What mixes a sequence's tokens in a layer."""
 
 

@@ -191,7 +191,7 @@ class Engine:
                 told = {"n_ctx": n_ctx, "n_ctx_train": n_trained}
                 get_logger("augury.engine.engine").warning("the context is longer than the model was trained for", **told)
             n_ctx = min(_N_CTX, n_trained) if n_ctx is None else n_ctx or n_trained
-            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v)
+            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
             context = loader.load(model, options, purpose="target", memory=memory, memory_options=memory_options or {})

@@ -68,6 +68,7 @@ class DraftRunner:
         self._context = context
         self._n_ctx = context.spec.n_ctx
         self._can_cut = not context.spec.n_bytes_per_sequence
+        self._draft_max = context.spec.draft_max
         self._n_vocab = n_vocab
         self._texts: dict[int, CachedText] = {}  # by slot of the target
         self._warned: set[str] = set()
@@ -115,6 +116,8 @@ class DraftRunner:
                 self._cut(cached, min(cached.n_agreed(text), len(text) - 1))
                 # the last token of a draft is never fed, so it may be beyond the context
                 limits[i] = min(request.limit, self._n_ctx - len(text) + 1)
+                if self._draft_max is not None:
+                    limits[i] = min(limits[i], self._draft_max + 1)
                 writing.append(i)
                 feeds.append((cached, text[cached.n :], None))
         while feeds:

@@ -20,7 +20,7 @@ from augury.plugins.architectures.keys import Keys
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from augury.blocks import Layer
+    from augury.blocks import Convolution, Layer
     from augury.files.gguf import ModelFile
 
 _MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
@@ -40,8 +40,10 @@ class Decoder:
         n_rot: Values of a query or key that rope turns, from the first on.
     """
 
-    def __init__(self, file: ModelFile) -> None:
+    def __init__(self, file: ModelFile, *, has_other_mixers: bool = False) -> None:
+        """Read a file; with other mixers than attention, layers may have no heads."""
         self.file = file
+        least = 0 if has_other_mixers else 1
         self.keys = keys = Keys(file)
         if keys.count("expert_count", 0, least=0):
             raise UnsupportedError(
@@ -54,10 +56,10 @@ class Decoder:
         self.n_ctx_train = keys.count("context_length", most=_MAX_POSITIONS)
         self.n_embd = keys.count("embedding_length")
         self.n_ff = keys.counts("feed_forward_length", self.n_layers)
-        self.n_heads = keys.counts("attention.head_count", self.n_layers)
-        self.n_kv_heads = keys.counts("attention.head_count_kv", self.n_layers, self.n_heads)
+        self.n_heads = keys.counts("attention.head_count", self.n_layers, least=least)
+        self.n_kv_heads = keys.counts("attention.head_count_kv", self.n_layers, self.n_heads, least=least)
         for n_heads, n_kv_heads in zip(self.n_heads, self.n_kv_heads, strict=True):
-            if n_heads % n_kv_heads:
+            if n_kv_heads and n_heads % n_kv_heads:
                 keys.fail("attention.head_count_kv", n_kv_heads, f"a divisor of the {n_heads} heads")
         self.head_dim = self._head_dim("attention.key_length")
         self.value_dim = self._head_dim("attention.value_length")
@@ -113,10 +115,10 @@ class Decoder:
         )
         return Rope(yarn.frequencies(frequencies, base), magnitude * yarn.magnitude, is_interleaved)
 
-    def plan(self, layers: Iterable[Layer], *, embedding_scale: float = 1.0) -> ModelPlan:
-        """The model of these layers, from the embedding to the output."""
+    def plan(self, layers: Iterable[Layer], *, embedding_scale: float = 1.0, output_norm: str = "output_norm") -> ModelPlan:
+        """The model of these layers, from the embedding to the output, which norms with `output_norm`.weight."""
         embedding = Embedding("token_embd.weight", self.n_vocab, self.n_embd, embedding_scale)
-        return ModelPlan(self.file.architecture, embedding, tuple(layers), self.output(), self.n_ctx_train)
+        return ModelPlan(self.file.architecture, embedding, tuple(layers), self.output(output_norm), self.n_ctx_train)
 
     def attention(
         self,
@@ -188,10 +190,10 @@ class Decoder:
             post_norm=self.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
         )
 
-    def output(self) -> Output:
+    def output(self, norm: str) -> Output:
         """The last block; the embedding's weights serve where the file has none of its own."""
         name = "output" if "output.weight" in self.file.tensors else "token_embd"
-        return Output(self.norm("output_norm"), self.linear(name, self.n_embd, self.n_vocab))
+        return Output(self.norm(norm), self.linear(name, self.n_embd, self.n_vocab))
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         """The norm with the weights `name`.weight, over E values unless `size` says otherwise."""
@@ -217,6 +219,11 @@ class Decoder:
             bias_scale=scale if scales_bias else 1.0,
         )
 
+    def check(self, part: Convolution) -> None:
+        """See that the file has a part's tensors, in its shapes."""
+        for name, shape in part.shapes.items():
+            self.file.tensor(name, shape)
+
     def values(self, name: str, n: int) -> np.ndarray:
         """The numbers (n,) float64 of a small tensor that belongs in the plan itself."""
         tensor = self.file.tensor(name, (n,))
@@ -230,9 +237,10 @@ class Decoder:
     def _head_dim(self, key: str) -> int:
         if key in self.keys:
             return self.keys.count(key)
-        if self.n_embd % self.n_heads[0]:
-            self.keys.fail("embedding_length", self.n_embd, f"a multiple of the {self.n_heads[0]} heads")
-        return self.n_embd // self.n_heads[0]
+        n_heads = max(self.n_heads[0], 1)
+        if self.n_embd % n_heads:
+            self.keys.fail("embedding_length", self.n_embd, f"a multiple of the {n_heads} heads")
+        return self.n_embd // n_heads
 
     def _n_vocab(self) -> int:
         """V by the embedding: the key `vocab_size` is absent from many files and wrong in some."""

@@ -37,13 +37,13 @@ class Keys:
             self.fail(key, value, f"{least} to {most}")
         return value
 
-    def counts(self, key: str, n: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """`n` counts, one per layer; files state a number for all of them or an array."""
+    def counts(self, key: str, n: int, default: tuple[int, ...] | None = None, *, least: int = 1) -> tuple[int, ...]:
+        """`n` counts, one per layer, of at least `least`; files state a number for all of them or an array."""
         if not isinstance(self.file.metadata.get(self.full(key)), np.ndarray):
-            return (self.count(key),) * n if default is None or key in self else default
+            return (self.count(key, least=least),) * n if default is None or key in self else default
         values = self.file.get(self.full(key), list[int])
-        if len(values) != n or not all(1 <= value <= MOST for value in values):
-            self.fail(key, f"an array of {len(values)} numbers ({values[:8]})", f"{n} of 1 to {MOST}, one per layer")
+        if len(values) != n or not all(least <= value <= MOST for value in values):
+            self.fail(key, f"an array of {len(values)} numbers ({values[:8]})", f"{n} of {least} to {MOST}, one per layer")
         return tuple(values)
 
     def number(self, key: str, default: float | None = None, *, least: float = 0.0, most: float = 1e12) -> float:

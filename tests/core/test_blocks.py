@@ -5,10 +5,11 @@ import pytest
 from augury import blocks
 from augury.backends import numba_cpu, reference
 from augury.backends.numba_cpu.blocks import KNOWN as NUMBA_CPU
-from augury.backends.reference.blocks import KNOWN as REFERENCE
+from augury.backends.reference.mixers import KNOWN as REFERENCE
 from augury.blocks import (
     Activation,
     Attention,
+    Convolution,
     Embedding,
     FeedForward,
     Layer,
@@ -20,6 +21,7 @@ from augury.blocks import (
     Projection,
     Rope,
     Rows,
+    ShortConvolution,
     Temperature,
     Vector,
 )
@@ -32,6 +34,7 @@ SQUARE = Linear("matrix", 8, 8)
 ROPE = Rope(np.ones(2))
 ATTENTION = Attention(NORM, SQUARE, SQUARE, SQUARE, SQUARE, 2, 2, 4, 4, 0.5, ROPE)
 FEED_FORWARD = FeedForward(NORM, SQUARE, SQUARE, SQUARE, Activation.SILU)
+CONVOLUTION = ShortConvolution(NORM, Linear("inputs", 8, 24), Convolution("taps", 8, 3), SQUARE)
 LAYER = Layer(ATTENTION, FEED_FORWARD)
 PLAN = ModelPlan("toy", Embedding("embedding", 16, 8), (LAYER,), Output(NORM, Linear("output", 8, 16)), 64)
 BACKENDS = {"reference": (REFERENCE, reference.Reference), "numba-cpu": (NUMBA_CPU, numba_cpu.NumbaCpu)}
@@ -64,6 +67,7 @@ VALUES = {  # of each optional field, something else than its default
     Norm: {"weight": None, "bias": "bias", "kind": NormKind.LAYER, "weight_shape": (2, 4)},
     Rope: {"magnitude": 2.0, "is_interleaved": True},
     Temperature: {"offset": 1.0},
+    Convolution: {"bias": "bias"},
 }
 
 
@@ -81,6 +85,7 @@ def with_field(kind, name):
         Linear: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, o=attrs.evolve(SQUARE, **{name: value}))),
         Norm: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, norm=attrs.evolve(NORM, **{name: value}))),
         Rope: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, rope=attrs.evolve(ROPE, **{name: value}))),
+        Convolution: lambda: Layer(attrs.evolve(CONVOLUTION, conv=attrs.evolve(CONVOLUTION.conv, **{name: value}))),
         Temperature: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, temperature=Temperature(1.0, 8, 1.0))),
     }[kind]()
     return attrs.evolve(PLAN, layers=(changed,))

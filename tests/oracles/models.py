@@ -4,7 +4,8 @@
 written once per test run, and `expected(NAME)` tokens and logits. `tiny_file(NAME)` opens it, `altered` and `with_layers` make
 `ModelFile`s that differ from it without writing anything.
 
-`ORACLES` are the float32 models of all architectures; `FAMILIES` are those that other tests go through, too.
+`ORACLES` are the float32 models of all architectures; `FAMILIES` are those that other tests go through, too,
+and `RECURRENT` those that tests of states per sequence do.
 
 The data: `NAME.head` is the size of a GGUF file (8 bytes, little-endian) and its header; the weights are derived from the
 names of model and tensor. `NAME.npz` has tokens (T,) int32 and logits (T, V) float32 of every position, float32 KV cache,
@@ -39,6 +40,7 @@ QUANTISED_NAMES = (
 )
 _SHARING_KERNELS = ("tq1_0", "iq1_s", "iq2_xxs", "iq2_xs")  # with tq2_0, iq1_m, iq2_s
 NAMES = FLOAT_NAMES + tuple(name for name in QUANTISED_NAMES if not name.endswith(_SHARING_KERNELS))
+RECURRENT = ("lfm2-dense",)  # a model with each kind of state per sequence
 ORACLES = tuple(sorted(path.stem for path in DATA.glob("*.head")))
 
 

@@ -9,7 +9,21 @@ from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
-from augury.blocks import Activation, Attention, Embedding, FeedForward, Layer, Linear, Norm, NormKind, Output, Rope
+from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
+from augury.blocks import (
+    Activation,
+    Attention,
+    Convolution,
+    Embedding,
+    FeedForward,
+    Layer,
+    Linear,
+    Norm,
+    NormKind,
+    Output,
+    Rope,
+    ShortConvolution,
+)
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.blocks.emitter import Emitter
@@ -22,12 +36,15 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
     FeedForward: FeedForwardEmitter,
+    ShortConvolution: ShortConvolutionEmitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale"},
     Attention: {"q_norm", "k_norm", "post_norm", "window"},
     FeedForward: {"post_norm"},
+    ShortConvolution: (),
+    Convolution: {"bias"},
     Output: (),
     Layer: {"feed_forward", "is_parallel"},
     Linear: {"bias", "scale", "bias_scale"},

@@ -58,6 +58,10 @@ class MixerEmitter(Emitter):
         """What one position of one slot takes."""
         return 0
 
+    def bytes_per_sequence(self) -> int:
+        """What one slot takes whatever its length."""
+        return 0
+
     def state_bytes(self) -> int:
         """What all slots take."""
         return 0
@@ -70,11 +74,11 @@ class MixerEmitter(Emitter):
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """Views of what it keeps of a slot's first n positions, and of its sequence."""
 
-    @abstractmethod
-    def moving(self, layers: np.ndarray, moves: np.ndarray) -> Sequence[int]:
-        """The record that copies what blocks of this class keep: kernel, barrier, operands.
+    def moving(self, layers: np.ndarray, moves: np.ndarray) -> Sequence[int]:  # noqa: ARG002 - for blocks that keep positions
+        """The record that copies what blocks of this class keep: kernel, barrier, operands; none if they keep no positions.
 
         Args:
             layers: (n,) int64, what `layer` of all of them is.
             moves: (m, 3) int64 of slot, from, to.
         """
+        return ()

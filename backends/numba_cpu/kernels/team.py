@@ -29,7 +29,7 @@ from augury.backends.numba_cpu.kernels.simd import atomic_add, atomic_load, get_
 
 # Offsets into the state, in bytes.
 ARRIVED, PHASE, GENERATION, CLAIMED, ENDED = (64 * line for line in range(5))
-TAPE, N_RECORDS, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS = (320 + 8 * field for field in range(7))
+TAPE, N_RECORDS, N_THREADS, TIMES, N_TOKENS, N_ROWS, N_SEGMENTS, SEQUENCES = (320 + 8 * field for field in range(8))
 TOKENS, POSITIONS, SLOTS, ROWS, SEGMENTS, SCRATCH, SCRATCH_BYTES, CELLS = (384 + 8 * field for field in range(8))
 # One line per thread: whether it sleeps; the files that it reads and others write to wake it; its core; in how many waits it is
 # not to yield.

@@ -1,0 +1,14 @@
+"""All mixers, by their type, and what the backend computes in all."""
+
+from __future__ import annotations
+
+from augury.backends.reference import blocks, recurrent
+
+__all__ = ["CACHES", "KNOWN", "MIXERS"]
+
+CACHES = {**blocks.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
+"""What a mixer keeps of its slots."""
+MIXERS = {**blocks.MIXERS, **recurrent.MIXERS}
+"""What a mixer that keeps something adds to x."""
+KNOWN = {**blocks.KNOWN, **recurrent.KNOWN}
+"""See `ModelPlan.check_blocks`."""

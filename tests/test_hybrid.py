@@ -1,0 +1,90 @@
+"""Models with a state per sequence, through the engine: speculation changes no bit, whatever drafts and whatever rolls back."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from drafter_specs import SPECS as DRAFTER_SPECS
+from oracles.models import RECURRENT, tiny_model
+
+from augury import Engine, Registry
+
+REGISTRY = Registry.discover()
+BACKENDS = ("numba-cpu", "reference")
+OTHER = tiny_model("llama-dense")
+WAYS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8}}
+N_CTX = 192
+
+
+def specs(target):
+    itself, other = tiny_model(target), tiny_model("llama-dense-q4_0")
+    return {
+        **{name: spec for name, spec in DRAFTER_SPECS.items() if "draft-model" not in name},
+        "draft-model, hybrid": f"draft-model:model={itself}",
+        "draft-model, hybrid, in trees": f"draft-model:model={itself},tree=3x2",
+        "draft-model, pure": f"draft-model:model={other}",
+        "a chain": f"self-spec:mode=layers,layers=1,p_min=0.1;ngram-simple:n=2,m=5;draft-model:model={itself},tree=2x3",
+    }
+
+
+DRAFTERS = sorted(specs(RECURRENT[0]))
+
+
+def prompts():
+    return [[7, 8, 9] * 6, [1, 2, 3, 4], [5] * 30, [9, 7, 5, 9, 7, 5, 9]]
+
+
+def load(target, backend, **how):
+    return Engine.load(tiny_model(target), backend=backend, n_ctx=N_CTX, registry=REGISTRY, **how)
+
+
+def answers(engine, n, way):
+    results = engine.generate(prompts(), max_tokens=n, logprobs=1, ignore_eos=True, **WAYS[way])
+    return results, [(list(result.tokens), [piece.logprob for piece in result.pieces]) for result in results]
+
+
+@functools.cache
+def plain(target, backend, n, way):
+    with load(target, backend, threads=1, spec_type="none") as engine:
+        return answers(engine, n, way)[1]
+
+
+@pytest.mark.sample(16)
+@pytest.mark.parametrize("memory", ["auto", "checkpoints:use_checkpoints=on"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", RECURRENT)
+def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, way, memory):
+    n = 60 if backend == "numba-cpu" else 24
+    how = {"spec_type": specs(target)[drafter], "spec_fixed": True, "draft_max": 7, "slots": slots, "memory": memory}
+    with load(target, backend, threads=2, **how) as engine:
+        results, found = answers(engine, n, way)
+    assert found == plain(target, backend, n, way)
+    assert all(each.failed is None for result in results for each in result.stats.drafters.values())
+    if "hybrid" in drafter:
+        assert sum(result.stats.n_accepted for result in results) > 0
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("target", RECURRENT)
+def test_a_pure_target_takes_a_hybrid_draft_model(target, slots):
+    spec = f"draft-model:model={tiny_model(target)}"
+    with Engine.load(OTHER, n_ctx=N_CTX, registry=REGISTRY, spec_type="none", backend="numba-cpu") as engine:
+        right = answers(engine, 40, "greedy")[1]
+    how = {"spec_type": spec, "spec_fixed": True, "slots": slots, "backend": "numba-cpu"}
+    with Engine.load(OTHER, n_ctx=N_CTX, registry=REGISTRY, **how) as engine:
+        results, found = answers(engine, 40, "greedy")
+    assert found == right
+    assert sum(result.stats.n_drafted for result in results) > 0
+
+
+@pytest.mark.parametrize(("target", "longest"), [(RECURRENT[0], 3), ("llama-dense", 4)])
+def test_a_request_that_asks_for_longer_drafts_gets_what_there_is_room_for(target, longest):
+    how = {"spec_type": f"draft-model:model={tiny_model(RECURRENT[0])}", "spec_fixed": True, "draft_max": 3}
+    with load(target, "numba-cpu", **how) as engine:
+        (result,) = engine.generate([prompts()[0]], max_tokens=20, ignore_eos=True, temperature=0.0, speculative={"n_max": 9})
+    assert max(result.stats.draft_lengths) == longest  # a draft model feeds all of a draft but its last token
