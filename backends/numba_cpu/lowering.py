@@ -123,17 +123,25 @@ class Lowering:
 
     def _program(self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool) -> Program:
         writing = Tape(self._weights, self._buffers, space, self._arena)
+        embedded = space.embedded
+        if not takes_hidden or embedded is not None:
+            self._embedding.emit(writing)
+        if embedded is not None:
+            writing.copy(space.x, embedded)
         if takes_hidden:
             writing.take_hidden()
-        else:
-            self._embedding.emit(writing)
         for i in range(*layers):
-            mixer, *rest = self._layers[i]
-            mixer.emit(writing)
-            left = writing.beside() if self.plan.layers[i].is_parallel else []
-            for emitter in rest:
+            layer, left = self.plan.layers[i], []
+            for n, emitter in enumerate(self._layers[i]):
+                if n and layer.is_parallel:
+                    left = writing.beside()
                 emitter.emit(writing)
             writing.join(left)
+            if layer.skip and embedded is not None:
+                writing.norm_x(None)
+                writing.add_to_x(embedded, layer.skip)
+            if layer.norm is not None:
+                writing.norm_x(layer.norm)
             if f"layer.{i}" in features:
                 writing.give_features(f"layer.{i}", None)
         if "output" in features:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cpu.kernels.format import Format
+    from augury.blocks import Rows
     from augury.files.gguf import Tensor
     from augury.files.tensor_type import TensorType
 
@@ -106,6 +107,11 @@ def rows_and_columns(tensor: Tensor) -> tuple[int, int]:
     return int(np.prod(rows, dtype=np.int64)), n_cols
 
 
+def rows_of(stored: np.ndarray, rows: Rows) -> np.ndarray:
+    """A view of some rows of what is stored (n_stored, ...): (groups, size, ...)."""
+    return stored.reshape(-1, rows.step, *stored.shape[1:])[:, rows.first : rows.first + rows.size]
+
+
 def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
     """How many bytes a matrix of (rows, columns) takes once it is packed."""
     fmt, (n_rows, n_cols) = packed_format(weight_type), shape
@@ -114,7 +120,7 @@ def packed_bytes(weight_type: TensorType, shape: tuple[int, int]) -> int:
 
 def pack_tensor(tensor: Tensor, threads: int = 1, to: np.ndarray | None = None) -> PackedMatrix:
     """Pack a tensor of a model file; see `pack`."""
-    return pack(tensor.type, rows_and_columns(tensor), tensor.data, threads, to)
+    return pack(tensor.type, rows_and_columns(tensor), np.ascontiguousarray(tensor.data), threads, to)
 
 
 def pack(

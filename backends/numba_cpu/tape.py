@@ -8,6 +8,7 @@ import numpy as np
 from attrs import field, frozen
 
 from augury.backends.numba_cpu.kernels import step
+from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
 from augury.backends.numba_cpu.memory import bits, up
@@ -46,6 +47,7 @@ class Space:
     Attributes:
         x: (n, E), the residual stream.
         normed: (n, E).
+        embedded: (n, E), what the embedding made of tokens, where a layer adds it again.
         is_private: Whether every thread has rows for itself.
     """
 
@@ -55,11 +57,13 @@ class Space:
         self._arena = arena
         self._operands: dict[tuple[str, int], Rows] = {}
         self.x, self.normed = (self._rows(buffers[name], n_embd) for name in ("x", "normed"))
+        self.embedded = self._rows(buffers["embedded"], n_embd) if "embedded" in buffers else None
 
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
         """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
         names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel for layer in plan.layers)]
+        names += ["embedded"] * any(layer.skip for layer in plan.layers)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
     def operand(self, activation: str, width: int) -> Rows:
@@ -88,17 +92,19 @@ class Program:
         works: What each record does.
         logits: The entry of the output matrix, where the address of the logits is to be put.
         features: Which record copies which feature.
+        hidden: Which record copies the hidden states that x is to begin with, if any does.
     """
 
     records: np.ndarray = field(repr=False)
     works: list[Work] = field(repr=False)
     logits: np.ndarray = field(repr=False)
     features: Mapping[str, int]
+    hidden: int
 
     def at(self, start: int, hidden: np.ndarray | None, features: Mapping[str, np.ndarray]) -> Program:
         """Itself, told where hidden states come from and features go to, (n, E) float32 each: the rows from `start` on."""
         if hidden is not None:
-            self.records[0, _FROM] = hidden[start:].ctypes.data
+            self.records[self.hidden, _FROM] = hidden[start:].ctypes.data
         for name, values in features.items():
             self.records[self.features[name], _TO] = values[start:].ctypes.data
         return self
@@ -125,23 +131,24 @@ class Tape:
         self._rows: list[list[int]] = []
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
+        self._hidden = 0
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
         """What was written."""
-        return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features)
+        return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features, self._hidden)
 
     def take_hidden(self) -> None:
-        """Write, first of all, that x is what `Program.at` will say. Compiled when it is first used, as `give_features` is."""
-        x, private = self.space.x, self.space.is_private
-        self.add(Work("hidden states"), step.copy_rows, 0, 0, x.address, x.stride, x.width, int(private), is_private=private)
+        """Write that x is what `Program.at` will say. Compiled when it is first used, as `give_features` is."""
+        self._hidden = len(self._rows)
+        self.copy(Rows(0, 0, self.space.x.width), self.space.x)
 
     def give_features(self, name: str, norm: Norm | None) -> None:
         """Write that x, or its norm where one is given, goes where `Program.at` will say, of all tokens."""
-        self.norm(norm)  # adds to x what was left
-        rows, private = self.space.x if norm is None else self.space.normed, self.space.is_private
+        rows = self.norm(norm)  # adds to x what was left
         self._features[name] = len(self._rows)
-        self.add(Work("features"), step.copy_rows, rows.address, rows.stride, 0, 0, rows.width, 0, is_private=private)
+        operands = (rows.address, rows.stride, 0, 0, rows.width, 0)
+        self.add(Work("features"), step.copy_rows, *operands, is_private=self.space.is_private)
 
     def add(self, work: Work, kernel: Any, *operands: int, is_private: bool = False) -> None:
         """Write a record; a barrier follows unless every thread goes on with what is its own."""
@@ -162,20 +169,47 @@ class Tape:
         """Add both what `beside` gave and what the block after it left."""
         self._pending, self.y = left + self._pending, self.buffers["y"]
 
-    def norm(self, norm: Norm | None, *, is_output: bool = False) -> None:
-        """Write the sum of x and of what blocks left, and its norm, where there is one."""
-        x, normed, private = self.space.x, self.space.normed, self.space.is_private
-        size, weights = x.width, self.weights
-        for y, post in self._pending or [(0, None)]:
-            added = (y, up(size, step.PANEL_ROWS), weights.norm(post))
-            to = (weights.norm(norm), size, normed.address, normed.stride, int(private), int(is_output))
-            self.add(Work("norm"), step.add_norm, x.address, x.stride, *added, *to, is_private=private)
+    def norm(self, norm: Norm | None, *, is_output: bool = False, waits: bool = False) -> Rows:
+        """Write the sum of x and of what blocks left, and its norm; returns the norm, or x where there is none.
+
+        With `waits`, every thread has read what was left before any goes on: then the very next record may write y.
+        """
+        self._sum_and_norm(norm, self.space.normed, is_output=is_output, waits=waits)
+        return self.space.x if norm is None else self.space.normed
+
+    def norm_x(self, norm: Norm | None) -> None:
+        """Write that x becomes the sum of itself and of what blocks left, and its norm, where there is one."""
+        self._sum_and_norm(norm, self.space.x)
+
+    def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
+        """Write that y, times `factor`, is added to x."""
+        x, private = self.space.x, self.space.is_private
+        operands = (x.address, x.stride, y.address, y.stride, x.width, int(private), bits(factor))
+        self.add(Work("adding rows"), step.add_rows, *operands, is_private=private)
+
+    def copy(self, rows: Rows, to: Rows) -> None:
+        """Write that rows are copied."""
+        operands = (rows.address, rows.stride, to.address, to.stride, rows.width, int(self.space.is_private))
+        self.add(Work("copying rows"), step.copy_rows, *operands, is_private=self.space.is_private)
+
+    def prepare(self, rows: int, ld: int, n_parts: int, size: int, ways: int) -> None:
+        """Write what is done (see `heads.py`) to `n_parts` parts of `size` floats of every row; rows lie `ld` floats apart."""
+        self.add(Work("norm"), prepare_rows, address(prepare_head), rows, 4 * ld, n_parts, size, ways)
+
+    def _sum_and_norm(self, norm: Norm | None, out: Rows, *, is_output: bool = False, waits: bool = False) -> None:
+        x, private, weights = self.space.x, self.space.is_private, self.weights
+        pending = self._pending or ([] if norm is None else [(0, None)])
+        for i, (y, post) in enumerate(pending):
+            added = (y, up(x.width, step.PANEL_ROWS), weights.norm(post))
+            is_last = i == len(pending) - 1
+            to = (weights.norm(norm) if is_last else 0, x.width, out.address, out.stride, int(private), int(is_output))
+            self.add(Work("norm"), step.add_norm, x.address, x.stride, *added, *to, is_private=private and not waits)
         self._pending = []
 
     def multiply(self, name: str, x: Rows, products: Sequence[tuple[Linear, int]], *, is_output: bool = False) -> np.ndarray:
         """Write products of x with matrices, each to an address; returns their `entries`."""
         entries = self.entries(x, products, is_output=is_output)
-        matrices = [self.weights.matrix(linear.weight) for linear, _ in products]
+        matrices = [self.weights.matrix(linear) for linear, _ in products]
         n_panels, work = sum(matrix.n_panels for matrix in matrices), Work.of_matrices(name, matrices, is_output=is_output)
         self.add(work, step.multiply, entries.ctypes.data, len(entries), n_panels, int(is_output))
         return entries
@@ -184,20 +218,17 @@ class Tape:
         """Quantise x as the matrices need it, and make what `step.multiply` reads of each: (m, 12) int64."""
         operands: dict[str, Rows] = {}
         for linear, _ in products:
-            matrix = self.weights.matrix(linear.weight)
+            matrix = self.weights.matrix(linear)
             if matrix.activation not in operands:
                 operands[matrix.activation] = self._quantize(x, matrix.activation, matrix.kind, is_output=is_output)
         entries = np.zeros((len(products), step.ENTRY_BYTES // 8), np.int64)
         for entry, (linear, y) in zip(entries, products, strict=True):
-            matrix = self.weights.matrix(linear.weight)
+            matrix = self.weights.matrix(linear)
             operand = operands[matrix.activation]
-            bias = 0
-            if linear.bias is not None:
-                bias = self.weights.vector(linear.bias, linear.n_out, linear.bias_scale)
             kernel = self.weights.address(matrix.kind, "matmul")
             entry[:11] = [
                 *(kernel, matrix.address, operand.address, operand.stride, y, matrix.n_cols, matrix.n_panels),
-                *(step.PANEL_ROWS * matrix.n_panels, bias, linear.n_out, bits(linear.scale)),
+                *(step.PANEL_ROWS * matrix.n_panels, self.weights.bias(linear), linear.n_out, bits(linear.scale)),
             ]
         self._arena.keep(entries, "scratch")
         return entries

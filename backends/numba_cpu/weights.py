@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,17 +13,25 @@ from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
 from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.packed_file import WORTH_BYTES, PackedFile
-from augury.backends.numba_cpu.packing import Layout, PackedMatrix, aligned, pack_tensor, packed_format, rows_and_columns
-from augury.blocks import Linear
+from augury.backends.numba_cpu.packing import (
+    Layout,
+    PackedMatrix,
+    aligned,
+    pack_tensor,
+    packed_format,
+    rows_and_columns,
+    rows_of,
+)
+from augury.blocks import Linear, NormKind
 from augury.files.atomic_file import is_being_written
-from augury.files.gguf import TensorType
+from augury.files.gguf import Tensor, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import ModelPlan, Norm
-    from augury.files.gguf import ModelFile, Tensor
+    from augury.blocks import ModelPlan, Norm, Rows
+    from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
 PURPOSE = "weights"
@@ -36,9 +44,9 @@ class Weights:
         self._file = file
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
-        self._vectors: dict[tuple[str, float], int] = {}
-        linears = (part for part in plan.parts() if isinstance(part, Linear))
-        self._tensors = {linear.weight: file.tensor(linear.weight, (linear.n_out, linear.n_in)) for linear in linears}
+        self._vectors: dict[tuple[Any, ...], int] = {}
+        linears = [part for part in plan.parts() if isinstance(part, Linear)]
+        self._tensors = {_name(linear): _stored(file, linear) for linear in linears}
         self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()})
 
     def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
@@ -89,19 +97,28 @@ class Weights:
         if self._kept is not None:
             self._kept.check(self._threads)
 
-    def matrix(self, name: str) -> PackedMatrix:
+    def matrix(self, linear: Linear) -> PackedMatrix:
         """A matrix of the plan."""
-        return self._matrices[name]
+        return self._matrices[_name(linear)]
 
     def address(self, kind: str, kernel: str) -> int:
         """The address of a kernel (`matmul`, `quantize`, `embed`) of a weight type."""
         return address(getattr(self.kernels[kind], kernel))
 
-    def vector(self, name: str, size: int, factor: float = 1.0) -> int:
-        """The address of a vector, float32, times `factor`."""
-        key = (name, factor)
+    def bias(self, linear: Linear) -> int:
+        """The address of what is added to a product, scaled; 0 if nothing is."""
+        if linear.bias is None:
+            return 0
+        (size,) = linear.shapes[linear.bias]
+        return self.vector(linear.bias, size, linear.bias_scale, None if linear.has_own_bias else linear.rows)
+
+    def vector(self, name: str, size: int, factor: float = 1.0, rows: Rows | None = None) -> int:
+        """The address of a vector, or of some rows of it, float32, times `factor`."""
+        key = (name, factor, rows)
         if key not in self._vectors:
-            values = _floats(self._file.tensor(name, (size,)))
+            values = self.values(name, (size,))
+            if rows is not None:
+                values = rows_of(values, rows)
             self._vectors[key] = self._arena.keep(values * np.float32(factor), PURPOSE)  # a copy: the file may be closed
         return self._vectors[key]
 
@@ -111,15 +128,47 @@ class Weights:
 
     def norm(self, norm: Norm | None) -> int:
         """The address of what kernels know of a norm, see `kernels/norm.py`; 0 where there is none."""
-        if norm is None or norm.weight is None:
+        if norm is None:
             return 0
-        fields = [self.vector(norm.weight, norm.size), 0, bits(norm.eps), 0, 0]
+        bias = 0 if norm.bias is None else self.vector(norm.bias, norm.size)
+        is_centred, step = int(norm.kind is NormKind.LAYER), norm.size if norm.weight_shape else 0
+        fields = [self._norm_weight(norm), bias, bits(norm.eps), is_centred, step]
         return self._arena.shared(("norm", *fields), lambda: np.array(fields, np.int64), "scratch")
+
+    def _norm_weight(self, norm: Norm) -> int:
+        if norm.weight is None:
+            return self._arena.shared(("ones", norm.size), lambda: np.ones(norm.size, np.float32), PURPOSE)
+        if norm.weight_shape is None:
+            return self.vector(norm.weight, norm.size)
+        return self._arena.shared((norm.weight, norm.size), partial(self._weights_of_heads, norm), PURPOSE)
+
+    def _weights_of_heads(self, norm: Norm) -> np.ndarray:
+        """A norm's weights, (H, D), where the file may have one for all of a head."""
+        shape = norm.weight_shape
+        assert norm.weight is not None
+        assert shape is not None
+        stored = self.values(norm.weight, shape)
+        return np.array(np.broadcast_to(stored, (len(stored), norm.size)))
 
     def close_file(self) -> None:
         """Let go of the file, once everything is loaded."""
         del self._file
         self._tensors.clear()
+
+
+def _name(linear: Linear) -> str:
+    """What a matrix is called here: rows of a stored one are a matrix of their own."""
+    rows = linear.rows
+    return linear.weight if rows is None else f"{linear.weight}[{rows.first}:{rows.first + rows.size} of every {rows.step}]"
+
+
+def _stored(file: ModelFile, linear: Linear) -> Tensor:
+    """The tensor of a matrix, or what it would be if its rows were stored as one; no byte is read."""
+    tensor = file.tensor(linear.weight, linear.shapes[linear.weight])
+    if linear.rows is None:
+        return tensor
+    rows = rows_of(tensor.data.reshape(linear.rows.n_stored, -1), linear.rows)
+    return Tensor(_name(linear), (linear.n_out, linear.n_in), tensor.type, rows)
 
 
 def _floats(tensor: Tensor) -> np.ndarray:

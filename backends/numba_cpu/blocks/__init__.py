@@ -9,6 +9,7 @@ from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
+from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
 from augury.blocks import (
     Activation,
@@ -21,8 +22,12 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
+    Projection,
     Rope,
+    Rows,
     ShortConvolution,
+    Temperature,
+    Vector,
 )
 
 if TYPE_CHECKING:
@@ -35,22 +40,30 @@ __all__ = ["EMITTERS", "KNOWN"]
 EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
+    Projection: ProjectionEmitter,
     FeedForward: FeedForwardEmitter,
     ShortConvolution: ShortConvolutionEmitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale"},
-    Attention: {"q_norm", "k_norm", "post_norm", "window"},
-    FeedForward: {"post_norm"},
+    Embedding: {"scale", "positions", "norm"},
+    Attention: {
+        *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
+        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate"),
+    },
+    Projection: (),
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
     ShortConvolution: (),
     Convolution: {"bias"},
-    Output: (),
-    Layer: {"feed_forward", "is_parallel"},
-    Linear: {"bias", "scale", "bias_scale"},
-    Norm: (),
+    Output: {"softcap"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm"},
+    Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
+    Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},
-    Activation: {Activation.SILU, Activation.GELU},
-    NormKind: {NormKind.RMS},
+    Rows: (),
+    Temperature: {"offset"},
+    Vector: (),
+    Activation: tuple(Activation),
+    NormKind: tuple(NormKind),
 }
 """What kernels compute; see `ModelPlan.check_blocks`."""

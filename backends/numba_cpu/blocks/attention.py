@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
+from augury.backends.numba_cpu.heads import Ways, turns_key
 from augury.backends.numba_cpu.kernels import attention_layer
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
+from augury.backends.numba_cpu.kernels.bend import bend_scores
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
-from augury.backends.numba_cpu.kernels.head import prepare_head
+from augury.backends.numba_cpu.kernels.gate import gate_rows
+from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
@@ -26,34 +30,40 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Attention, Norm
+    from augury.blocks import Attention, Norm, Temperature
     from augury.types import ModelOptions
 
 __all__ = ["AttentionEmitter"]
 
 _NO_WINDOW = 1 << 40
-_OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
 _BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
 
 
 class AttentionEmitter(MixerEmitter):
     """Keeps keys and values of every position, in cells that `Batch` names."""
 
-    block: Any  # an Attention, with rope and norm: what else there could be, `KNOWN` refuses
+    block: Attention
 
     def __init__(self, block: Attention, options: ModelOptions) -> None:
         super().__init__(block, options)
         self._types = (options.cache_type_k, options.cache_type_v)
         self._length = up(options.n_ctx, _BLOCK)
+        self._bends_scores = block.softcap is not None or block.slopes is not None
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return (attend_kernel(*self._types), prepare_kernel(*self._types), prepare_head)
+        block = self.block
+        own = (attend_kernel(*self._types), prepare_kernel(*self._types), prepare_head)
+        rows = (prepare_rows,) if block.has_joint_norms or block.out_norm is not None else ()
+        gate = () if block.gate is None else (gate_rows,)
+        return (*own, *rows, *gate, *((bend_scores,) if self._bends_scores else ()))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block = self.block
         widths = {"q": block.q.n_out, "k": block.k.n_out, "v": block.v.n_out, "mixed": block.o.n_in}
+        if block.gate is not None:
+            widths["gate of attention"] = block.gate.n_out
         return {name: row_bytes(width) for name, width in widths.items()} | {
             "parts of attention": attention_layer.parts_bytes(block.value_dim, self.options.n_ctx, n_threads),
             "counts of attention": attention_layer.counts_bytes(n_threads),
@@ -73,7 +83,8 @@ class AttentionEmitter(MixerEmitter):
 
     def tables(self) -> Mapping[Hashable, int]:
         """See `MixerEmitter.tables`: of every position's turns float64 exist for a moment, beside the float32 that stay."""
-        return {self._turns_key(): self.options.n_ctx * len(self.block.rope.frequencies) * 8 * 5}
+        rope = self.block.rope
+        return {} if rope is None else {turns_key(rope): self.options.n_ctx * len(rope.frequencies) * 8 * 5}
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Write what the attention kernels need to know of the layer, in the order of their offsets."""
@@ -81,25 +92,44 @@ class AttentionEmitter(MixerEmitter):
         n_slots = self.options.n_slots
         keys, values = (arena.zeros(n_slots * length * n_bytes, "KV cache") for n_bytes in self._cache_bytes())
         self._cache = keys, values
+        ways = [self._ways(block.q_norm, block.temperature), self._ways(block.k_norm, None), (Ways(block.clamp, block.v_norm),)]
+        placed = [[each.place(weights, arena, self.options.n_ctx) for each in steps] for steps in ways]
+        self._prepared = []
+        for linear, name, steps in ((block.q, "q", placed[0]), (block.k, "k", placed[1])):
+            parts = (linear.n_out // block.head_dim, 1)
+            row = (buffers[name], up(linear.n_out, PANEL_ROWS))
+            self._prepared += [(*row, n, linear.n_out // n, way) for n, way in zip(parts, steps[:-1], strict=False) if way]
+        self._out_ways = Ways(norm=block.out_norm).place(weights, arena, self.options.n_ctx)
+        slopes = 0 if block.slopes is None else arena.keep(np.array(block.slopes, np.float32), "scratch")
         fields = [
             *(buffers[name] for name in ("q", "k", "v")),
-            *(up(linear.n_out, 32) for linear in (block.q, block.k, block.v)),
+            *(up(linear.n_out, PANEL_ROWS) for linear in (block.q, block.k, block.v)),
             *(block.head_dim, block.value_dim, block.n_heads, block.n_kv_heads),
-            *(address(prepare_head), *(self._ways(norm, weights, arena) for norm in (block.q_norm, block.k_norm)), 0),
-            *(keys, values, length, bits(block.scale), block.window or _NO_WINDOW, buffers["mixed"]),
+            *(address(prepare_head), *(steps[-1] for steps in placed), keys, values, length),
+            *(bits(block.scale), block.window or _NO_WINDOW, block.chunk or 0, buffers["mixed"]),
             *(buffers["parts of attention"], buffers["counts of attention"]),
-            *(0, 0, 0, 0),
+            0 if block.sinks is None else weights.vector(block.sinks.weight, block.sinks.size),
+            *(address(bend_scores) if self._bends_scores else 0, bits(block.softcap or 0.0), slopes),
         ]
         self.layer = arena.keep(np.array(fields, np.int64), "scratch")
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, buffers = self.block, tape.buffers
-        tape.norm(block.norm)
-        products = ((block.q, buffers["q"]), (block.k, buffers["k"]), (block.v, buffers["v"]))
-        tape.multiply("queries, keys, values", tape.space.normed, products)
+        rows = tape.norm(block.norm)
+        products = [(block.q, buffers["q"]), (block.k, buffers["k"]), (block.v, buffers["v"])]
+        if block.gate is not None:
+            products.append((block.gate, buffers["gate of attention"]))
+        tape.multiply("queries, keys, values", rows, products)
+        for rows_prepared in self._prepared:
+            tape.prepare(*rows_prepared)
         tape.add(Work("storing keys and values"), prepare_kernel(*self._types), self.layer)
         tape.add(self._work(), attend_kernel(*self._types), self.layer)
+        if block.gate is not None:
+            places = (buffers["mixed"], block.o.n_in, buffers["gate of attention"], block.gate.n_out)
+            tape.add(Work("gate of attention"), gate_rows, *places)
+        if self._out_ways:
+            tape.prepare(buffers["mixed"], block.o.n_in, 1, block.o.n_in, self._out_ways)
         tape.multiply("attention's output", Rows(buffers["mixed"], 0, block.o.n_in), ((block.o, tape.y),))
         tape.leave(block.post_norm)
 
@@ -118,12 +148,16 @@ class AttentionEmitter(MixerEmitter):
             views.append(memory_at(values + value * self._length * head, value * n))
         return views
 
-    def _ways(self, norm: Norm | None, weights: Weights, arena: Arena) -> int:
-        """The record of what is done to heads of queries or keys."""
-        rope = self.block.rope
-        turns = arena.shared(self._turns_key(), self._turns, "rope tables")
-        fields = [0, weights.norm(norm), turns, len(rope.frequencies), int(rope.is_interleaved), 0, 0]
-        return arena.keep(np.array(fields, np.int64), "scratch")
+    def _ways(self, norm: Norm | None, temperature: Temperature | None) -> tuple[Ways, ...]:
+        """What is done to heads of queries or keys: last, what is done when they are stored; first, what comes before a norm.
+
+        A norm of all heads together is the second step of three.
+        """
+        block = self.block
+        if norm is None or not block.has_joint_norms:
+            return (Ways(block.clamp, norm, block.rope, temperature, is_rope_first=block.is_rope_first),)
+        before, after = (block.rope, None) if block.is_rope_first else (None, block.rope)
+        return (Ways(block.clamp, rope=before), Ways(norm=norm), Ways(rope=after, temperature=temperature))
 
     def _work(self) -> Work:
         block = self.block
@@ -138,13 +172,3 @@ class AttentionEmitter(MixerEmitter):
             block.n_kv_heads * (block.head_dim * BYTES[type_k]) // LANES,
             block.n_kv_heads * (up(block.value_dim, LANES) // LANES * BYTES[type_v]),
         )
-
-    def _turns_key(self) -> Hashable:
-        return ("turns", self.block.rope.frequencies.tobytes(), self.block.rope.magnitude)
-
-    def _turns(self) -> np.ndarray:
-        """The cosines and sines of every position, (n_ctx, 2, pairs) float32."""
-        rope = self.block.rope
-        angles = np.arange(self.options.n_ctx, dtype=np.float64)[:, None] * rope.frequencies
-        turns = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
-        return np.append(turns, np.zeros(_OVERREAD)).astype(np.float32)

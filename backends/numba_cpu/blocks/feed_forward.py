@@ -1,14 +1,16 @@
-"""`FeedForward`: down(activation(gate(n)) * up(n)) of n = norm(x)."""
+"""`FeedForward`: down(activation(gate(n)) * up(n)) of n = norm(x), or down(activation(up(n)))."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
-from augury.backends.numba_cpu.kernels.activation import gelu, silu
+from augury.backends.numba_cpu.heads import Ways
+from augury.backends.numba_cpu.kernels.activation import gelu, relu, relu_squared, silu
+from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import get_i64, mul
+from augury.backends.numba_cpu.kernels.simd import div, get_i64, mul
 from augury.backends.numba_cpu.kernels.step import ENTRY_BYTES, LDY, PANEL_ROWS, Y, claim, multiply_panels
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
 from augury.backends.numba_cpu.profile import Work
@@ -18,63 +20,96 @@ from augury.blocks import Activation
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
+    from augury.backends.numba_cpu.weights import Weights
+    from augury.blocks import FeedForward
+    from augury.types import ModelOptions
 
 __all__ = ["FeedForwardEmitter"]
 
 
-def _gated(activation: Any, name: str) -> Any:
-    def gated(record: int, state: int, thread: int, n_threads: int) -> None:
-        entry, n_panels, out, n_rows = (
+def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
+    def activate(record: int, state: int, thread: int, n_threads: int) -> None:
+        entry, n_panels, out, n_rows, divisors = (
             get_i64(record + 16),
             get_i64(record + 32),
             get_i64(record + 40),
             get_i64(record + 48),
+            get_i64(record + 56),
         )
-        n = get_i64(state + N_TOKENS)
+        n, up = get_i64(state + N_TOKENS), 0
         while True:
             first, end = claim(state, n_panels, n_threads)
             if first == end:
                 return
             multiply_panels(entry, first, end, n, state, thread)
-            multiply_panels(entry + ENTRY_BYTES, first, end, n, state, thread)
-            gate, up, ldy = get_i64(entry + Y), get_i64(entry + ENTRY_BYTES + Y), get_i64(entry + LDY)
+            if is_gated:
+                multiply_panels(entry + ENTRY_BYTES, first, end, n, state, thread)
+                up = get_i64(entry + ENTRY_BYTES + Y)
+            gate, ldy = get_i64(entry + Y), get_i64(entry + LDY)
             stop = min(PANEL_ROWS * end, n_rows)
             for t in range(n):
                 for index in range(PANEL_ROWS * first, stop, 16):
                     place, left = 4 * (t * ldy + index), stop - index
-                    value = mul(activation(load_part(gate + place, left)), load_part(up + place, left))
+                    value = activation(load_part(gate + place, left))
+                    if divisors != 0:
+                        value = div(value, load_part(divisors + 4 * index, left))
+                    if is_gated:
+                        value = mul(value, load_part(up + place, left))
                     store_part(out + 4 * (t * n_rows + index), value, left)
 
-    gated.__name__ = gated.__qualname__ = name
-    gated.__doc__ = "out = activation(gate) * up. Operands: entries of gate and up, 2, panels of one, out, n_rows."
-    return kernel(gated)
+    activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{name}"
+    activate.__doc__ = """Out = activation(gate) / divisors * up, or activation(up) / divisors.
+
+    Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0).
+    """
+    return kernel(activate)
 
 
-_GATED = {Activation.SILU: _gated(silu, "gated_silu"), Activation.GELU: _gated(gelu, "gated_gelu")}
+_FUNCTIONS = {Activation.SILU: silu, Activation.GELU: gelu, Activation.RELU: relu, Activation.RELU_SQUARED: relu_squared}
+_KERNELS = {
+    (activation, is_gated): _kernel(function, activation.value, is_gated=is_gated)
+    for activation, function in _FUNCTIONS.items()
+    for is_gated in (True, False)
+}
 
 
 class FeedForwardEmitter(Emitter):
     """Multiplies by gate and up in one record, and activates where the products are still near."""
 
-    block: Any  # a FeedForward, with gate and norm: what else there could be, `KNOWN` refuses
+    block: FeedForward
+
+    def __init__(self, block: FeedForward, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        self._products = {"up": block.up} if block.gate is None else {"gate": block.gate, "up": block.up}
+        self._kernel = _KERNELS[block.activation, block.gate is not None]
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return (_GATED[self.block.activation],)
+        return (self._kernel,) if self.block.hidden_norm is None else (self._kernel, prepare_head, prepare_rows)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `Emitter.buffers`."""
-        widths = {"gate": self.block.gate.n_out, "up": self.block.up.n_out, "hidden": self.block.down.n_in}
-        return {name: row_bytes(width) for name, width in widths.items()}
+        return {name: row_bytes(linear.n_out) for name, linear in self._products.items()} | {
+            "hidden": row_bytes(self.block.down.n_in)
+        }
+
+    def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:  # noqa: ARG002 - as its parent's
+        """Write what happens to what is hidden before `down`."""
+        block = self.block
+        self._ways = Ways(norm=block.hidden_norm).place(weights, arena, self.options.n_ctx)
+        self._divisors = 0 if block.divisors is None else weights.vector(block.divisors.weight, block.divisors.size)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, buffers = self.block, tape.buffers
-        tape.norm(block.norm)
-        entries = tape.entries(tape.space.normed, ((block.gate, buffers["gate"]), (block.up, buffers["up"])))
-        matrices = [tape.weights.matrix(linear.weight) for linear in (block.gate, block.up)]
-        operands = (entries.ctypes.data, 2, matrices[0].n_panels, buffers["hidden"], block.gate.n_out)
-        tape.add(Work.of_matrices("gate, up", matrices), _GATED[block.activation], *operands)
-        tape.multiply("down", Rows(buffers["hidden"], 0, block.down.n_in), ((block.down, tape.y),))
+        block, hidden = self.block, tape.buffers["hidden"]
+        products = [(linear, tape.buffers[name]) for name, linear in self._products.items()]
+        entries = tape.entries(tape.norm(block.norm), products)
+        matrices = [tape.weights.matrix(linear) for linear, _ in products]
+        operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden, block.up.n_out, self._divisors)
+        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands)
+        if self._ways:
+            tape.prepare(hidden, block.down.n_in, 1, block.down.n_in, self._ways)
+        tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, tape.y),))
         tape.leave(block.post_norm)

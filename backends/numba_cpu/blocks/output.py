@@ -1,16 +1,46 @@
-"""`Output`: logits = W norm(x), of the rows that are asked for."""
+"""`Output`: logits = W norm(x), of the rows that are asked for, and what else happens to logits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from augury.backends.numba_cpu.blocks.emitter import Emitter
+from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
+from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
+from augury.backends.numba_cpu.kernels.simd import get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.step import LDY, ROW_COUNT, Y
+from augury.backends.numba_cpu.kernels.team import N_ROWS
+from augury.backends.numba_cpu.memory import bits
+from augury.backends.numba_cpu.profile import Work
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Output
 
 __all__ = ["OutputEmitter"]
+
+_RUN = 1024  # logits that a thread takes at once
+
+
+@kernel
+def cap_logits(record: int, state: int, thread: int, n_threads: int) -> None:
+    """Logits l → cap * tanh(l / cap). Operands: the entry of the matrix that made them, cap."""
+    entry, cap = get_i64(record + 16), get_f64(record + 24)
+    top, inverse = splat_f32(np.float32(cap)), splat_f32(np.float32(1 / cap))
+    y, ld, size = get_i64(entry + Y), get_i64(entry + LDY), get_i64(entry + ROW_COUNT)
+    n_runs = (size + _RUN - 1) // _RUN
+    n_items = get_i64(state + N_ROWS) * n_runs
+    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+        row, start = y + 4 * (item // n_runs) * ld, item % n_runs * _RUN
+        for i in range(start, min(start + _RUN, size), 16):
+            left = size - i
+            store_part(row + 4 * i, mul(hyperbolic_tangent(mul(load_part(row + 4 * i, left), inverse)), top), left)
 
 
 class OutputEmitter(Emitter):
@@ -18,7 +48,13 @@ class OutputEmitter(Emitter):
 
     block: Output
 
+    def kernels(self) -> Sequence[Any]:
+        """See `Emitter.kernels`."""
+        return () if self.block.softcap is None else (cap_logits,)
+
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        tape.norm(self.block.norm, is_output=True)
-        tape.logits = tape.multiply("output", tape.space.normed, ((self.block.weight, 0),), is_output=True)[0]
+        rows = tape.norm(self.block.norm, is_output=True)
+        tape.logits = tape.multiply("output", rows, ((self.block.weight, 0),), is_output=True)[0]
+        if self.block.softcap is not None:
+            tape.add(Work("capping logits"), cap_logits, tape.logits.ctypes.data, bits(self.block.softcap))

@@ -83,3 +83,16 @@ def gelu(x):
     """x/2 * (1 + tanh(u)) = x * sigmoid(2u), where u = sqrt(2/pi) * (x + 0.044715 x^3)."""
     cubic = fma(mul(mul(x, x), splat_f32(f32(0.044715))), x, x)
     return mul(x, sigmoid(mul(cubic, splat_f32(f32(1.5957691216057308)))))
+
+
+@helper
+def relu(x):
+    """The larger of x and 0."""
+    return maximum(x, zero_f32())
+
+
+@helper
+def relu_squared(x):
+    """The square of the larger of x and 0."""
+    y = maximum(x, zero_f32())
+    return mul(y, y)

@@ -37,7 +37,6 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     OWN_PARTS,
     PARTS,
     VALUES,
-    WINDOW,
     D,
     G,
     H,
@@ -118,7 +117,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             for row in range(row1 - row0):
                 begin(layer, kept + row * bytes_of_part, group * share + (row0 + row) % share, bytes_of_part)
         is_unpacked = has_codes and row1 - row0 > n_direct and parents == 0  # a tree's cells may be more than a chunk
-        low, high = seen_by(positions, parents, share, get_i64(layer + WINDOW), row0, row1)
+        low, high = seen_by(layer, positions, parents, share, row0, row1)
         for chunk in range(chunk0, chunk1):
             row, tile, n_tiles = row0, 0, 0
             if chunk + 1 < chunk1:
@@ -153,13 +152,13 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
     @helper
     def count_parts(layer, state):
         """How many parts of rows there are if threads take chunks, and how many chunks of blocks."""
-        n_groups, window = get_i64(layer + G), get_i64(layer + WINDOW)
+        n_groups = get_i64(layer + G)
         share = get_i64(layer + H) // n_groups
         n_parts = n_chunks = 0
         for segment in range(get_i64(state + N_SEGMENTS)):
             place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
             n_rows, positions = get_i64(place + 8) * share, get_i64(state + TOKEN_POSITIONS) + 8 * get_i64(place)
-            low, high = seen_by(positions, get_i64(place + 24), share, window, 0, n_rows)
+            low, high = seen_by(layer, positions, get_i64(place + 24), share, 0, n_rows)
             n_seen = high // CHUNK + 1 - low // CHUNK
             n_parts += n_groups * n_rows * n_seen
             n_chunks += n_groups * ((n_rows + BLOCK_ROWS - 1) // BLOCK_ROWS) * n_seen
@@ -168,7 +167,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
     def attend(record, state, thread, n_threads):
         layer = get_i64(record + 16)
         scratch = scratch_of(state, thread)
-        n_groups, window = get_i64(layer + G), get_i64(layer + WINDOW)
+        n_groups = get_i64(layer + G)
         share = get_i64(layer + H) // n_groups
         bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
         n_rows_all = get_i64(state + N_TOKENS) * get_i64(layer + H)
@@ -190,7 +189,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
             for block in range(n_blocks * n_groups):
                 group, row0 = block // n_blocks, block % n_blocks * step
                 row1 = min(row0 + step, n_rows)
-                low, high = seen_by(positions, get_i64(place + 24), share, window, row0, row1)
+                low, high = seen_by(layer, positions, get_i64(place + 24), share, row0, row1)
                 chunk0 = low // CHUNK
                 n_chunks = high // CHUNK + 1 - chunk0
                 n_items = 1

@@ -9,6 +9,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_layer import (
     BEND,
+    CHUNKS,
     DV,
     HEAD,
     LDQ,
@@ -42,21 +43,22 @@ def share_of_lines(lines, tile, n_tiles):
 
 
 @helper
-def first_seen(position, window):
+def first_seen(layer, position):
     """The first position that a token at `position` sees."""
-    if window < 0:
-        return position - position % -window
-    return max(position - window + 1, 0)
+    first, chunk = max(position - get_i64(layer + WINDOW) + 1, 0), get_i64(layer + CHUNKS)
+    if chunk != 0:
+        return max(first, position - position % chunk)
+    return first
 
 
 @helper
-def seen_by(positions, parents, share, window, row0, row1):
+def seen_by(layer, positions, parents, share, row0, row1):
     """The first position that any of the rows may see, and the last."""
     first, last = row0 // share, (row1 - 1) // share
     if parents == 0:
-        return first_seen(get_i64(positions + 8 * first), window), get_i64(positions + 8 * last)
+        return first_seen(layer, get_i64(positions + 8 * first)), get_i64(positions + 8 * last)
     highest = get_i64(positions)  # of a tree's tokens none is before the first, and any may be the last
-    lowest = first_seen(highest, window)
+    lowest = first_seen(layer, highest)
     for token in range(first, last + 1):
         highest = max(highest, get_i64(positions + 8 * token))
     return lowest, highest
@@ -140,10 +142,10 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
         `n_tiles` tiles divide fetching what lies `distance` positions ahead; this one is `tile`. A chunk is one of positions.
         Where rows are nodes of a tree and the chunk goes beyond the tree's first cell, all cells of the tree are scored.
         """
-        d, window = get_i64(layer + D), get_i64(layer + WINDOW)
+        d = get_i64(layer + D)
         padded = (get_i64(layer + DV) + 15) // 16 * 16
         start, bytes_of_part = CHUNK * chunk, HEAD + 4 * padded
-        lowest, highest = seen_by(positions, parents, share, window, row, row + n_rows)
+        lowest, highest = seen_by(layer, positions, parents, share, row, row + n_rows)
         first, end = max(lowest - start, 0), min(highest + 1 - start, CHUNK)
         if first >= end:
             for r in range(n_rows):
@@ -173,7 +175,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
         for r in range(n_rows):
             token = (row + r) // share
             position = get_i64(positions + 8 * token)
-            low, high = max(first_seen(position, window) - start, 0), min(position - start + 1, CHUNK)
+            low, high = max(first_seen(layer, position) - start, 0), min(position - start + 1, CHUNK)
             by_cell = scores + r * SCORE_BYTES
             by_position = by_cell
             if is_tree:

@@ -10,13 +10,13 @@ N_PARTS = 16384  # chunks' parts of rows that there is memory for
 LINE = 64
 HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row sees nothing of a chunk)
 
-# Offsets into the record of an attention layer, which `blocks/attention.py` writes. WAYS are what is done to heads (see
-# `head.py`, of values 0 if nothing), SINKS (H,) float32 or 0; BEND is the kernel that changes scores (see `bend.py`) or 0. A
-# position sees WINDOW positions, its own the last; of chunks of -WINDOW positions, those of its own where WINDOW is negative.
+# Offsets into the record of an attention layer, which `blocks/attention.py` writes. WAYS: what is done to heads, see `head.py`.
+# A position sees WINDOW positions, its own the last, and if CHUNKS is not 0, of every so many positions only those of its own.
+# SINKS (H,) float32. BEND is the kernel that changes scores, see `bend.py`. Where there are no such things, these are 0.
 (Q, K, V, LDQ, LDK, LDV, D, DV, H, G, PREPARE_HEAD, WAYS_Q, WAYS_K, WAYS_V, KEYS, VALUES, T) = (
     8 * field for field in range(17)
 )
-(SCALE, WINDOW, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES) = (8 * field for field in range(17, 26))
+(SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES) = (8 * field for field in range(17, 27))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
 # Behind these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64

@@ -44,10 +44,8 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
         n, n_heads, n_groups = get_i64(state + N_TOKENS), get_i64(layer + H), get_i64(layer + G)
         d, dv, length = get_i64(layer + D), get_i64(layer + DV), get_i64(layer + T)
         scratch, bytes_of_value = scratch_of(state, thread), bytes_v * ((dv + LANES - 1) // LANES)
-        prepare_head, ways = (
-            get_i64(layer + PREPARE_HEAD),
-            (get_i64(layer + WAYS_Q), get_i64(layer + WAYS_K), get_i64(layer + WAYS_V)),
-        )
+        prepare_head = get_i64(layer + PREPARE_HEAD)
+        ways_q, ways_k, ways_v = get_i64(layer + WAYS_Q), get_i64(layer + WAYS_K), get_i64(layer + WAYS_V)
         n_items = n * (n_heads + n_groups)
         for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
             t = item // (n_heads + n_groups)
@@ -55,17 +53,19 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
             position = get_i64(get_i64(state + POSITIONS) + 8 * t)
             if head < n_heads:
                 q = get_i64(layer + Q) + 4 * (t * get_i64(layer + LDQ) + head * d)
-                invoke(prepare_head, (q, ways[0], head, position, d))
+                if ways_q != 0:
+                    invoke(prepare_head, (q, ways_q, head, position, d))
             else:
                 head -= n_heads
                 run = get_i64(get_i64(state + SLOTS) + 8 * t) * n_groups + head
                 cell = get_i64(get_i64(state + CELLS) + 8 * t)
                 k = get_i64(layer + K) + 4 * (t * get_i64(layer + LDK) + head * d)
-                invoke(prepare_head, (k, ways[1], head, position, d))
+                if ways_k != 0:
+                    invoke(prepare_head, (k, ways_k, head, position, d))
                 put_k(k, get_i64(layer + KEYS) + bytes_k * d * ((run * length + cell) // LANES), cell % LANES, d, scratch)
                 v = get_i64(layer + V) + 4 * (t * get_i64(layer + LDV) + head * dv)
-                if ways[2] != 0:
-                    invoke(prepare_head, (v, ways[2], head, position, dv))
+                if ways_v != 0:
+                    invoke(prepare_head, (v, ways_v, head, position, dv))
                 put_v(v, get_i64(layer + VALUES) + bytes_of_value * (run * length + cell), dv, scratch)
 
     prepare.__name__ = prepare.__qualname__ = f"prepare_{type_k}_{type_v}"

@@ -1,14 +1,15 @@
-"""What happens to a head of queries, keys or values before it is used, in place: the same for every type of the cache."""
+"""What happens to a head of queries, keys or values before it is used, or to all of a row, in place."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
+from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import normalise
 from augury.backends.numba_cpu.kernels.rope import rotate
 from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, maximum, minimum, mul, splat_f32
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS
 
 # Offsets into the record of what is done, in this order: clamp to +-LIMIT; norm and turn, or turn and norm; multiply by the
 # position's factor. TURNS (n_ctx, 2, pairs) and FACTORS (n_ctx,) are float32; an address of 0, or a limit of 0, says no.
@@ -36,3 +37,15 @@ def prepare_head(x, ways, head, position, size):
         factor = splat_f32(get_f32(factors + 4 * position))
         for i in range(0, size, 16):
             store_part(x + 4 * i, mul(load_part(x + 4 * i, size - i), factor), size - i)
+
+
+@kernel
+def prepare_rows(record, state, thread, n_threads):
+    """Do to parts of rows what `prepare_head` does to heads. Operands: it, x, bytes of a row, parts, floats of one, `ways`."""
+    n_parts, size = get_i64(record + 40), get_i64(record + 48)
+    n_items = get_i64(state + N_TOKENS) * n_parts
+    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+        t, part = item // n_parts, item % n_parts
+        x = get_i64(record + 24) + t * get_i64(record + 32) + 4 * part * size
+        position = get_i64(get_i64(state + POSITIONS) + 8 * t)
+        invoke(get_i64(record + 16), (x, get_i64(record + 56), part, position, size))

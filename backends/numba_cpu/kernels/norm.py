@@ -10,8 +10,8 @@ from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, part_of, store_part
 from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, mul, splat_f32, sub, sum_lanes, zero_f32
 
-# Addresses of weight and, or 0, bias; epsilon; whether the mean is subtracted; floats from one group's weight to the next's.
-WEIGHT, BIAS, EPS, IS_CENTRED, GROUP = (8 * field for field in range(5))
+# Addresses of weight and, or 0, bias; epsilon; whether the mean is subtracted; floats from one head's weight to the next's.
+WEIGHT, BIAS, EPS, IS_CENTRED, STEP = (8 * field for field in range(5))
 _RUN = 256  # floats that are summed in float32
 
 
@@ -45,14 +45,13 @@ def inverse_deviation(x, size, mean, eps):
 
 
 @helper
-def normalise(x, norm, out, size, group, added):
+def normalise(x, norm, out, size, head, added):
     """Out = (x - mean) / deviation * weight + bias, and, unless it is 0, what lies at `added`; `out` may be either of them."""
     mean = np.float32(0)
     if get_i64(norm + IS_CENTRED) != 0:
         mean = mean_of(x, size)
     middle, scale = splat_f32(mean), splat_f32(inverse_deviation(x, size, mean, get_f64(norm + EPS)))
-    shift = 4 * group * get_i64(norm + GROUP)
-    weight, bias = get_i64(norm + WEIGHT) + shift, get_i64(norm + BIAS)
+    weight, bias = get_i64(norm + WEIGHT) + 4 * head * get_i64(norm + STEP), get_i64(norm + BIAS)
     for index in range(0, size, 16):
         left = size - index
         value = mul(sub(load_part(x + 4 * index, left), middle), scale)
@@ -61,5 +60,5 @@ def normalise(x, norm, out, size, group, added):
         else:
             value = mul(value, load_part(weight + 4 * index, left))
         if bias != 0:
-            value = add(value, load_part(bias + shift + 4 * index, left))
+            value = add(value, load_part(bias + 4 * index, left))
         store_part(out + 4 * index, value, left)

@@ -14,7 +14,7 @@ import numpy as np
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import normalise
-from augury.backends.numba_cpu.kernels.simd import add, atomic_add, get_i64, mul, splat_f32
+from augury.backends.numba_cpu.kernels.simd import add, atomic_add, fma, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.team import CLAIMED, N_ROWS, N_TOKENS, ROWS, SCRATCH, SCRATCH_BYTES
 
 PANEL_ROWS = 32
@@ -82,6 +82,19 @@ def copy_rows(record, state, thread, n_threads):
         for index in range(0, size, 16):
             left, place = size - index, 4 * (t * size + index)
             store_part(y + place, load_part(x + place, left), left)
+
+
+@kernel
+def add_rows(record, state, thread, n_threads):
+    """X[t] += factor * y[t]. Operands: x, stride, y, stride, E, is_private, factor."""
+    size, factor = get_i64(record + 48), splat_f32(np.float32(get_f64(record + 64)))
+    x = get_i64(record + 16) + thread * get_i64(record + 24)
+    y = get_i64(record + 32) + thread * get_i64(record + 40)
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 56))
+    for t in range(first, end):
+        for index in range(0, size, 16):
+            left, place = size - index, 4 * (t * size + index)
+            store_part(x + place, fma(load_part(y + place, left), factor, load_part(x + place, left)), left)
 
 
 @kernel

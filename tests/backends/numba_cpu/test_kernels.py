@@ -62,31 +62,31 @@ def test_tangents_are_good_to_the_last_places(values):
 
 
 @jit.kernel
-def normalise_row(x, record, out, size, group, added):
-    norm.normalise(x, record, out, size, group, added)
+def normalise_row(x, record, out, size, head, added):
+    norm.normalise(x, record, out, size, head, added)
 
 
-@pytest.mark.parametrize("form", ["weight", "mean", "mean, bias", "bias, added", "of a group"])
+@pytest.mark.parametrize("form", ["weight", "mean", "mean, bias", "bias, added", "bias, of a head"])
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 576, 8960])
 def test_a_norm_is_good_to_the_last_places_and_writes_nothing_else(size, form):
     rng = np.random.default_rng(size)
     x, weight = rng.normal(30, 100, size).astype(np.float32), rng.normal(1, 0.3, 3 * size).astype(np.float32)
     bias, added = rng.normal(0, 1, (2, size)).astype(np.float32)
     out = np.full(size + SLACK, 7, np.float32)
-    group = 2 if "group" in form else 0
+    head = 2 if "head" in form else 0
     record = np.zeros(8, np.int64)
-    record[[norm.WEIGHT // 8, norm.GROUP // 8]] = weight.ctypes.data, size
+    record[[norm.WEIGHT // 8, norm.STEP // 8]] = weight.ctypes.data, size
     record[norm.EPS // 8 :].view(np.float64)[0] = 1e-5
     record[norm.BIAS // 8] = bias.ctypes.data if "bias" in form else 0
     record[norm.IS_CENTRED // 8] = "mean" in form
 
     normalise_row(
-        *(x.ctypes.data, record.ctypes.data, out.ctypes.data, size, group), added.ctypes.data if "added" in form else 0
+        *(x.ctypes.data, record.ctypes.data, out.ctypes.data, size, head), added.ctypes.data if "added" in form else 0
     )
 
     wide = x.astype(np.float64)
     wide -= np.mean(wide) * ("mean" in form)
-    right = wide / np.sqrt(np.mean(wide**2) + 1e-5) * weight[group * size :][:size]
+    right = wide / np.sqrt(np.mean(wide**2) + 1e-5) * weight[head * size :][:size]
     right += bias.astype(np.float64) * ("bias" in form) + added.astype(np.float64) * ("added" in form)
     assert np.allclose(out[:size], right, rtol=1e-6, atol=2e-6 if "mean" in form or "bias" in form else 0)
     assert (out[size:] == 7).all()

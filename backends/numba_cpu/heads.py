@@ -1,0 +1,61 @@
+"""What is done to heads of queries, keys and values, as `kernels/head.py` reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cpu.memory import bits
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.weights import Weights
+    from augury.blocks import Norm, Rope, Temperature
+
+_OVERREAD = 16  # floats that a kernel may read (never use) beyond a table
+TABLES = "rope tables"
+
+
+@frozen
+class Ways:
+    """What is done to heads, in this order, or with the rope before the norm."""
+
+    clamp: float | None = None
+    norm: Norm | None = None
+    rope: Rope | None = None
+    temperature: Temperature | None = None
+    is_rope_first: bool = False
+
+    def place(self, weights: Weights, arena: Arena, n_ctx: int) -> int:
+        """The address of the record; 0 if nothing is done."""
+        if all(each is None for each in (self.clamp, self.norm, self.rope, self.temperature)):
+            return 0
+        turns, n_pairs, is_interleaved = 0, 0, False
+        if (rope := self.rope) is not None:
+            turns = arena.shared(turns_key(rope), lambda: _turns(rope, n_ctx), TABLES)
+            n_pairs, is_interleaved = len(rope.frequencies), rope.is_interleaved
+        factors = 0
+        if (temperature := self.temperature) is not None:
+            factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
+        fields = [bits(self.clamp or 0.0), weights.norm(self.norm), turns, n_pairs, is_interleaved, self.is_rope_first, factors]
+        return arena.shared(("ways", *fields), lambda: np.array(fields, np.int64), "scratch")
+
+
+def turns_key(rope: Rope) -> tuple[object, ...]:
+    """What a rope's table depends on, beside the number of positions."""
+    return ("turns", rope.frequencies.tobytes(), rope.magnitude)
+
+
+def _turns(rope: Rope, n_ctx: int) -> np.ndarray:
+    """The cosines and sines of every position, (n_ctx, 2, pairs) float32."""
+    angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
+    turns = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
+    return np.append(turns, np.zeros(_OVERREAD)).astype(np.float32)
+
+
+def _factors(temperature: Temperature, n_ctx: int) -> np.ndarray:
+    """What queries of every position are multiplied by, (n_ctx,) float32."""
+    periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
+    return (1 + temperature.scale * np.log1p(periods)).astype(np.float32)

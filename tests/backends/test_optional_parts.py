@@ -1,0 +1,215 @@
+"""Every optional part of a plan, on every backend: the reference's results, the same bits however tokens are batched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import altered, nmse, tiny_file
+from oracles.passes import joined, run_of, tree_of
+
+from augury import Registry
+from augury.blocks import (
+    Activation,
+    Attention,
+    Embedding,
+    FeedForward,
+    Layer,
+    Linear,
+    ModelPlan,
+    Norm,
+    NormKind,
+    Output,
+    Projection,
+    Rope,
+    Rows,
+    Temperature,
+    Vector,
+)
+from augury.interfaces import Progress
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+E, H, G, D, DV, F, V = 40, 6, 2, 12, 20, 50, 77
+N_CTX = 320
+LAYER_NORM = Norm("norm e", E, 1e-5, "bias e", NormKind.LAYER)
+ATTENTION = Attention(
+    Norm("norm e", E, 1e-5),
+    *(Linear(name, E, n) for name, n in (("q", H * D), ("k", G * D), ("v", G * DV))),
+    Linear("o", H * DV, E),
+    *(H, G, D, DV, 1 / math.sqrt(D)),
+    Rope(10000.0 ** (-np.arange(4) / 4)),
+)
+FEED_FORWARD = FeedForward(
+    Norm("norm e", E, 1e-5), Linear("gate", E, F), Linear("up", E, F), Linear("down", F, E), Activation.SILU
+)
+LAYER = Layer(ATTENTION, FEED_FORWARD)
+PLAN = ModelPlan(
+    "llama", Embedding("embedding", V, E), (LAYER, LAYER), Output(Norm("norm e", E, 1e-5), Linear("output", E, V)), N_CTX
+)
+NORMS = {"q_norm": Norm("norm d", D, 1e-5), "k_norm": Norm("norm d", D, 1e-5)}
+FUSED = 3 * H * D
+
+
+def attention(**changes):
+    return with_layers(mixer=attrs.evolve(ATTENTION, **changes))
+
+
+def feed_forward(**changes):
+    return with_layers(feed_forward=attrs.evolve(FEED_FORWARD, **changes))
+
+
+def with_layers(**changes):
+    """A plan whose second layer is not as usual."""
+    return attrs.evolve(PLAN, layers=(LAYER, attrs.evolve(LAYER, **changes)))
+
+
+VARIANTS = {
+    "no norm before": with_layers(mixer=attrs.evolve(ATTENTION, norm=None), feed_forward=attrs.evolve(FEED_FORWARD, norm=None)),
+    "layer norms": with_layers(
+        mixer=attrs.evolve(ATTENTION, norm=LAYER_NORM, post_norm=LAYER_NORM),
+        feed_forward=attrs.evolve(FEED_FORWARD, norm=attrs.evolve(LAYER_NORM, weight=None, bias=None), post_norm=LAYER_NORM),
+    ),
+    "norms with a bias": feed_forward(norm=attrs.evolve(LAYER_NORM, kind=NormKind.RMS)),
+    "no rope": attention(rope=None),
+    "rope, then norms": attention(is_rope_first=True, **NORMS),
+    "norms by head": attention(
+        q_norm=Norm("norm hd", D, 1e-5, kind=NormKind.LAYER, weight_shape=(H, D)),
+        k_norm=Norm("norm g", D, 1e-5, weight_shape=(G, 1)),
+        v_norm=Norm(None, DV, 1e-5),
+    ),
+    "joint norms": attention(
+        q_norm=Norm("norm q", H * D, 1e-5), k_norm=Norm("norm k", G * D, 1e-5), has_joint_norms=True, clamp=0.5
+    ),
+    "rope, then joint norms": attention(
+        *(),
+        q_norm=Norm("norm q", H * D, 1e-5),
+        k_norm=Norm("norm k", G * D, 1e-5),
+        has_joint_norms=True,
+        is_rope_first=True,
+        temperature=Temperature(0.3, 4.0),
+    ),
+    "clamp": attention(clamp=0.7, **NORMS),
+    "temperature": attention(temperature=Temperature(0.5, 3.0, 1.0)),
+    "capped scores": attention(softcap=2.0),
+    "slopes": attention(slopes=tuple(0.5**h for h in range(H))),
+    "slopes of capped scores": attention(slopes=tuple(0.02 * h for h in range(H)), softcap=1.5, rope=None),
+    "sinks": attention(sinks=Vector("sinks", H)),
+    "sinks and window": attention(sinks=Vector("sinks", H), window=5),
+    "chunk": attention(chunk=7),
+    "chunk and window": attention(chunk=9, window=4),
+    "gate": attention(gate=Linear("gates", E, H * DV)),
+    "gate by head": attention(gate=Linear("gates of heads", E, H)),
+    "norm before o": attention(out_norm=Norm("norm mixed", H * DV, 1e-5)),
+    "fused matrices": attention(
+        q=Linear("fused", E, H * D, "bias fused", rows=Rows(0, H * D, FUSED, FUSED)),
+        k=Linear("fused", E, G * D, "bias fused", scale=0.5, rows=Rows(H * D, G * D, FUSED, FUSED)),
+        v=Linear("fused", E, G * DV, "bias v", rows=Rows(2 * H * D, G * DV, FUSED, FUSED), has_own_bias=True),
+    ),
+    "interleaved matrices": attention(q=Linear("fused", E, H * D, "bias fused", rows=Rows(D, D, 3 * D, FUSED))),
+    "plain feed-forward": feed_forward(gate=None, activation=Activation.GELU),
+    "divided feed-forward": feed_forward(gate=None, activation=Activation.RELU_SQUARED, divisors=Vector("divisors", F)),
+    "relu": feed_forward(activation=Activation.RELU, divisors=Vector("divisors", F)),
+    "norm before down": feed_forward(hidden_norm=Norm("norm f", F, 1e-5)),
+    "projection": with_layers(mixer=Projection(LAYER_NORM, Linear("square", E, E))),
+    "no mixer": with_layers(mixer=None),
+    "nothing but a norm": with_layers(mixer=None, feed_forward=None, norm=Norm("norm e", E, 1e-5)),
+    "skip": with_layers(skip=0.7),
+    "norm of a layer": with_layers(norm=LAYER_NORM),
+    "parallel with a skip": with_layers(is_parallel=True, skip=0.7, norm=Norm(None, E, 1e-5)),
+    "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),
+    "norm of the embedding": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, norm=LAYER_NORM)),
+    "capped logits": attrs.evolve(PLAN, output=attrs.evolve(PLAN.output, softcap=0.8)),
+}
+
+
+@cache
+def model_file():
+    """Weights for all of it."""
+    shapes = {
+        **{part.weight: (part.n_out, part.n_in) for part in (ATTENTION.q, ATTENTION.k, ATTENTION.v, ATTENTION.o)},
+        **{part.weight: (part.n_out, part.n_in) for part in (FEED_FORWARD.gate, FEED_FORWARD.up, FEED_FORWARD.down)},
+        "embedding": (V, E),
+        "output": (V, E),
+        "positions": (N_CTX, E),
+        "square": (E, E),
+        "fused": (FUSED, E),
+        "gates": (H * DV, E),
+        "gates of heads": (H, E),
+        "norm hd": (H, D),
+        "norm g": (G, 1),
+        "norm e": (E,),
+        "norm d": (D,),
+        "norm f": (F,),
+        "norm q": (H * D,),
+        "norm k": (G * D,),
+        "norm mixed": (H * DV,),
+        "bias e": (E,),
+        "bias fused": (FUSED,),
+        "bias v": (G * DV,),
+        "sinks": (H,),
+        "divisors": (F,),
+    }
+    rng, arrays = np.random.default_rng(1), {}
+    for name, shape in shapes.items():
+        random = rng.standard_normal(shape).astype(np.float32)
+        is_factor = name.startswith(("norm", "divisors"))
+        arrays[name] = (
+            1 + random / 5 if is_factor else random / (math.sqrt(E) if len(shape) == 2 and name != "embedding" else 1)
+        )
+    return altered(tiny_file("llama-dense"), arrays=arrays)
+
+
+def load(backend, plan, **options):
+    kind = REGISTRY.backends[backend]
+    given = {"n_ctx": N_CTX, "n_slots": 3, "threads": 2, "cache_type_k": "f32", "cache_type_v": "f32", **options}
+    return kind(kind.options_class()).load(model_file(), plan, ModelOptions(**given), Progress())
+
+
+def rows(model, batch):
+    return model.forward(batch).rows().copy()
+
+
+def some_tokens(n):
+    return np.random.default_rng(7).integers(0, V, n).astype(np.int32)
+
+
+@cache
+def of_reference(name):
+    model = load("reference", VARIANTS[name] if name else PLAN)
+    return rows(model, run_of(some_tokens(24)))
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_part_is_computed_as_the_reference_does(backend, name):
+    right = of_reference(name)
+
+    logits = rows(load(backend, VARIANTS[name]), run_of(some_tokens(24)))
+
+    assert nmse(logits, right) < 1e-11
+    assert nmse(of_reference(""), right) > 1e-6, "the part changes nothing"
+
+
+@pytest.mark.sample(30)
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+def test_a_part_does_not_depend_on_the_pass(backend, name):
+    model, n = load(backend, VARIANTS[name]), 300 if backend == "numba-cpu" else 20
+    tokens, parents = some_tokens(n + 12), [-1, *[i // 2 for i in range(11)]]
+    whole = rows(model, run_of(tokens[:n]))
+
+    for sizes in ([1] * 9 + [n - 9], [2, 3, n // 2, n - 5 - n // 2]):
+        edges = [0, *itertools.accumulate(sizes)]
+        parts = [rows(model, run_of(tokens[a:b], slot=1, start=a)) for a, b in itertools.pairwise(edges)]
+        assert np.array_equal(np.concatenate(parts), whole)
+    alone = rows(load(backend, VARIANTS[name], threads=1), joined(run_of(tokens[:9], slot=2), run_of(tokens[:n], slot=0)))
+    assert np.array_equal(alone, np.concatenate([whole[:9], whole]))
+    tree = rows(model, tree_of(tokens[n:], parents, slot=0, start=n))
+    for path in ([0, 2, 5, 11], [0, 1, 4, 9]):
+        assert np.array_equal(rows(model, run_of(tokens[n:][path], slot=1, start=n)), tree[path])
