@@ -19,9 +19,9 @@ import numpy as np
 from attrs import frozen
 
 from augury.drafters.ngram.map import Continuation, NgramMap
+from augury.drafters.ngram.sizes import size_option
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
-from augury.options import option
 
 __all__ = ["NgramMapK", "NgramMapKOptions"]
 
@@ -30,16 +30,8 @@ __all__ = ["NgramMapK", "NgramMapKOptions"]
 class NgramMapKOptions:
     """Options of `ngram-map-k`."""
 
-    n: int = option(
-        12,
-        help="length of the key that is looked up",
-        ge=1,
-        le=1024,
-        aliases=("spec-ngram-map-k-size-n", "spec-ngram-size-n"),
-    )
-    m: int = option(
-        48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k-size-m", "spec-ngram-size-m")
-    )
+    n: int = size_option(12, "ngram-map-k", "n", "length of the key that is looked up")
+    m: int = size_option(48, "ngram-map-k", "m", "length of a draft at most")
 
 
 class NgramMapK(NgramMap):

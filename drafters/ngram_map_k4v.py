@@ -20,6 +20,7 @@ import numpy as np
 from attrs import Factory, define, frozen
 
 from augury.drafters.ngram.map import Continuation, NgramMap
+from augury.drafters.ngram.sizes import size_option
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.options import option
@@ -35,16 +36,8 @@ _LEAD = 2  # times the others together
 class NgramMapK4vOptions:
     """Options of `ngram-map-k4v`."""
 
-    n: int = option(
-        12,
-        help="length of the key that is looked up",
-        ge=1,
-        le=1024,
-        aliases=("spec-ngram-map-k4v-size-n", "spec-ngram-size-n"),
-    )
-    m: int = option(
-        48, help="length of a draft at most", ge=1, le=1024, aliases=("spec-ngram-map-k4v-size-m", "spec-ngram-size-m")
-    )
+    n: int = size_option(12, "ngram-map-k4v", "n", "length of the key that is looked up")
+    m: int = size_option(48, "ngram-map-k4v", "m", "length of a draft at most")
     min_hits: int = option(
         1,
         help="how often a key must have been found for a draft",

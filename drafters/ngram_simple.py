@@ -17,10 +17,10 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from augury.drafters.ngram.sizes import size_option
 from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, Session
 from augury.log import get_logger
-from augury.options import option
 from augury.types import Draft
 
 __all__ = ["NgramSimple", "NgramSimpleOptions"]
@@ -30,20 +30,8 @@ __all__ = ["NgramSimple", "NgramSimpleOptions"]
 class NgramSimpleOptions:
     """Options of `ngram-simple`."""
 
-    n: int = option(
-        12,
-        help="length of the n-gram that is looked up",
-        ge=1,
-        le=1024,
-        aliases=("spec-ngram-simple-size-n", "spec-ngram-size-n"),
-    )
-    m: int = option(
-        48,
-        help="length of a draft at most; below n nothing is drafted",
-        ge=1,
-        le=1024,
-        aliases=("spec-ngram-simple-size-m", "spec-ngram-size-m"),
-    )
+    n: int = size_option(12, "ngram-simple", "n", "length of the n-gram that is looked up")
+    m: int = size_option(48, "ngram-simple", "m", "length of a draft at most; below n nothing is drafted")
 
 
 class NgramSimple(Drafter):

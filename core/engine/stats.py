@@ -37,16 +37,6 @@ class _Counts:
     accept_s: float = 0.0
     failed: str | None = None
 
-    def verified(self, verdict: Verdict, depth: int) -> None:
-        """A draft, `depth` tokens deep, was verified."""
-        self.used += 1
-        self.drafted += verdict.n_offered
-        self.accepted += verdict.n_accepted
-        for counts, n in ((self.offered_by_position, depth), (self.accepted_by_position, verdict.n_accepted)):
-            counts.extend([0] * (depth - len(counts)))
-            for position in range(n):
-                counts[position] += 1
-
     def stats(self) -> DrafterStats:
         """What was counted."""
         counted = attrs.asdict(self, recurse=False)
@@ -110,7 +100,14 @@ class RequestCounter:
 
     def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
         """A drafter's proposal, `depth` tokens deep, was verified."""
-        self._counts[drafter].verified(verdict, depth)
+        counts = self._counts[drafter]
+        counts.used += 1
+        counts.drafted += verdict.n_offered
+        counts.accepted += verdict.n_accepted
+        for places, n in ((counts.offered_by_position, depth), (counts.accepted_by_position, verdict.n_accepted)):
+            places.extend([0] * (depth - len(places)))
+            for position in range(n):
+                places[position] += 1
 
     def told(self, drafter: str, seconds: float) -> None:
         """A drafter was told what became of the round, and took so long."""

@@ -9,14 +9,13 @@ import numpy as np
 from attrs import evolve, frozen
 
 from augury.constraint import Constraint, ConstraintSession
-from augury.hookspecs import hookimpl
 from augury.loader import Shared
 from augury.options import build
 from augury.registry import Registry
 from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
-from augury.testing.toys import ToyDrafter, registry_with_toys
+from augury.testing.toys import ToyDrafter, find_plugin
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
@@ -216,21 +215,6 @@ def constraint_subject(
     constraint: type[Constraint] | str, options: Mapping[str, Any] | None = None, *, registry: Registry | None = None
 ) -> ConstraintSubject:
     """What the checks are run on; arguments and errors are those of `check_constraint`."""
-    registry = registry or registry_with_toys()
-    found: type[Constraint] = registry.find("constraint", constraint)
-    if registry.constraints.get(found.name) is not found:
-        registry.register(_Offering(found), name=found.name)
+    found, registry = find_plugin("constraint", constraint, registry)
     build(found.options_class, options or {}, found.name)
     return ConstraintSubject(found, dict(options or {}), registry)
-
-
-class _Offering:
-    """A plugin that offers one constraint."""
-
-    def __init__(self, constraint: type[Constraint]) -> None:
-        self._constraint = constraint
-
-    @hookimpl
-    def augury_constraints(self) -> list[type[Constraint]]:
-        """Offer it."""
-        return [self._constraint]

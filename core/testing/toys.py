@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ __all__ = [
     "ToyConstraint",
     "ToyDrafter",
     "ToyRecurrentBackend",
+    "find_plugin",
     "registry_with_toys",
 ]
 
@@ -193,6 +195,15 @@ class _Toys:
     def augury_sources(self) -> list[type[Source]]:
         """Offer `tiny`."""
         return [TinySource]
+
+
+def find_plugin(kind: str, plugin: Any, registry: Registry | None) -> tuple[Any, Registry]:
+    """The class that is given or named, and a registry that has it, too; None for what is installed, and the toys."""
+    registry = registry or registry_with_toys()
+    found = registry.find(kind, plugin)
+    if found not in (record.plugin for record in registry.records):
+        registry.register(SimpleNamespace(**{f"augury_{kind}s": hookimpl(lambda: [found])}), name=found.name)
+    return found, registry
 
 
 def registry_with_toys() -> Registry:

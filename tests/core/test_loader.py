@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from oracles.models import tiny_model
+from oracles.models import gguf_file, tiny_model
 
 from augury import Engine, ModelFileError, OptionError, PluginError, UnsupportedError
 from augury.testing.toys import TINY_TARGET, registry_with_toys
@@ -119,14 +119,8 @@ def test_an_unknown_model_is_named_with_what_is_known():
 
 
 def test_an_unknown_architecture_is_a_model_file_error(tmp_path):
-    import gguf
-
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "lama")
-    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(tmp_path / "x.gguf", "lama") as writer:
+        writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
     with pytest.raises(ModelFileError, match=r"'lama' is not supported; expected one of .*gemma3, .*llama, .*qwen2"):
         Engine.load(tmp_path / "x.gguf")
 

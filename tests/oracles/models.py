@@ -18,6 +18,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -149,6 +151,17 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     return mean + deviation * x
 
 
+@contextmanager
+def gguf_file(path: Path, architecture: str = "llama") -> Iterator[gguf.GGUFWriter]:
+    """A writer of a model file, which is written when the block ends."""
+    writer = gguf.GGUFWriter(path, architecture)
+    yield writer
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def _raw(label: str, n: int) -> np.ndarray:
     """Random bits, (n,) uint64."""
     key = int.from_bytes(hashlib.sha256(label.encode()).digest()[:16], "little")
@@ -170,20 +183,16 @@ def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) 
     """Copy a float32 model with its matrices in another type."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, architecture)  # which writes the architecture itself
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture" and field.contents() != []:
-            item_type = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
-    for tensor in reader.tensors:
-        if len(tensor.shape) > 1:
-            own = kind if tensor.shape[0] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.Q8_0
-            is_random = own.name.lower() in RANDOM_TYPES
-            rows = _random_rows(f"{path.stem}/{tensor.name}", tensor.data, own) if is_random else quantize(tensor.data, own)
-            writer.add_tensor(tensor.name, rows, raw_dtype=own)
-        else:
-            writer.add_tensor(tensor.name, np.array(tensor.data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(path, architecture) as writer:  # which writes the architecture itself
+        for field in reader.fields.values():
+            if not field.name.startswith("GGUF.") and field.name != "general.architecture" and field.contents() != []:
+                item_type = field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
+        for tensor in reader.tensors:
+            if len(tensor.shape) > 1:
+                own = kind if tensor.shape[0] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.Q8_0
+                is_random = own.name.lower() in RANDOM_TYPES
+                rows = _random_rows(f"{path.stem}/{tensor.name}", tensor.data, own) if is_random else quantize(tensor.data, own)
+                writer.add_tensor(tensor.name, rows, raw_dtype=own)
+            else:
+                writer.add_tensor(tensor.name, np.array(tensor.data))

@@ -7,7 +7,6 @@ from typing import Any
 
 from attrs import frozen
 
-from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter
 from augury.registry import Registry
 from augury.testing.contract import require_hypothesis, run_checks
@@ -15,7 +14,7 @@ from augury.testing.drafter.checks import DRIVEN_CHECKS
 from augury.testing.drafter.driven import Subject
 from augury.testing.drafter.engine_checks import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
-from augury.testing.toys import registry_with_toys
+from augury.testing.toys import find_plugin
 
 __all__ = ["DRAFTER_CHECKS", "DrafterReport", "check_drafter", "drafter_subject"]
 
@@ -68,22 +67,7 @@ def drafter_subject(
 ) -> Subject:
     """What the checks are run on; arguments and errors are those of `check_drafter`."""
     require_hypothesis()
-    registry = registry or registry_with_toys()
-    found: type[Drafter] = registry.find("drafter", drafter)
-    if registry.drafters.get(found.name) is not found:
-        registry.register(_Offering(found), name=found.name)
+    found, registry = find_plugin("drafter", drafter, registry)
     subject = Subject(found, dict(options or {}), registry, tuple(backends))
     subject.options()
     return subject
-
-
-class _Offering:
-    """A plugin that offers one drafter."""
-
-    def __init__(self, drafter: type[Drafter]) -> None:
-        self._drafter = drafter
-
-    @hookimpl
-    def augury_drafters(self) -> list[type[Drafter]]:
-        """Offer it."""
-        return [self._drafter]

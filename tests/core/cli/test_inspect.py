@@ -3,9 +3,9 @@
 import argparse
 import json
 
-import gguf
 import numpy as np
 import pytest
+from oracles.models import gguf_file
 
 from augury.cli import inspect
 from augury.errors import ModelFileError
@@ -17,20 +17,16 @@ TEMPLATE = "{% for m in messages %}\n{{ m.content }}\x1b[31m{% endfor %}"
 @pytest.fixture
 def model(tmp_path):
     path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list([f"token{i}" for i in range(1000)] + [b"\xff"])
-    writer.add_token_types([1] * 1001)
-    writer.add_float32("x.odd", float("nan"))
-    writer.add_string("x.evil", "a\x1b]0;b\x07")
-    writer.add_array("x.few", [1, 2, 3])
-    writer.add_chat_template(TEMPLATE)
-    writer.add_tensor("a", np.zeros((4, 32), np.float32))
-    writer.add_tensor("b", np.zeros((2, 3, 32), np.float16))
-    writer.add_tensor("c", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(path) as writer:
+        writer.add_token_list([f"token{i}" for i in range(1000)] + [b"\xff"])
+        writer.add_token_types([1] * 1001)
+        writer.add_float32("x.odd", float("nan"))
+        writer.add_string("x.evil", "a\x1b]0;b\x07")
+        writer.add_array("x.few", [1, 2, 3])
+        writer.add_chat_template(TEMPLATE)
+        writer.add_tensor("a", np.zeros((4, 32), np.float32))
+        writer.add_tensor("b", np.zeros((2, 3, 32), np.float16))
+        writer.add_tensor("c", np.zeros(32, np.float32))
     return path
 
 

@@ -8,6 +8,8 @@ import pytest
 from augury.cli.token_writer import TokenWriter
 from augury.types import Token
 
+COLOURED = "ab\x1b[32mab\x1b[0m\x1b[36mab\x1b[0m\x1b[32mab\x1b[0m"
+
 
 @pytest.fixture
 def written(monkeypatch):
@@ -26,19 +28,14 @@ def written(monkeypatch):
     return write
 
 
-def test_drafters_have_colours(written):
-    assert written(None, "suffix", "model", "suffix") == (
-        "ab\x1b[32mab\x1b[0m\x1b[36mab\x1b[0m\x1b[32mab\x1b[0m",
-        "green: suffix, cyan: model",
-    )
-
-
-def test_without_colours_drafters_are_told_by_other_marks(written):
-    assert written(None, "suffix", "model", NO_COLOR="1") == (
-        "ab\x1b[4mab\x1b[0m\x1b[1mab\x1b[0m",
-        "underline: suffix, bold: model",
-    )
-
-
-def test_a_terminal_that_can_neither_is_shown_plain_text(written):
-    assert written("suffix", TERM="dumb") == ("ab", "")
+@pytest.mark.parametrize(
+    ("env", "drafters", "shown", "legend"),
+    [
+        ({}, (None, "suffix", "model", "suffix"), COLOURED, "green: suffix, cyan: model"),
+        ({"NO_COLOR": "1"}, (None, "suffix", "model"), "ab\x1b[4mab\x1b[0m\x1b[1mab\x1b[0m", "underline: suffix, bold: model"),
+        ({"TERM": "dumb"}, ("suffix",), "ab", ""),
+    ],
+    ids=["in colours", "by other marks", "not at all"],
+)
+def test_drafters_are_marked_as_the_terminal_can(written, env, drafters, shown, legend):
+    assert written(*drafters, **env) == (shown, legend)

@@ -1,6 +1,5 @@
 """The engine as its callers see it: threads, cancelling, errors."""
 
-import asyncio
 import re
 import threading
 import time
@@ -35,24 +34,11 @@ def test_a_lack_of_memory_is_a_capacity_error_at_load_and_in_a_request(engine, m
         Engine.load("model.gguf")
 
 
-def test_streaming_yields_the_tokens_of_the_result(engine):
-    pieces = list(engine.stream([1, 2], max_tokens=7, **GREEDY))
-    assert [piece.token for piece in pieces] == ToyModel(n_ctx=600).plain([1, 2], 7)
-    assert {piece.drafter for piece in pieces} == {None}
-
-
 def test_requests_without_an_id_are_told_apart_and_two_may_be_given_the_same(engine):
     made = [engine.generate([1], max_tokens=1).id for _ in range(2)]
     assert len(set(made)) == 2
     assert all(re.fullmatch(r"req-\d+", each) for each in made)
     assert [each.id for each in engine.generate([[1], [2]], id="same", max_tokens=1)] == ["same", "same"]
-
-
-def test_asyncio_streams_the_same(engine):
-    async def collect():
-        return [piece.token async for piece in engine.astream([1, 2], max_tokens=7, **GREEDY)]
-
-    assert asyncio.run(collect()) == ToyModel(n_ctx=600).plain([1, 2], 7)
 
 
 def test_an_iterator_that_is_given_up_cancels_and_frees_its_slot(engine):
@@ -74,34 +60,6 @@ def test_a_waiting_request_can_be_cancelled(engine):
     for running in busy:
         running.cancel()
         running.result()
-
-
-def test_threads_may_share_an_engine(engine):
-    found = {}
-
-    def ask(prompt):
-        found[prompt] = engine.generate([prompt], max_tokens=20, **GREEDY).tokens
-
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {prompt: tuple(ToyModel(n_ctx=600).plain([prompt], 20)) for prompt in range(8)}
-
-
-def test_an_interrupt_leaves_the_engine_usable(engine, monkeypatch):
-    running = engine.submit([1], **GREEDY)
-
-    def interrupted(channel, wakers):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Channel, "block", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        running.result()
-    monkeypatch.undo()
-    assert running.result().finish_reason == "cancelled"
-    assert len(engine.generate([1], max_tokens=3, **GREEDY).tokens) == 3
 
 
 def test_evaluate_gives_every_row_or_those_asked_for(engine):

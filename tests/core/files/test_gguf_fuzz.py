@@ -5,9 +5,9 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import gguf
 import pytest
 from damage import mutate_header
+from oracles.models import gguf_file
 
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile
@@ -25,17 +25,13 @@ def model_header(head):
 def vocabulary_header(folder):
     """The same of a file that is all vocabulary."""
     path = folder / "vocabulary.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{i}é" for i in range(300)] + [bytes([i]) for i in range(128, 256)])
-    writer.add_token_merges([f"t {i}" for i in range(200)])
-    writer.add_token_types([1] * 428)
-    writer.add_token_scores([0.5] * 428)
-    writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(path) as writer:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"t{i}é" for i in range(300)] + [bytes([i]) for i in range(128, 256)])
+        writer.add_token_merges([f"t {i}" for i in range(200)])
+        writer.add_token_types([1] * 428)
+        writer.add_token_scores([0.5] * 428)
+        writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
     raw = path.read_bytes()
     return raw, len(raw)
 

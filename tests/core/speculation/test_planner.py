@@ -67,8 +67,8 @@ def test_a_drafter_that_becomes_right_is_used_soon(drafting, n_rounds):
         right = np.concatenate([bernoulli(0.02, change, seed=10 + seed), bernoulli(0.95, 1500, seed=seed)])
         scenario = Scenario(FAST, [Source(right, **drafting)])
         scenario.play()
-        behind = [choice for position, choice in scenario.choices if position >= change]
-        after = behind[n_rounds : n_rounds + 50]
+        later = [choice for position, choice in scenario.choices if position >= change]
+        after = later[n_rounds : n_rounds + 50]
         assert min(choice.k for choice in after) >= 2
 
 
@@ -78,8 +78,8 @@ def test_a_lookup_that_was_wrong_at_first_is_used_as_soon_as_it_is_right(n_draft
     never, at_first = Source(bernoulli(0.0, 200)), Source(np.arange(200) >= change)
     scenario = Scenario(STEEP, [at_first, *[never] * (n_drafters - 1)])
     scenario.play()
-    behind = [choice.k for position, choice in scenario.choices if position >= change]
-    assert max(behind[:4]) > 0
+    later = [choice.k for position, choice in scenario.choices if position >= change]
+    assert max(later[:4]) > 0
 
 
 def test_a_drafter_that_becomes_wrong_is_left_soon():
@@ -88,8 +88,8 @@ def test_a_drafter_that_becomes_wrong_is_left_soon():
     for drafting in ({}, MODEL):
         scenario = Scenario(LINEAR if not drafting else FAST, [Source(right, **drafting)])
         scenario.play()
-        behind = [choice.k for position, choice in scenario.choices if position >= change]
-        assert sum(behind[48:200]) <= 6  # two probes of a costly one
+        later = [choice.k for position, choice in scenario.choices if position >= change]
+        assert sum(later[48:200]) <= 6  # two probes of a costly one
 
 
 def test_a_chain_is_as_fast_as_its_best_member():
@@ -174,8 +174,8 @@ def test_a_model_that_cannot_be_teacher_forced_is_tried_by_drafts():
     planner = scenario.planner()
     scenario.play(planner)
     assert sum(choice.teacher_forced is not None for _, choice in scenario.choices) == 1
-    behind = [choice.k for position, choice in scenario.choices if position >= change]
-    assert max(behind) > 2
+    later = [choice.k for position, choice in scenario.choices if position >= change]
+    assert max(later) > 2
 
 
 def test_what_one_request_taught_the_next_one_knows():
@@ -280,8 +280,8 @@ def test_asking_costs_next_to_nothing_where_nothing_comes_of_it():
     right = np.concatenate([bernoulli(0.0, change), bernoulli(0.95, 1500, seed=2)])
     scenario = Scenario(FAST / 4, [Source(right, per_ask_s=80e-6)])
     scenario.play()
-    behind = [choice.k for position, choice in scenario.choices if position >= change]
-    assert min(behind[48:100]) >= 2
+    later = [choice.k for position, choice in scenario.choices if position >= change]
+    assert min(later[48:100]) >= 2
 
 
 times = st.floats(1e-5, 10.0)

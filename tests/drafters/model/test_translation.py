@@ -6,7 +6,7 @@ import pytest
 import vocabularies
 from gguf.quants import quantize
 from hypothesis import given, settings, strategies as st
-from oracles.models import tiny_model
+from oracles.models import gguf_file, tiny_model
 
 from augury import Engine
 from augury.drafters.model.translation import Translation
@@ -163,28 +163,24 @@ ASCII = [chr(code) if code >= 33 else chr(256 + code) for code in range(127)] + 
 def write_speaking(path, source, order, weight_type=None):
     """Copy a tiny model with ASCII as its vocabulary, where token i is the model's own token order[i]."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in reader.fields.values():
-        if field.name.startswith("llama.") and field.contents() != []:
-            item_type = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([ASCII[token] for token in order])
-    writer.add_token_types([1] * len(order))
-    writer.add_token_merges(["\u0100 \u0101"])
-    for tensor in reader.tensors:
-        data = np.array(tensor.data)
-        if tensor.name in ("token_embd.weight", "output.weight"):
-            data = data[order]
-        if weight_type is not None and data.ndim > 1:
-            writer.add_tensor(tensor.name, quantize(data, weight_type), raw_dtype=weight_type)
-        else:
-            writer.add_tensor(tensor.name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_file(path) as writer:
+        for field in reader.fields.values():
+            if field.name.startswith("llama.") and field.contents() != []:
+                item_type = field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([ASCII[token] for token in order])
+        writer.add_token_types([1] * len(order))
+        writer.add_token_merges(["\u0100 \u0101"])
+        for tensor in reader.tensors:
+            data = np.array(tensor.data)
+            if tensor.name in ("token_embd.weight", "output.weight"):
+                data = data[order]
+            if weight_type is not None and data.ndim > 1:
+                writer.add_tensor(tensor.name, quantize(data, weight_type), raw_dtype=weight_type)
+            else:
+                writer.add_tensor(tensor.name, data)
     return path
 
 

@@ -18,6 +18,14 @@ def fill(memory, slot, values):
     memory.commit(slot, memory.prepare(slot, len(values), 0), tokens(*values))
 
 
+def holding(values, **spec):
+    """A manager and its slot that holds some tokens."""
+    memory = manager(**spec)
+    slot = memory.open(tokens(*values), may_reuse=True).slot
+    fill(memory, slot, values)
+    return memory, slot
+
+
 def test_a_slot_is_open_until_it_is_ended():
     memory = manager()
     first, second = memory.open(tokens(1), may_reuse=True), memory.open(tokens(2), may_reuse=True)
@@ -28,9 +36,7 @@ def test_a_slot_is_open_until_it_is_ended():
 
 
 def test_commit_keeps_what_was_accepted_and_forgets_the_rest():
-    memory = manager()
-    slot = memory.open(tokens(1, 2), may_reuse=True).slot
-    fill(memory, slot, [1, 2])
+    memory, slot = holding([1, 2])
     step = memory.prepare(slot, 1, 3)
     assert (step.mark, step.replay) == (2, ())
     memory.commit(slot, step, tokens(3, 4))
@@ -49,20 +55,11 @@ def test_a_request_goes_to_the_slot_that_shares_most():
     assert (opened.slot, opened.n_reused) == (1, 3)
 
 
-def test_the_last_token_of_a_prompt_is_never_reused():
-    memory = manager(n_slots=1)
-    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
-    fill(memory, slot, [1, 2, 3])
+@pytest.mark.parametrize(("may_reuse", "n_reused"), [(True, 2), (False, 0)])
+def test_the_last_token_of_a_prompt_is_never_reused_and_nothing_where_it_is_not_wanted(may_reuse, n_reused):
+    memory, slot = holding([1, 2, 3], n_slots=1)
     memory.end(slot)
-    assert memory.open(tokens(1, 2, 3), may_reuse=True).n_reused == 2
-
-
-def test_nothing_is_reused_where_it_is_not_wanted():
-    memory = manager(n_slots=1)
-    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
-    fill(memory, slot, [1, 2, 3])
-    memory.end(slot)
-    assert memory.open(tokens(1, 2, 3), may_reuse=False).n_reused == 0
+    assert memory.open(tokens(1, 2, 3), may_reuse=may_reuse).n_reused == n_reused
 
 
 def test_among_equals_the_longest_unused_slot_is_taken():
@@ -90,10 +87,8 @@ def test_its_bytes_are_those_of_all_slots():
     assert manager(n_slots=2, n_ctx=8).n_bytes == 2 * 8 * 10
 
 
-def test_a_tree_s_path_comes_to_lie_behind_the_mark():
-    memory = manager()
-    slot = memory.open(tokens(1, 2), may_reuse=True).slot
-    fill(memory, slot, [1, 2])
+def test_a_tree_s_path_comes_to_lie_after_the_mark():
+    memory, slot = holding([1, 2])
     step = memory.prepare(slot, 1, 4)
     memory.commit(slot, step, tokens(3, 4, 5), path=np.array([0, 2, 4], np.int32))
     after = memory.prepare(slot, 1, 0)
@@ -110,9 +105,7 @@ TREE = [3, 4], np.array([0, 2], np.int32)  # of a pass of three tokens these are
     [(False, 4, ((4, 3),)), (True, 3, ())],  # whether the failed pass has moved anything is not known
 )
 def test_what_was_accepted_last_waits_for_the_next_request(has_failed, n_reused, accepted):
-    memory = manager(n_slots=1)
-    slot = memory.open(tokens(1, 2), may_reuse=True).slot
-    fill(memory, slot, [1, 2])
+    memory, slot = holding([1, 2], n_slots=1)
     memory.commit(slot, memory.prepare(slot, 1, 2), tokens(*TREE[0]), path=TREE[1])
     if has_failed:
         memory.prepare(slot, 1, 0)
@@ -122,7 +115,5 @@ def test_what_was_accepted_last_waits_for_the_next_request(has_failed, n_reused,
 
 
 def test_a_kv_cache_is_cut_anywhere():
-    memory = manager(n_slots=1)
-    slot = memory.open(tokens(1, 2, 3), may_reuse=True).slot
-    fill(memory, slot, [1, 2, 3])
+    memory, slot = holding([1, 2, 3], n_slots=1)
     assert [memory.truncate(slot, n) for n in (5, 2, 0)] == [3, 2, 0]

@@ -1,0 +1,15 @@
+"""The lengths of what is looked up and of what is drafted, as options with llama.cpp's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from augury.options import option
+
+__all__ = ["size_option"]
+
+
+def size_option(default: int, drafter: str, letter: str, told: str) -> Any:
+    """The option of a drafter for one of its lengths, `n` or `m`."""
+    aliases = (f"spec-{drafter}-size-{letter}", f"spec-ngram-size-{letter}")
+    return option(default, help=told, ge=1, le=1024, aliases=aliases)
