@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 import attrs
@@ -21,7 +22,7 @@ from attrs import field, frozen
 
 from augury.errors import OptionError
 
-__all__ = ["NoOptions", "Option", "Spec", "build", "nearest", "option", "options_of", "parse_specs"]
+__all__ = ["NoOptions", "Option", "Spec", "build", "check_count", "nearest", "option", "options_of", "parse_specs"]
 
 _KEY = "augury_option"
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -174,6 +175,17 @@ def build(options_class: type[Any], values: Mapping[str, Any], where: str) -> An
             raise OptionError(f"{where}: {key} is another name of {name}, which is given, too; give one of them")
         converted[name] = known[name].convert(value, where)
     return options_class(**converted)
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """A count that a caller gave.
+
+    Raises:
+        OptionError: It is no whole number, or less than `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise OptionError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    return int(value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

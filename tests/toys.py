@@ -25,6 +25,11 @@ def as_history(tokens):
     return history
 
 
+def drafted(drafter, tokens, limit=10**6):
+    """What a drafter drafts after a text."""
+    return drafter.draft(as_history(tokens), limit).tokens.tolist()
+
+
 class ScriptedDrafter(Drafter):
     """Drafts by a script of (right tokens, wrong tokens) per call, and records what it is told.
 

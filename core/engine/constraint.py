@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from augury.errors import AuguryError, OptionError, PluginError
 from augury.options import build, parse_specs
 from augury.registry import Registry
 
-if TYPE_CHECKING:
-    ChosenConstraint = tuple[type[Constraint], Any]
+ChosenConstraint = tuple[type[Constraint], Any]
 
 __all__ = ["ConstraintGuard", "choose_constraint"]
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 import attrs
 import numpy as np
@@ -23,26 +23,25 @@ from augury.engine.request import Request, checked_tokens, make_request
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
+from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, make_backend, plan_of
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
+from augury.options import check_count
 from augury.registry import Registry
 from augury.speculation.calibration import measure_passes
 from augury.speculation.config import Speculation, choose_drafters, synthetic_rates
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.text.chat_template import ChatTemplate, prompt_ids
+from augury.text.tokenizer import Tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, Result
 
-if TYPE_CHECKING:
-    from augury.engine.stats import EngineStats
-    from augury.text.tokenizer import Tokenizer
-
-    Prompt = str | Items[int] | np.ndarray
-    Message = Mapping[str, Any]
+Prompt = str | Items[int] | np.ndarray
+Message = Mapping[str, Any]
 
 __all__ = ["Engine"]
 
@@ -163,9 +162,9 @@ class Engine:
             AuguryError: By its kind: a file that cannot be read, a plugin or option that does not exist, too little memory.
         """
         start = perf_counter()
-        _check_counts(n_ctx=n_ctx or 1, slots=slots, threads=1 if threads is None else threads)
-        if max_queue is not None:
-            _check_counts(max_queue=max_queue)
+        for count, n in (("n_ctx", n_ctx or 1), ("slots", slots), ("threads", threads), ("max_queue", max_queue)):
+            if n is not None or count == "slots":
+                check_count(count, n)
         for what, name in (("backend", backend), ("memory", memory)):
             if not isinstance(name, str):
                 raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
@@ -381,12 +380,6 @@ def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: 
     if template is not None:
         guarded(template.close)
     loader.close()
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise OptionError(f"{name} is {value!r}, expected a whole number of at least 1")
 
 
 def _is_several(prompt: Any) -> bool:

@@ -12,26 +12,24 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence as Items
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 from attrs import frozen
 
 from augury.batch import Feed
+from augury.engine.context import EngineContext
 from augury.engine.guard import attempt, guarded
+from augury.engine.sequence import Sequence
 from augury.engine.stats import EngineCounter, EngineStats
 from augury.errors import PluginError
 from augury.log import DRAFT_LOGGER, get_logger
 from augury.passes import Pass
 from augury.speculation.draft_log import log_draft
+from augury.speculation.drafting import Drafting
+from augury.speculation.drafts import SlotDraft
 from augury.types import Opened, Round, Summary, Verdict, read_only
-
-if TYPE_CHECKING:
-    from augury.engine.context import EngineContext
-    from augury.engine.sequence import Sequence
-    from augury.speculation.drafting import Drafting
-    from augury.speculation.drafts import SlotDraft
 
 __all__ = ["Loop"]
 

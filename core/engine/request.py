@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import reprlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -13,14 +13,12 @@ from attrs import frozen
 from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
 from augury.engine.sampling import SamplingParams, sampling_options
+from augury.engine.sampling_step import Step
 from augury.errors import CapacityError, OptionError
-from augury.options import nearest
+from augury.options import check_count, nearest
 from augury.registry import Registry
 from augury.speculation.config import Speculation, speculative_params
 from augury.types import tokens_array
-
-if TYPE_CHECKING:
-    from augury.engine.sampling_step import Step
 
 __all__ = ["Request", "checked_tokens", "make_request"]
 
@@ -144,11 +142,7 @@ def _token_ids(value: Any, name: str, n_vocab: int) -> frozenset[int]:
 
 
 def _count(value: Any, name: str, *, at_least: int) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < at_least:
-        raise OptionError(f"{name} is {value!r}, expected a whole number of at least {at_least}")
-    return int(value)
+    return None if value is None else check_count(name, value, at_least)
 
 
 def _flag(value: Any, name: str) -> bool:

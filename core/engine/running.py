@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from augury.engine.channel import Channel
+from augury.engine.worker import Worker
 from augury.types import Result, Token
-
-if TYPE_CHECKING:
-    from augury.engine.channel import Channel
-    from augury.engine.worker import Worker
 
 __all__ = ["Running", "Stream"]
 

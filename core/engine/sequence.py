@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence as Tokens
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.constraint import ConstraintSession
+from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
+from augury.engine.request import Request
 from augury.engine.sampling import Sampler
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError
 from augury.passes import Pass
 from augury.text.text_stream import TextStream
+from augury.text.tokenizer import Tokenizer
 from augury.types import Draft, Result, Token, TokenLogprob
-
-if TYPE_CHECKING:
-    from augury.engine.channel import Channel
-    from augury.engine.request import Request
-    from augury.text.tokenizer import Tokenizer
 
 __all__ = ["Sequence"]
 

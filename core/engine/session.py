@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.interfaces import Session
+from augury.loader import Loader
 from augury.passes import Context, Target
+from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, ModelOptions
-
-if TYPE_CHECKING:
-    from augury.loader import Loader
-    from augury.text.tokenizer import Tokenizer
 
 __all__ = ["EngineSession"]
 

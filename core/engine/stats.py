@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import zip_longest
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 from attrs import Factory, define, frozen
 
+from augury.engine.request import Request
 from augury.types import DrafterStats, Round, Summary, Timings, Verdict
-
-if TYPE_CHECKING:
-    from augury.engine.request import Request
 
 __all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStats"]
 

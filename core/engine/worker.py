@@ -9,19 +9,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from augury.engine.channel import Channel
 from augury.engine.guard import guarded
+from augury.engine.loop import Loop
+from augury.engine.sequence import Sequence
+from augury.engine.stats import EngineStats
 from augury.errors import AuguryError, CapacityError
-
-if TYPE_CHECKING:
-    from augury.engine.channel import Channel
-    from augury.engine.loop import Loop
-    from augury.engine.sequence import Sequence
-    from augury.engine.stats import EngineStats
 
 __all__ = ["Worker"]
 

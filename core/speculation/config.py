@@ -14,7 +14,7 @@ from attrs import frozen
 
 from augury.errors import OptionError
 from augury.interfaces import Drafter
-from augury.options import Spec, build, nearest, options_of, parse_specs
+from augury.options import Spec, build, check_count, nearest, options_of, parse_specs
 from augury.registry import Registry
 
 __all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "speculative_params", "synthetic_rates"]
@@ -176,8 +176,7 @@ class Speculation:
 
     def __attrs_post_init__(self) -> None:
         for name in ("n_max", "n_min"):
-            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 0:
-                raise OptionError(f"speculative: {name} is {value!r}, expected a whole number of at least 0")
+            check_count(f"speculative: {name}", getattr(self, name), least=0)
         if self.n_min > self.n_max > 0:
             raise OptionError(f"speculative: n_min is {self.n_min}, expected at most n_max, which is {self.n_max}")
         if not _is_number(self.timeout_s) or not self.timeout_s > 0:

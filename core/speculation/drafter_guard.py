@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence as Items
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.engine import guard
+from augury.engine.sequence import Sequence
 from augury.errors import PluginError
 from augury.interfaces import Ask, Drafter
 from augury.types import Draft, Verdict, read_only
-
-if TYPE_CHECKING:
-    from augury.engine.sequence import Sequence
 
 __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 

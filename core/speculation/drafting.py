@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence as Items
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from augury.engine.sequence import Sequence
 from augury.engine.verification import match_tree
 from augury.errors import UnsupportedError
 from augury.interfaces import Ask, Drafter
@@ -15,9 +15,6 @@ from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import RequestDrafters, SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.types import Draft, Verdict, read_only
-
-if TYPE_CHECKING:
-    from augury.engine.sequence import Sequence
 
 __all__ = ["Drafting"]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Items
-from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import Factory, define, field
 
+from augury.engine.sequence import Sequence
+from augury.speculation.drafter_guard import DrafterGuard
+from augury.speculation.estimates import Acceptance
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    from augury.engine.sequence import Sequence
-    from augury.speculation.drafter_guard import DrafterGuard
-    from augury.speculation.estimates import Acceptance
 
 __all__ = ["LossBudget", "RequestDrafters", "SlotDraft"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -19,8 +19,7 @@ from augury.registry import Registry
 from augury.testing.contract import Check, Contract, run_checks
 from augury.testing.toys import registry_with_toys
 
-if TYPE_CHECKING:
-    _Size = tuple[str, int | None, int | None]
+_Size = tuple[str, int | None, int | None]
 
 __all__ = ["ARCHITECTURE_CHECKS", "ArchitectureSubject", "check_architecture"]
 

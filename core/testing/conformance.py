@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
 from attrs import frozen
@@ -12,13 +13,9 @@ from attrs import frozen
 from augury.errors import AuguryError
 from augury.options import parse_specs
 from augury.testing.contract import Check, ContractError
+from augury.testing.drafter.driven import Subject
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.toys import registry_with_toys
-
-if TYPE_CHECKING:
-    import os
-
-    from augury.testing.drafter.driven import Subject
 
 __all__ = ["CheckItem", "Conformance"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
 
 from augury.constraint import Constraint, ConstraintSession
+from augury.engine.engine import Engine
 from augury.loader import Shared
 from augury.options import build
 from augury.registry import Registry
@@ -16,9 +17,6 @@ from augury.testing.contract import Check, Contract, ContractError, run_checks
 from augury.testing.drafter.driven import Subject as DrafterSubject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output
 from augury.testing.toys import ToyDrafter, find_plugin
-
-if TYPE_CHECKING:
-    from augury.engine.engine import Engine
 
 __all__ = ["CONSTRAINT_CHECKS", "ConstraintSubject", "check_constraint", "constraint_subject"]
 

@@ -6,13 +6,14 @@ import functools
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from augury.blocks import ModelPlan
 from augury.constraint import Constraint, ConstraintSession
+from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Backend, Drafter, Model, Progress, Source
 from augury.options import option
@@ -21,9 +22,6 @@ from augury.testing.tiny_model import PERIOD, write_tiny_model
 from augury.testing.toy_model import ToyModel
 from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.types import Draft, ModelInfo, ModelOptions, StateSpec
-
-if TYPE_CHECKING:
-    from augury.files.gguf import ModelFile
 
 __all__ = [
     "TINY_DRAFT",

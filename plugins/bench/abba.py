@@ -12,17 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby, takewhile
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
+from augury.cli.prompts import Prompt
 from augury.interfaces import Progress
 from augury.plugins.bench.timing import Measurement, Runner, Timing
 
-if TYPE_CHECKING:
-    from augury.cli.prompts import Prompt
-
-    Side = Callable[[Prompt], "Answer"]  # answers a prompt, which it processes in full
+Side = Callable[[Prompt], "Answer"]  # answers a prompt, which it processes in full
 
 __all__ = [
     "MIN_PAIRS",

@@ -7,12 +7,10 @@ import platform
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from augury.cli.prompts import Prompt
 from augury.plugins.bench.workload import digest
-
-if TYPE_CHECKING:
-    from augury.cli.prompts import Prompt
 
 __all__ = ["facts_as_json", "machine_facts", "run_facts"]
 

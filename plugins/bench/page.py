@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.plugins.bench.comparison_table import stall_lines
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
+from augury.plugins.bench.paired_runs import Pair
 from augury.types import Result
-
-if TYPE_CHECKING:
-    from augury.plugins.bench.paired_runs import Pair
 
 __all__ = ["page"]
 

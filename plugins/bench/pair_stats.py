@@ -5,15 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import frozen
 
 from augury.errors import OptionError
 from augury.plugins.bench.abba import median_interval
-
-if TYPE_CHECKING:
-    from augury.plugins.bench.paired_runs import Pair
+from augury.plugins.bench.paired_runs import Pair
 
 __all__ = ["DrafterResult", "PairStats", "drafter_label"]
 
@@ -132,20 +130,15 @@ class PairStats:
             "speedup": self.speedup,
             "interval": list(self.interval),
             "p10": self.p10,
-            "tokens": self.n_emitted,
-            "rounds": self.n_rounds,
-            "drafted": self.n_drafted,
-            "accepted": self.n_accepted,
             "acceptance_rate": self.acceptance_rate,
             "mean_accepted_length": self.tokens_per_round,
-            "offered_by_position": list(self.offered_by_position),
-            "accepted_by_position": list(self.accepted_by_position),
             "identical": self.is_identical,
             "changed": self.is_changed,
             "pairs": [list(pair) for pair in self.speeds],
-            "repeated": self.n_repeated,
-            "stalled": self.n_stalled,
-        } | ({"synthetic": list(self.synthetic)} if self.synthetic else {})
+            **{key: getattr(self, name) for key, name in _COUNTS.items()},
+            **{name: list(getattr(self, name)) for name in _BY_POSITION},
+            **({"synthetic": list(self.synthetic)} if self.synthetic else {}),
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> PairStats:

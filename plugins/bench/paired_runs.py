@@ -9,16 +9,14 @@ to neither. A plain run that stalled, and would make any drafter look fast, is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, frozen
 
+from augury.cli.prompts import Prompt
+from augury.engine.engine import Engine
 from augury.errors import AuguryError, PluginError
 from augury.types import Result
-
-if TYPE_CHECKING:
-    from augury.cli.prompts import Prompt
-    from augury.engine.engine import Engine
 
 __all__ = ["Pair", "PairedRuns", "check_drafters"]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.timing import Measurement
 from augury.profile import KernelTime, Limits, Profiled
-
-if TYPE_CHECKING:
-    from augury.plugins.bench.model_runner import ModelRunner
 
 __all__ = ["Roofline", "measure_roofline"]
 

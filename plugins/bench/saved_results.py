@@ -6,6 +6,7 @@ of `augury.plugins.bench`.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 from attrs import Factory, frozen
 
+from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError
 from augury.plugins.bench.pair_stats import PairStats, drafter_label
 
-__all__ = ["Change", "SavedResults", "change_lines", "changes", "changes_as_json", "check_saved"]
+__all__ = ["Change", "SavedResults", "change_lines", "changes", "changes_as_json", "check_saved", "print_figures"]
 
 _KINDS = ("curve", "prefill", "decode")
 _PASSES = ["measure", "n", "depth"]  # what the key of a row of passes names
@@ -142,6 +144,14 @@ def check_saved(path: Path | None, *, of_passes: bool) -> None:
         raise OptionError(
             f"{path} holds figures of {kinds[not of_passes]}, but {kinds[of_passes]} are timed here; choose another"
         )
+
+
+def print_figures(found: dict[str, Any], lines: list[str], args: argparse.Namespace) -> None:
+    """Print a run's figures, as JSON or as lines, and what changed since those of `--compare`."""
+    if args.json:
+        print_json(found | ({} if args.compare is None else {"changes": changes_as_json(args.compare, found)}))
+    else:
+        print_lines(lines + ([] if args.compare is None else change_lines(args.compare, found)))
 
 
 def change_lines(path: Path, result: dict[str, Any]) -> list[str]:

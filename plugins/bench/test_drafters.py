@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from augury.cli.prompts import Prompt
 from augury.engine.engine import Engine
 from augury.errors import AuguryError
 from augury.plugins.bench.machine import run_facts
@@ -23,9 +24,6 @@ from augury.plugins.bench.workload import builtin_workload, read_workload
 from augury.registry import Registry
 from augury.speculation.config import choose_drafters
 from augury.types import Result
-
-if TYPE_CHECKING:
-    from augury.cli.prompts import Prompt
 
 _SEED = 1
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, frozen
 
+from augury.cli.prompts import Prompt
 from augury.plugins.bench.pair_stats import PairStats
-
-if TYPE_CHECKING:
-    from augury.cli.prompts import Prompt
-    from augury.plugins.bench.paired_runs import Pair
+from augury.plugins.bench.paired_runs import Pair
 
 __all__ = ["Candidate", "Trial", "Tuning", "trials_of"]
 

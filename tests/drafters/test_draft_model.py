@@ -116,6 +116,15 @@ def prefill(drafter, history, n_reused):
         pass
 
 
+def begun(history, n_ctx=64, **options):
+    """A model, and its drafter that has begun with a text; of the passes only those after that are kept."""
+    model = CheckedModel(n_ctx=n_ctx)
+    (drafter,) = drafters_of(model, **options)
+    prefill(drafter, history, 0)
+    model.passes.clear()
+    return model, drafter
+
+
 def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):
     """What the draft model would write after `history`, computed from nothing."""
     text = list(history)
@@ -130,9 +139,8 @@ def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):
 
 
 def test_a_draft_is_what_the_model_writes_greedily():
-    (drafter,) = drafters_of(CheckedModel())
     history = [1, 2, 3, 4]
-    prefill(drafter, history, 0)
+    _, drafter = begun(history)
     assert drafter.draft(as_history(history), 6).tokens.tolist() == written(history, 6)
 
 
@@ -189,10 +197,8 @@ def test_a_prompt_that_was_left_half_fed_is_taken_up_by_whoever_comes_next(n_ste
 
 @pytest.mark.parametrize("n_accepted", range(5))
 def test_after_a_round_only_what_was_missed_is_fed(n_accepted):
-    model = CheckedModel()
-    (drafter,) = drafters_of(model)
     history = [1, 2, 3]
-    prefill(drafter, history, 0)
+    model, drafter = begun(history)
     draft = drafter.draft(as_history(history), 4).tokens.tolist()
     other = ([*draft, 0][n_accepted] + 1) % N_VOCAB
     history += [*draft[:n_accepted], other]
@@ -204,12 +210,9 @@ def test_after_a_round_only_what_was_missed_is_fed(n_accepted):
 
 
 def test_rounds_that_were_drafted_by_nobody_are_caught_up_in_one_pass():
-    model = CheckedModel()
-    (drafter,) = drafters_of(model)
     history = [1, 2, 3]
-    prefill(drafter, history, 0)
+    model, drafter = begun(history)
     history += [4, 5, 6, 7, 8]
-    model.passes.clear()
     assert drafter.draft(as_history(history), 1).tokens.tolist() == written(history, 1)
     assert model.passes == [{0: 6}]
 
@@ -221,11 +224,8 @@ def guesses(text, n):
 
 @pytest.mark.parametrize("n_missed", [0, 1, 5, 8])
 def test_teacher_forced_is_what_it_would_have_drafted_and_catches_up(n_missed):
-    model = CheckedModel()
-    (drafter,) = drafters_of(model)
     history = np.random.default_rng(1).integers(0, N_VOCAB, 30).tolist()
-    prefill(drafter, history[: 30 - n_missed], 0)
-    model.passes.clear()
+    model, drafter = begun(history[: 30 - n_missed])
     assert drafter.teacher_forced(as_history(history), 8).tolist() == guesses(history, 8)
     assert model.passes == [{0: max(n_missed, 8)}]
     assert drafter.draft(as_history(history), 3).tokens.tolist() == written(history, 3)
@@ -233,11 +233,9 @@ def test_teacher_forced_is_what_it_would_have_drafted_and_catches_up(n_missed):
 
 
 def test_what_was_long_missed_is_left_out_until_the_next_request():
-    model = CheckedModel(n_ctx=128)
-    (drafter,) = drafters_of(model)
     rng = np.random.default_rng(2)
     history = rng.integers(0, N_VOCAB, 10).tolist()
-    prefill(drafter, history, 0)
+    model, drafter = begun(history, n_ctx=128)
     for n_new in (20, 2, 15, 10):  # nine are what is held, the tenth is fed when it is drafted
         history += rng.integers(0, N_VOCAB, n_new).tolist()
         model.passes.clear()
@@ -260,8 +258,7 @@ def test_what_was_long_missed_is_left_out_until_the_next_request():
 
 
 def test_of_a_text_that_it_cannot_follow_it_would_have_drafted_nothing():
-    (drafter,) = drafters_of(CheckedModel(n_ctx=20), n_vocab=N_VOCAB + 5)
-    prefill(drafter, [1, 2, 3], 0)
+    _, drafter = begun([1, 2, 3], n_ctx=20, n_vocab=N_VOCAB + 5)
     assert drafter.teacher_forced(as_history([1, 2, 3]), 3).tolist() == [-1] * 3, "nothing stands before the first of three"
     assert drafter.teacher_forced(as_history([1, 2, N_VOCAB + 1, 4]), 3).tolist() == [-1] * 3
     prefill(drafter, [1, 2, 3], 0)
@@ -269,11 +266,8 @@ def test_of_a_text_that_it_cannot_follow_it_would_have_drafted_nothing():
 
 
 def test_a_request_feeds_only_what_its_slot_does_not_hold_from_the_one_before():
-    model = CheckedModel()
-    (drafter,) = drafters_of(model)
-    prefill(drafter, [1, 2, 3, 4, 5, 6], 0)
+    model, drafter = begun([1, 2, 3, 4, 5, 6])
     drafter.end()
-    model.passes.clear()
     prefill(drafter, [1, 2, 3, 9, 9, 9, 9], 3)
     assert model.passes == [{0: 3}]
     drafter.end()
@@ -410,8 +404,7 @@ def test_a_text_that_outgrows_the_draft_context_goes_on_without_drafts_and_one_w
 
 
 def test_a_token_that_the_draft_model_does_not_have_parks_the_request_and_not_the_next(caplog):
-    (drafter,) = drafters_of(CheckedModel(), n_vocab=20)
-    prefill(drafter, [1, 15, 2], 0)
+    _, drafter = begun([1, 15, 2], n_vocab=20)
     assert len(drafter.draft(as_history([1, 15, 2]), 4)) == 0
     drafter.end()
     assert "token 15" in caplog.text
@@ -420,9 +413,7 @@ def test_a_token_that_the_draft_model_does_not_have_parks_the_request_and_not_th
 
 
 def test_an_interrupted_pass_leaves_nothing_that_is_trusted():
-    model = CheckedModel()
-    (drafter,) = drafters_of(model)
-    prefill(drafter, [1, 2, 3], 0)
+    model, drafter = begun([1, 2, 3])
     drafter.draft(as_history([1, 2, 3]), 4)
     drafter.end()
     model.fails_next = True

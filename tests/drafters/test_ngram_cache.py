@@ -4,13 +4,14 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles import ngram_caches
-from toys import as_history
+from toys import as_history, drafted
 
 from augury.drafters.ngram.counts import Followers, NgramCounts
 from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
 from augury.drafters.ngram.past import NgramPast
 from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
 from augury.errors import ModelFileError, OptionError
+from augury.loader import Shared
 from augury.options import options_of
 from augury.types import Verdict
 
@@ -23,23 +24,10 @@ class Slots:
     """Drafters that share what the slots of an engine share."""
 
     def __init__(self, n_slots=1, **options):
-        self.common = {}
-        session = SimpleNamespace(n_slots=n_slots, model=SimpleNamespace(n_vocab=N_VOCAB), shared=self.shared)
+        shared = Shared()
+        session = SimpleNamespace(n_slots=n_slots, model=SimpleNamespace(n_vocab=N_VOCAB), shared=shared.get)
         self.drafters = [NgramCache(NgramCacheOptions(**options), session) for _ in range(n_slots)]
-
-    def shared(self, key, make):
-        if key not in self.common:
-            self.common[key] = make()
-        return self.common[key]
-
-    def close(self):
-        for each in self.common.values():
-            if hasattr(each, "close"):
-                each.close()
-
-
-def drafted(drafter, tokens, limit=100):
-    return drafter.draft(as_history(tokens), limit).tokens.tolist()
+        self.close = shared.close
 
 
 def generate(drafter, prompt, output):

@@ -7,35 +7,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.ngram_pools import NaiveNgramMod
-from toys import as_history
+from toys import as_history, drafted
 
 from augury.drafters.ngram_mod import NgramMod, NgramModOptions, augury_drafters
 from augury.errors import OptionError
+from augury.loader import Shared
 from augury.options import build, options_of
 from augury.types import Verdict
 
 CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_mod.json").read_text())
-NO_LIMIT = 10**6
 
 
 def drafters_of(n_slots, **options):
-    common = {}
-
-    def shared(key, make):
-        if key not in common:
-            common[key] = make()
-        return common[key]
-
-    session = SimpleNamespace(n_slots=n_slots, model=SimpleNamespace(n_vocab=50_000), shared=shared)
+    session = SimpleNamespace(n_slots=n_slots, model=SimpleNamespace(n_vocab=50_000), shared=Shared().get)
     return [NgramMod(NgramModOptions(**options), session) for _ in range(n_slots)]
 
 
 def drafter_of(**options):
     return drafters_of(1, **options)[0]
-
-
-def drafted(drafter, text, limit=NO_LIMIT):
-    return drafter.draft(as_history(text), limit).tokens.tolist()
 
 
 def accept(drafter, text, n_offered, n_accepted):
@@ -49,7 +38,7 @@ def test_every_round_drafts_what_llama_cpp_drafts(case):
     tokens = as_history(case["tokens"])
     drafter.begin(tokens[: case["prompt_len"] + 1], 0)
     for h, expected, n_accepted in case["rounds"]:
-        assert drafter.draft(tokens[: h + 1], NO_LIMIT).tokens.tolist() == expected
+        assert drafted(drafter, tokens[: h + 1]) == expected
         accept(drafter, tokens[: h + 2 + n_accepted], len(expected), n_accepted)
 
 

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from toys import as_history
+from oracles.ngram_maps import simple_draft
+from toys import as_history, drafted
 
 from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions, augury_drafters
 from augury.errors import OptionError
@@ -11,24 +12,10 @@ from augury.options import build, options_of
 from augury.types import Verdict
 
 CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_simple.json").read_text())
-NO_LIMIT = 10**6
 
 
 def drafter_of(n, m):
     return NgramSimple(NgramSimpleOptions(n=n, m=m), None)
-
-
-def scan(text, n, m):
-    """The draft as the definition has it: a scan backwards through everything before the sampled token."""
-    *before, _ = text
-    key = text[-n:]
-    if len(before) <= n + m + 1:
-        return []
-    for start in range(len(before) - n - 1, 0, -1):
-        if before[start : start + n] == key:
-            draft = before[start + n : start + n + m]
-            return draft if len(draft) >= n else []
-    return []
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"n{case['n']}-m{case['m']}-{len(case['tokens'])}")
@@ -37,7 +24,7 @@ def test_every_round_drafts_what_llama_cpp_drafts(case):
     tokens = as_history(case["tokens"])
     drafter.begin(tokens[: case["prompt_len"]], 0)
     for h, expected, n_accepted in case["rounds"]:
-        assert drafter.draft(tokens[: h + 1], NO_LIMIT).tokens.tolist() == expected
+        assert drafted(drafter, tokens[: h + 1]) == expected
         drafter.accept(tokens[: h + 2 + n_accepted], Verdict(len(expected), n_accepted, n_accepted + 1, is_used=bool(expected)))
 
 
@@ -57,7 +44,7 @@ def test_any_text_in_any_steps_drafts_what_a_scan_finds(text, n, m, data):
     if data.draw(st.booleans(), label="begin is called"):
         drafter.begin(as_history(text[:length]), 0)
     while length <= len(text):
-        assert drafter.draft(as_history(text[:length]), NO_LIMIT).tokens.tolist() == scan(text[:length], n, m)
+        assert drafted(drafter, text[:length]) == simple_draft(text[:length], n, m)
         length += data.draw(st.integers(1, 20))
 
 
@@ -69,19 +56,19 @@ def test_a_request_that_shares_a_prefix_drafts_from_its_own_text_alone(first, se
     for text, n_reused in ((first, 0), (second, n_shared)):
         drafter.begin(as_history(text[: len(text) // 2 + 1]), n_reused)
         for length in range(len(text) // 2 + 2, len(text) + 1):
-            assert drafter.draft(as_history(text[:length]), NO_LIMIT).tokens.tolist() == scan(text[:length], n, m)
+            assert drafted(drafter, text[:length]) == simple_draft(text[:length], n, m)
         drafter.end()
 
 
 @given(texts, st.integers(0, 8))
 def test_a_limit_cuts_the_draft_and_changes_nothing_else(text, limit):
-    whole = drafter_of(2, 8).draft(as_history(text), NO_LIMIT).tokens
+    whole = drafter_of(2, 8).draft(as_history(text), 10**6).tokens
     assert drafter_of(2, 8).draft(as_history(text), limit).tokens.tolist() == whole[:limit].tolist()
 
 
 def test_a_text_of_one_repeated_token_is_drafted_only_as_far_as_it_was_seen():
-    assert drafter_of(1, 4).draft(as_history([7] * 50), NO_LIMIT).tokens.tolist() == [7]
-    assert drafter_of(2, 4).draft(as_history([7] * 50), NO_LIMIT).tokens.tolist() == []
+    assert drafted(drafter_of(1, 4), [7] * 50) == [7]
+    assert drafted(drafter_of(2, 4), [7] * 50) == []
 
 
 def test_its_options_are_known_by_llama_cpps_flags_and_checked():

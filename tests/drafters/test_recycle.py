@@ -6,20 +6,14 @@ from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
 from augury.drafters.recycle import _CHANCES, Recycle, RecycleOptions
+from augury.loader import Shared
 from augury.types import Verdict
 
 N_VOCAB = 12
 
 
 def drafters_of(n_slots, n_vocab=N_VOCAB, **options):
-    common = {}
-
-    def shared(key, make):
-        if key not in common:
-            common[key] = make()
-        return common[key]
-
-    session = SimpleNamespace(model=SimpleNamespace(n_vocab=n_vocab), shared=shared)
+    session = SimpleNamespace(model=SimpleNamespace(n_vocab=n_vocab), shared=Shared().get)
     return [Recycle(RecycleOptions(**options), session) for _ in range(n_slots)]
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from oracles.models import tiny_model
-from toys import as_history
+from oracles.ngram_maps import simple_draft
+from toys import as_history, drafted
 
 from augury import Engine, Registry
 from augury.drafters.self_spec import SelfSpec, SelfSpecOptions, augury_drafters
@@ -30,18 +31,6 @@ def by_history(draft_min, draft_max):
     return SelfSpec(SelfSpecOptions(draft_min=draft_min, draft_max=draft_max), None)
 
 
-def followed(text, draft_min, draft_max):
-    """What `--spec-self 1` drafts: the last draft_min tokens are sought backwards, the up to draft_max after them copied."""
-    if len(text) - 1 <= draft_min + draft_max + 1:
-        return []
-    end = len(text) - 1  # of what may be copied: the token just sampled is no part of it
-    for place in range(end - draft_min - 1, 0, -1):
-        if text[place : place + draft_min] == text[-draft_min:]:
-            n = min(draft_max, end - (place + draft_min))
-            return text[place + draft_min : place + draft_min + n] if n >= draft_min else []
-    return []
-
-
 texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v), min_size=2, max_size=150))
 
 
@@ -52,8 +41,8 @@ def test_history_drafts_what_followed_the_last_draft_min_tokens(text, draft_min,
     drafter.begin(as_history(text[:length]), 0)
     while length <= len(text):
         limit = data.draw(st.integers(1, 20))
-        expected = followed(text[:length], draft_min, draft_max)[:limit]
-        assert drafter.draft(as_history(text[:length]), limit).tokens.tolist() == expected
+        expected = simple_draft(text[:length], draft_min, draft_max)[:limit]
+        assert drafted(drafter, text[:length], limit) == expected
         length += data.draw(st.integers(1, 20))
 
 
@@ -71,10 +60,10 @@ def test_history_drafts_what_llama_cpp_drafts(case):
 def test_history_forgets_the_request_before():
     drafter, text = by_history(2, 4), [0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2]
     drafter.begin(as_history(text), 0)
-    assert len(drafter.draft(as_history(text), NO_LIMIT))
+    assert drafted(drafter, text)
     drafter.end()
     drafter.begin(as_history([9, 8, 7]), 0)
-    assert not len(drafter.draft(as_history([9, 8, 7, 6, 5, 4, 3, 0, 1, 2]), NO_LIMIT))
+    assert not drafted(drafter, [9, 8, 7, 6, 5, 4, 3, 0, 1, 2])
 
 
 # The first layers

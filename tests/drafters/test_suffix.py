@@ -2,21 +2,15 @@ import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.suffixes import longest_match
-from toys import as_history
+from toys import as_history, drafted
 
 from augury.drafters.suffix import Suffix, SuffixOptions, augury_drafters
 from augury.errors import OptionError
 from augury.options import build, options_of
 
-NO_LIMIT = 10**6
-
 
 def drafter_of(**options):
     return Suffix(SuffixOptions(**{"factor": 1.0} | options), None)
-
-
-def drafted(drafter, text, limit=NO_LIMIT):
-    return drafter.draft(as_history(text), limit).tokens.tolist()
 
 
 def test_a_draft_is_as_long_as_the_ending_that_occurred_before():

@@ -81,3 +81,16 @@ class NaiveNgramMap:
     def accept(self, n_accepted):
         if self.drafted is not None:
             self.drafted[2] = n_accepted
+
+
+def simple_draft(text, n, m):
+    """What ngram-simple drafts as the definition has it: a scan backwards through everything before the sampled token."""
+    *before, _ = text
+    key = text[-n:]
+    if len(before) <= n + m + 1:
+        return []
+    for start in range(len(before) - n - 1, 0, -1):
+        if before[start : start + n] == key:
+            draft = before[start + n : start + n + m]
+            return draft if len(draft) >= n else []
+    return []

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence as Items
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from attrs import Factory, define, frozen
@@ -24,15 +24,13 @@ from augury.options import NoOptions, build
 from augury.registry import Registry
 from augury.speculation.config import Member, Speculation
 from augury.speculation.drafting import Drafting
+from augury.speculation.drafts import SlotDraft
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import Request, Round, Way
 from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
-
-if TYPE_CHECKING:
-    from augury.speculation.drafts import SlotDraft
 
 __all__ = ["DrivenLoop", "Play", "Subject", "Tally"]
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError
 from augury.registry import Registry
 from augury.testing.counts import miscounts
 from augury.testing.drafter import contract
+from augury.testing.drafter.driven import Subject, Tally
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import TINY_TARGET
 from augury.types import Result
-
-if TYPE_CHECKING:
-    from augury.testing.drafter.driven import Subject, Tally
 
 __all__ = ["N_TOKENS", "WAYS", "Output", "StrictEngine", "answers", "compare", "counted", "engine_with", "output", "plain"]
 

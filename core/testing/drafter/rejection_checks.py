@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 
+from augury.engine.engine import Engine
 from augury.engine.sampling import Sampler, SamplingParams
 from augury.passes import ArrayPass
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
 from augury.testing.drafter.checks import any_script, reproducible, together
+from augury.testing.drafter.driven import Subject
 from augury.testing.drafter.engines import N_TOKENS, WAYS, answers, compare, counted, engine_with, output, plain
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.tiny_model import PERIOD
 from augury.types import Result
-
-if TYPE_CHECKING:
-    from augury.engine.engine import Engine
-    from augury.testing.drafter.driven import Subject
 
 __all__ = ["REJECTION_CHECKS"]
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -15,12 +15,10 @@ from augury.batch import Feed
 from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import MemoryManager
+from augury.testing.contract import Contract, ContractError
 from augury.testing.memory import contract
+from augury.testing.toy_model import ToyModel
 from augury.types import Draft
-
-if TYPE_CHECKING:
-    from augury.testing.contract import Contract, ContractError
-    from augury.testing.toy_model import ToyModel
 
 __all__ = ["DrivenMemory", "Guess"]
 

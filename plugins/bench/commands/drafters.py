@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain, count, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from augury.cli.drafter_flags import drafter_options, names_in_use
 from augury.cli.model_flags import load_engine
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines, say
+from augury.cli.report import say
 from augury.cli.sampling_flags import request_params
+from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.files.atomic_file import write_atomically
 from augury.interfaces import Progress
@@ -21,11 +22,8 @@ from augury.plugins.bench.comparison_table import comparison_lines
 from augury.plugins.bench.machine import facts_as_json, run_facts
 from augury.plugins.bench.pair_stats import DrafterResult, PairStats
 from augury.plugins.bench.paired_runs import PairedRuns
-from augury.plugins.bench.saved_results import change_lines, changes_as_json, check_saved
+from augury.plugins.bench.saved_results import check_saved, print_figures
 from augury.plugins.bench.workload import prompts_to_compare
-
-if TYPE_CHECKING:
-    from augury.engine.engine import Engine
 
 __all__ = ["DEFAULTS", "TURNS", "engine_loader", "exit_code", "run_drafters"]
 
@@ -58,12 +56,8 @@ def run_drafters(args: argparse.Namespace) -> int:
                 results.append(DrafterResult(config["spec_type"], state, tuple(pairs)))
     facts = run_facts(config, prompts, params["max_tokens"])
     found = facts_as_json(facts) | {"n_prompts": len(prompts), "turns": turns, "runs": [each.as_json() for each in results]}
-    if args.json:
-        found |= {} if args.compare is None else {"changes": changes_as_json(args.compare, found)}
-        print_json(found)
-    else:
-        rows = {(each.label, name): [stats] for each in results for name, stats in each.by_category.items()}
-        print_lines(comparison_lines(rows) + ([] if args.compare is None else change_lines(args.compare, found)))
+    rows = {(each.label, name): [stats] for each in results for name, stats in each.by_category.items()}
+    print_figures(found, comparison_lines(rows), args)
     if args.html is not None:
         from augury.plugins.bench.page import page
 

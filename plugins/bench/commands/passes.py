@@ -13,7 +13,6 @@ from typing import Any
 from augury.cli.log_output import configure_logging
 from augury.cli.parser import FlagsAction, are_counts, converted, counts
 from augury.cli.progress import ProgressDisplay
-from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
 from augury.errors import OptionError
 from augury.files.models import resolve
@@ -23,7 +22,7 @@ from augury.plugins.bench.abba import MIN_PAIRS, PairedTiming, compare_passes
 from augury.plugins.bench.machine import machine_facts
 from augury.plugins.bench.model_runner import ModelRunner
 from augury.plugins.bench.ping_pong import round_trip_ns
-from augury.plugins.bench.saved_results import change_lines, changes_as_json, check_saved
+from augury.plugins.bench.saved_results import check_saved, print_figures
 from augury.plugins.bench.server_runner import ServerOptions, ServerRunner
 from augury.plugins.bench.timing import Measurement, MeasurementKind, Timing, sweep
 from augury.types import ModelOptions
@@ -125,12 +124,7 @@ def run_passes(args: argparse.Namespace) -> int:
             about["vs"] = {"peer": str(args.vs), "pairs": pairs, "ratios": [_ratio_as_json(ratio) for ratio in ratios]}
             lines = [*_ratio_lines(ratios), *_notes(ratios, pairs)]
     found = about | {"machine": facts} | _timings_as_json(timings)
-    if args.json:
-        found |= {} if args.compare is None else {"changes": changes_as_json(args.compare, found)}
-        print_json(found)
-    else:
-        lines += [] if args.compare is None else change_lines(args.compare, found)
-        print_lines(lines)
+    print_figures(found, lines, args)
     return 0
 
 

@@ -6,13 +6,15 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from augury.cli.model_flags import load_engine
+from augury.cli.prompts import Prompt
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
+from augury.engine.engine import Engine
 from augury.errors import OptionError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
@@ -26,11 +28,7 @@ from augury.plugins.bench.ping_pong import round_trip_ns
 from augury.plugins.bench.server_runner import ServerRunner
 from augury.plugins.bench.workload import prompts_to_compare
 from augury.text.chat_template import ChatTemplate, prompt_ids
-
-if TYPE_CHECKING:
-    from augury.cli.prompts import Prompt
-    from augury.engine.engine import Engine
-    from augury.text.tokenizer import Tokenizer
+from augury.text.tokenizer import Tokenizer
 
 __all__ = ["run_prompts"]
 

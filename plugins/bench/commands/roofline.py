@@ -70,14 +70,9 @@ def _row(kernel: KernelTime, roofline: Roofline) -> list[str]:
 
 
 def _rates(seconds: float, n_bytes: int, n_multiply_adds: int, limits: Limits) -> list[str]:
-    return [
-        *_rate(n_bytes, seconds, limits.bytes_per_s, ".1f"),
-        *_rate(n_multiply_adds, seconds, limits.multiply_adds_per_s, ".0f"),
-    ]
-
-
-def _rate(count: int, seconds: float, limit: float, digits: str) -> tuple[str, str]:
-    """10^9 of them per second, and the share of the limit; nothing where there are none."""
-    if not count or seconds <= 0:
-        return "", ""
-    return format(count / seconds / 1e9, digits), f"{count / seconds / limit:.0%}"
+    """10^9 of each per second, and the share of the limit; nothing where there are none."""
+    cells = []
+    for n, limit, digits in ((n_bytes, limits.bytes_per_s, ".1f"), (n_multiply_adds, limits.multiply_adds_per_s, ".0f")):
+        rate = n / seconds if seconds > 0 else 0.0
+        cells += [format(rate / 1e9, digits), f"{rate / limit:.0%}"] if rate else ["", ""]
+    return cells

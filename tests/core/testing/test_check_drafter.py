@@ -9,7 +9,7 @@ import pytest
 from attrs import frozen
 
 from augury.errors import OptionError, PluginError
-from augury.interfaces import Ask, Drafter
+from augury.interfaces import Drafter
 from augury.options import option
 from augury.testing import ContractError, check_drafter
 from augury.testing.drafter import suite
@@ -35,6 +35,10 @@ class Honest(Drafter):
 
     def draft(self, history, limit):
         return Draft(history[-12:][: min(limit, self.options.n)] if len(history) > 24 else ())
+
+
+def mutant(base=Honest, /, **changed):
+    return type("Mutant", (base,), changed)
 
 
 def check(name, drafter):
@@ -73,19 +77,9 @@ def test_an_installed_drafter_is_checked_by_its_name(monkeypatch):
         check_drafter("ngram-simple", {"k": 3})
 
 
-class Long(Honest):
-    def draft(self, history, limit):
-        return Draft(history[-12:])
-
-
-class Foreign(Honest):
-    def draft(self, history, limit):
-        return Draft([264])
-
-
-class Plain(Honest):
-    def draft(self, history, limit):
-        return [1]
+Long = mutant(draft=lambda self, history, limit: Draft(history[-12:]))
+Foreign = mutant(draft=lambda self, history, limit: Draft([264]))
+Plain = mutant(draft=lambda self, history, limit: [1])
 
 
 class Writing(Honest):
@@ -101,24 +95,10 @@ class Meddling(Honest):
         self.session.target._context.model.cells[:] = 0
 
 
-class Short(Honest):
-    def draft(self, history, limit):
-        return Draft([history[-3]])
-
-
-class Orphaned(Honest):
-    def draft(self, history, limit):
-        return Draft([1, 2][:limit], parents=[0, -1][:limit])
-
-
-class Improbable(Honest):
-    def draft(self, history, limit):
-        return Draft([1], probabilities=np.full((1, 264), 1 / 263, np.float32))
-
-
-class Undefined(Honest):
-    def draft(self, history, limit):
-        return Draft([1], probabilities=np.full((1, 264), np.nan, np.float32))
+Short = mutant(draft=lambda self, history, limit: Draft([history[-3]]))
+Orphaned = mutant(draft=lambda self, history, limit: Draft([1, 2][:limit], parents=[0, -1][:limit]))
+Improbable = mutant(draft=lambda self, history, limit: Draft([1], probabilities=np.full((1, 264), 1 / 263, np.float32)))
+Undefined = mutant(draft=lambda self, history, limit: Draft([1], probabilities=np.full((1, 264), np.nan, np.float32)))
 
 
 class Unseeded(Honest):
@@ -178,9 +158,7 @@ class Keeping(Honest):
         self.tail = history[-5:]
 
 
-class Random(Honest):
-    def draft(self, history, limit):
-        return Draft(np.random.default_rng().integers(0, 264, 1))
+Random = mutant(draft=lambda self, history, limit: Draft(np.random.default_rng().integers(0, 264, 1)))
 
 
 class Stepping(Honest):
@@ -226,9 +204,7 @@ class Satiated(Reading):
         super().feed(start, tokens, features)
 
 
-class Boasting(Reading):
-    def n_held(self, history):
-        return len(history) + 1
+Boasting = mutant(Reading, n_held=lambda self, history: len(history) + 1)
 
 
 class Endless(Stepping):
@@ -237,9 +213,7 @@ class Endless(Stepping):
             yield
 
 
-class Listed(Stepping):
-    def begin(self, history, n_reused):
-        return [1]
+Listed = mutant(Stepping, begin=lambda self, history, n_reused: [1])
 
 
 class Unforgetting(Stepping):
@@ -295,8 +269,7 @@ class SharedPool(Honest):
         return Draft(sorted(self.pool)[:limit])
 
 
-class HonestPool(SharedPool):
-    scope = "process"
+HonestPool = mutant(SharedPool, scope="process")
 
 
 class Remembering(Honest):
@@ -310,29 +283,11 @@ class Remembering(Honest):
         return Draft([self.n_requests])
 
 
-class HonestlyRemembering(Remembering):
-    scope = "slot"
-
-
-class Scopeless(Honest):
-    scope = "always"
-
-
-class Divided(Honest):
-    @classmethod
-    def draft_together(cls, asks):
-        return [Draft() for _ in asks]
-
-
-class Losing(Honest):
-    @classmethod
-    def draft_together(cls, asks: list[Ask]):
-        return [ask.drafter.draft(ask.history, ask.limit) for ask in asks[1:]]
-
-
-class Brief(Honest):
-    def teacher_forced(self, history, n):
-        return np.ones(1, np.int32)
+HonestlyRemembering = mutant(Remembering, scope="slot")
+Scopeless = mutant(scope="always")
+Divided = mutant(draft_together=classmethod(lambda cls, asks: [Draft() for _ in asks]))
+Losing = mutant(draft_together=classmethod(lambda cls, asks: [ask.drafter.draft(ask.history, ask.limit) for ask in asks[1:]]))
+Brief = mutant(teacher_forced=lambda self, history, n: np.ones(1, np.int32))
 
 
 class Whole(Honest):
@@ -346,8 +301,7 @@ class Contradiction:
     n: int = option(0, help="length", ge=1)
 
 
-class Contradicting(Honest):
-    options_class = Contradiction
+Contradicting = mutant(options_class=Contradiction)
 
 
 @frozen

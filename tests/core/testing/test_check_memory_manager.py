@@ -13,6 +13,10 @@ from augury.testing import ContractError, check_memory_manager
 from augury.types import Opened
 
 
+def mutant(base=Contiguous, /, **changed):
+    return type("Mutant", (base,), changed)
+
+
 class Greedy(Contiguous):
     def open(self, tokens, *, may_reuse):
         opened = super().open(tokens, may_reuse=may_reuse)
@@ -42,9 +46,7 @@ class Double(Contiguous):
         return super().open(tokens, may_reuse=may_reuse)
 
 
-class Hesitant(Contiguous):
-    def open(self, tokens, *, may_reuse):
-        return None
+Hesitant = mutant(open=lambda self, tokens, *, may_reuse: None)
 
 
 class Boundless(Contiguous):
@@ -98,19 +100,9 @@ class Raising(Contiguous):
         raise KeyError(slot)
 
 
-class Weightless(Contiguous):
-    n_bytes = 0
-
-
-class Stubborn(Contiguous):
-    def truncate(self, slot, n):
-        return n + 1
-
-
-class Unsuitable(Contiguous):
-    @classmethod
-    def suitable(cls, spec):
-        return "no state is good enough"
+Weightless = mutant(n_bytes=0)
+Stubborn = mutant(truncate=lambda self, slot, n: n + 1)
+Unsuitable = mutant(suitable=classmethod(lambda cls, spec: "no state is good enough"))
 
 
 class Forgiving(Checkpoints):

@@ -45,26 +45,17 @@ class Shelf(Source):
             raise ModelFileError(f"{reference}: no such tale") from error
 
 
+def mutant(base=Shelf, /, **changed):
+    return type("Mutant", (base,), changed)
+
+
 def test_a_source_that_keeps_its_contracts_passes():
     check_source(Shelf, "shelf:tale", "shelf:none")
 
 
-class Raises(Shelf):
-    @classmethod
-    def handles(cls, reference):
-        return reference[6] == ":" or reference.startswith("shelf:")
-
-
-class Vague(Shelf):
-    @classmethod
-    def handles(cls, reference):
-        return 1 if reference.startswith("shelf:") else None
-
-
-class Disowns(Shelf):
-    @classmethod
-    def names(cls):
-        return {"tale": "a tale that it does not handle"}
+Raises = mutant(handles=classmethod(lambda cls, reference: reference[6] == ":" or reference.startswith("shelf:")))
+Vague = mutant(handles=classmethod(lambda cls, reference: 1 if reference.startswith("shelf:") else None))
+Disowns = mutant(names=classmethod(lambda cls: {"tale": "a tale that it does not handle"}))
 
 
 class Elsewhere(Shelf):
@@ -74,16 +65,8 @@ class Elsewhere(Shelf):
         return folder / "tale.gguf"
 
 
-class Strange(Shelf):
-    @classmethod
-    def look_up(cls, reference):
-        return cls.files[reference.removeprefix("shelf:")]
-
-
-class Inventive(Shelf):
-    @classmethod
-    def look_up(cls, reference):
-        return cls.files.get(reference.removeprefix("shelf:"), b"")
+Strange = mutant(look_up=classmethod(lambda cls, reference: cls.files[reference.removeprefix("shelf:")]))
+Inventive = mutant(look_up=classmethod(lambda cls, reference: cls.files.get(reference.removeprefix("shelf:"), b"")))
 
 
 class Littering(Shelf):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles.ngram_maps import NaiveNgramMap
-from toys import as_history
+from toys import as_history, drafted
 
 from augury.drafters.ngram_map_k import NgramMapK, NgramMapKOptions
 from augury.drafters.ngram_map_k4v import NgramMapK4v, NgramMapK4vOptions
@@ -14,17 +14,12 @@ from augury.types import Verdict
 
 DATA = Path(__file__).parents[2] / "data/ngram"
 CASES = [case for name in ("ngram_map_k", "ngram_map_k4v") for case in json.loads((DATA / f"{name}.json").read_text())]
-NO_LIMIT = 10**6
 
 
 def drafter_of(n, m, min_hits=None):
     if min_hits is None:
         return NgramMapK(NgramMapKOptions(n=n, m=m), None)
     return NgramMapK4v(NgramMapK4vOptions(n=n, m=m, min_hits=min_hits), None)
-
-
-def drafted(drafter, text, limit=NO_LIMIT):
-    return drafter.draft(as_history(text), limit).tokens.tolist()
 
 
 def accept(drafter, n_offered, n_accepted):
@@ -40,7 +35,7 @@ def test_every_round_drafts_what_llama_cpp_drafts(case):
     tokens = as_history(case["tokens"])
     drafter.begin(tokens[: case["prompt_len"] + 1], 0)
     for h, expected, n_accepted in case["rounds"]:
-        assert drafter.draft(tokens[: h + 1], NO_LIMIT).tokens.tolist() == expected
+        assert drafted(drafter, tokens[: h + 1]) == expected
         accept(drafter, len(expected), n_accepted)
 
 
