@@ -55,7 +55,7 @@ class Space:
         self.is_private = bool(n_threads)
         self._n_threads = n_threads
         self._arena = arena
-        self._operands: dict[tuple[str, int], Rows] = {}
+        self._operands: dict[tuple[str, int, int], Rows] = {}
         self.x, self.normed = (self._rows(buffers[name], n_embd) for name in ("x", "normed"))
         self.embedded = self._rows(buffers["embedded"], n_embd) if "embedded" in buffers else None
 
@@ -66,11 +66,12 @@ class Space:
         names += ["embedded"] * any(layer.skip for layer in plan.layers)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
-    def operand(self, activation: str, width: int) -> Rows:
+    def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
         """Memory for the operands that matrix kernels want of rows; all rows of one kind and width use it in turn."""
-        key = (activation, width)
+        key = (activation, width, rows_per_token)
         if key not in self._operands:
-            n_bytes = activation_bytes(activation, PRIVATE_TOKENS if self.is_private else MAX_TOKENS, width)
+            n_tokens = PRIVATE_TOKENS if self.is_private else MAX_TOKENS
+            n_bytes = activation_bytes(activation, n_tokens * rows_per_token, width)
             stride = up(n_bytes, 64) + 64 if self.is_private else 0
             to = self._arena.zeros(self._n_threads * stride if self.is_private else n_bytes, "scratch")
             self._operands[key] = Rows(to, stride, width)

@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.packing import (
     rows_and_columns,
     rows_of,
 )
-from augury.blocks import Linear, NormKind
+from augury.blocks import Experts, Linear, NormKind
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import Tensor, TensorType
 
@@ -45,8 +45,8 @@ class Weights:
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[Any, ...], int] = {}
-        linears = [part for part in plan.parts() if isinstance(part, Linear)]
-        self._tensors = {_name(linear): _stored(file, linear) for linear in linears}
+        matrices = [part for part in plan.parts() if isinstance(part, Linear | Experts)]
+        self._tensors = {_name(part): _stored(file, part) for part in matrices}
         self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()})
 
     def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
@@ -97,9 +97,9 @@ class Weights:
         if self._kept is not None:
             self._kept.check(self._threads)
 
-    def matrix(self, linear: Linear) -> PackedMatrix:
-        """A matrix of the plan."""
-        return self._matrices[_name(linear)]
+    def matrix(self, part: Linear | Experts) -> PackedMatrix:
+        """A matrix of the plan; those of experts, all stored rows of them, are one below the other."""
+        return self._matrices[_name(part)]
 
     def address(self, kind: str, kernel: str) -> int:
         """The address of a kernel (`matmul`, `quantize`, `embed`) of a weight type."""
@@ -156,19 +156,20 @@ class Weights:
         self._tensors.clear()
 
 
-def _name(linear: Linear) -> str:
+def _name(part: Linear | Experts) -> str:
     """What a matrix is called here: rows of a stored one are a matrix of their own."""
-    rows = linear.rows
-    return linear.weight if rows is None else f"{linear.weight}[{rows.first}:{rows.first + rows.size} of every {rows.step}]"
+    if isinstance(part, Experts) or (rows := part.rows) is None:
+        return part.weight
+    return f"{part.weight}[{rows.first}:{rows.first + rows.size} of every {rows.step}]"
 
 
-def _stored(file: ModelFile, linear: Linear) -> Tensor:
+def _stored(file: ModelFile, part: Linear | Experts) -> Tensor:
     """The tensor of a matrix, or what it would be if its rows were stored as one; no byte is read."""
-    tensor = file.tensor(linear.weight, linear.shapes[linear.weight])
-    if linear.rows is None:
+    tensor = file.tensor(part.weight, part.shapes[part.weight])
+    if isinstance(part, Experts) or part.rows is None:
         return tensor
-    rows = rows_of(tensor.data.reshape(linear.rows.n_stored, -1), linear.rows)
-    return Tensor(_name(linear), (linear.n_out, linear.n_in), tensor.type, rows)
+    rows = rows_of(tensor.data.reshape(part.rows.n_stored, -1), part.rows)
+    return Tensor(_name(part), (part.n_out, part.n_in), tensor.type, rows)
 
 
 def _floats(tensor: Tensor) -> np.ndarray:

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import activate, attend, norm, rotate, sigmoid, softcap
+from augury.backends.reference.formula import activate, attend, choose_experts, gated, norm, rotate, sigmoid, softcap
 from augury.blocks import (
     Activation,
     Attention,
     Embedding,
+    Experts,
     FeedForward,
+    Gating,
     Layer,
     Linear,
+    MixtureOfExperts,
     Norm,
     NormKind,
     Output,
     Projection,
     Rope,
+    Router,
     Rows,
     Temperature,
     Vector,
@@ -89,10 +93,34 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     divisors = 1.0 if block.divisors is None else weights.vector(block.divisors.weight)
     hidden = np.empty_like(gates)
     for token, gate in enumerate(gates):
-        hidden[token] = activate(gate, block.activation) / divisors
-        if block.gate is not None:
-            hidden[token] *= ups[token]
+        bent = activate(gate, block.activation) if block.gate is None else gated(gate, ups[token], block.activation)
+        hidden[token] = bent / divisors
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
+
+
+def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray) -> np.ndarray:
+    """What a mixture of experts adds to x (n, E)."""
+    router, normed = block.router, each_normed(x, block.norm, weights)
+    bias = 0.0 if router.bias is None else weights.vector(router.bias.weight)
+    logits = weights.product(router.logits, normed)
+    added = np.zeros((len(x), block.down.n_out))
+    for token, seen in enumerate(normed):
+        for index, share in zip(*choose_experts(router, logits[token], bias), strict=True):
+            taken = share * seen if block.weighs_input else seen
+            up = weights.expert(block.up, index, taken)
+            if block.gate is None:
+                hidden = activate(up, block.activation)
+            else:
+                hidden = gated(weights.expert(block.gate, index, taken), up, block.activation)
+            given = weights.expert(block.down, index, hidden)
+            added[token] += given if block.weighs_input else share * given
+    if block.shared is not None:
+        shared = feed_forward(block.shared, weights, normed)
+        if block.shared_gate is not None:
+            gate = weights.vector(block.shared_gate.weight)
+            shared *= np.array([[sigmoid(gate @ seen)] for seen in normed])
+        added += shared
+    return each_normed(added, block.post_norm, weights)
 
 
 def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
@@ -142,7 +170,7 @@ CACHES: dict[type, Any] = {Attention: LayerCache}
 """What a mixer keeps of its slots, by its type."""
 MIXERS: dict[type, Any] = {Attention: attention}
 """What a mixer that keeps something adds to x, by its type."""
-STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
+STATELESS: dict[type, Any] = {FeedForward: feed_forward, MixtureOfExperts: mixture, Projection: projection}
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale", "positions", "norm"},
@@ -152,6 +180,9 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
+    MixtureOfExperts: {"gate", "weighs_input", "shared", "shared_gate", "post_norm"},
+    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
+    Experts: {"first", "n_stored", "bias", "scales"},
     Output: {"softcap"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
@@ -161,6 +192,7 @@ KNOWN: dict[type, Container[Any]] = {
     Temperature: {"offset"},
     Vector: (),
     Activation: tuple(Activation),
+    Gating: tuple(Gating),
     NormKind: tuple(NormKind),
 }
 """What is computed here; see `ModelPlan.check_blocks`."""

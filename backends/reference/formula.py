@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation, NormKind
+from augury.blocks import Activation, Gating, NormKind, Router
 
 if TYPE_CHECKING:
     from augury.blocks import Attention, Rope
 
-__all__ = ["activate", "attend", "norm", "rotate", "sigmoid", "softcap"]
+__all__ = ["activate", "attend", "choose_experts", "gated", "norm", "rotate", "sigmoid", "softcap"]
+
+_OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
 
 
 def norm(x: np.ndarray, eps: float, kind: NormKind = NormKind.RMS) -> np.ndarray:
@@ -114,11 +116,56 @@ def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
             bent: np.ndarray = x / (1.0 + np.exp(-x))
     elif activation is Activation.GELU:
         bent = 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    elif activation is Activation.SWIGLU_OAI:
+        limited = np.minimum(x, _OAI_LIMIT)
+        bent = limited * sigmoid(_OAI_FACTOR * limited)
     else:
         bent = np.maximum(x, 0.0)
         if activation is Activation.RELU_SQUARED:
             bent *= bent
     return bent
+
+
+def gated(gate: np.ndarray, up: np.ndarray, activation: Activation) -> np.ndarray:
+    """The hidden values (F,) of a feed-forward with a gate: activation(gate) * up.
+
+    Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
+    """
+    if activation is Activation.SWIGLU_OAI:
+        up = up.clip(-_OAI_LIMIT, _OAI_LIMIT) + 1.0
+    return activate(gate, activation) * up
+
+
+def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers (k,) of a token's experts and their weights (k,); see `Router`.
+
+    Args:
+        router: Says how.
+        logits: (n_experts,).
+        bias: (n_experts,), added to scores; 0 where there is none.
+
+    Source: Fedus et al. 2022, "Switch Transformers"; for groups and the bias DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.
+    """
+    if router.gating is Gating.SOFTMAX:
+        values = _softmax(logits, None)
+    elif router.gating is Gating.SIGMOID:
+        values = sigmoid(logits)
+    elif router.gating is Gating.SQRT_SOFTPLUS:
+        values = np.sqrt(np.logaddexp(logits, 0.0))
+    else:
+        values = logits
+    scores = values + bias
+    if router.n_groups > 1:
+        groups = scores.reshape(router.n_groups, -1)
+        best = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+        is_out = np.ones(router.n_groups, bool)
+        is_out[np.argsort(-best, kind="stable")[: router.n_groups_used]] = False
+        scores = np.where(is_out[:, None], -np.inf, groups).reshape(-1)
+    chosen = np.argsort(-scores, kind="stable")[: router.n_used]
+    shares = values[chosen] if router.gating is not Gating.SOFTMAX_OF_CHOSEN else _softmax(values[chosen], None)
+    if router.is_normalised:
+        shares = shares / max(shares.sum(), router.LEAST_SUM)
+    return chosen, router.scale * shares
 
 
 def _softmax(x: np.ndarray, sink: float | None) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from augury.blocks import Linear, ModelPlan, Rows
+    from augury.blocks import Experts, Linear, ModelPlan, Rows
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -72,6 +72,16 @@ class Weights:
         y *= layer.scale
         if layer.bias is not None:
             y += layer.bias_scale * _of_rows(self.vector(layer.bias), None if layer.has_own_bias else layer.rows)
+        return y
+
+    def expert(self, part: Experts, index: int, x: np.ndarray) -> np.ndarray:
+        """Compute scales[e] * (W_e x) + b_e for one token: x (n_in,) → (n_out,) float64."""
+        rows = slice(part.first, part.first + part.n_out)
+        y: np.ndarray = self._arrays[part.weight][index, rows].astype(np.float64) @ x
+        if part.scales is not None:
+            y *= part.scales[index]
+        if part.bias is not None:
+            y += self._arrays[part.bias][index, rows]
         return y
 
 

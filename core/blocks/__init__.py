@@ -8,10 +8,12 @@ A token's residual stream x (E,) goes through the blocks in order: `Embedding` m
 them together.
 """
 
+from augury.blocks.experts import Gating, MixtureOfExperts, Router
 from augury.blocks.parts import (
     Activation,
     Block,
     Convolution,
+    Experts,
     Linear,
     Norm,
     NormKind,
@@ -32,10 +34,13 @@ __all__ = [
     "Block",
     "Convolution",
     "Embedding",
+    "Experts",
     "FeedForward",
+    "Gating",
     "Layer",
     "Linear",
     "Mixer",
+    "MixtureOfExperts",
     "ModelPlan",
     "Norm",
     "NormKind",
@@ -43,6 +48,7 @@ __all__ = [
     "Part",
     "Projection",
     "Rope",
+    "Router",
     "Rows",
     "SequenceState",
     "ShortConvolution",

@@ -16,6 +16,7 @@ __all__ = [
     "Activation",
     "Block",
     "Convolution",
+    "Experts",
     "Linear",
     "Norm",
     "NormKind",
@@ -35,6 +36,7 @@ class Activation(Enum):
     GELU = "gelu"  # tanh approximation, as ggml and the models trained with it use
     RELU = "relu"  # max(g, 0)
     RELU_SQUARED = "relu_squared"  # max(g, 0)^2
+    SWIGLU_OAI = "swiglu_oai"  # with g up to 7: g * sigmoid(1.702 g), and `up` between -7 and 7, plus 1
 
 
 class NormKind(Enum):
@@ -153,7 +155,33 @@ class Convolution:
         return SequenceState((self.size - 1, self.n_channels), self.n_channels)
 
 
-Part = Linear | Norm | Vector | Convolution
+@frozen
+class Experts:
+    """A matrix for each expert, in one tensor (n_experts, n_stored, n_in): y = scales[e] * (W_e x) + b_e.
+
+    W_e are `n_out` of the stored rows, from `first` on: files may hold two matrices in one.
+    """
+
+    weight: str
+    n_experts: int
+    n_in: int
+    n_out: int
+    first: int = 0
+    n_stored: int | None = None  # None: n_out
+    bias: str | None = None  # (n_experts, n_stored)
+    scales: tuple[float, ...] | None = None  # by expert
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensors by name, and their shapes."""
+        n_rows = self.n_out if self.n_stored is None else self.n_stored
+        shapes: dict[str, tuple[int, ...]] = {self.weight: (self.n_experts, n_rows, self.n_in)}
+        if self.bias is not None:
+            shapes[self.bias] = (self.n_experts, n_rows)
+        return shapes
+
+
+Part = Linear | Experts | Norm | Vector | Convolution
 """What a block has of the model file."""
 
 

@@ -13,6 +13,7 @@ from augury.blocks.transformer import Attention, Projection
 from augury.errors import CapacityError, UnsupportedError
 
 if TYPE_CHECKING:
+    from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Block, Norm, Part
     from augury.blocks.transformer import Embedding, FeedForward, Output
 
@@ -30,7 +31,7 @@ class Layer:
     """
 
     mixer: Mixer | None
-    feed_forward: FeedForward | None = None
+    feed_forward: FeedForward | MixtureOfExperts | None = None
     is_parallel: bool = False
     skip: float = 0.0
     norm: Norm | None = None

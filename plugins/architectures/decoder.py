@@ -40,12 +40,12 @@ class Decoder:
         n_rot: Values of a query or key that rope turns, from the first on.
     """
 
-    def __init__(self, file: ModelFile, *, has_other_mixers: bool = False) -> None:
+    def __init__(self, file: ModelFile, *, has_other_mixers: bool = False, may_have_experts: bool = False) -> None:
         """Read a file; with other mixers than attention, layers may have no heads."""
         self.file = file
         least = 0 if has_other_mixers else 1
         self.keys = keys = Keys(file)
-        if keys.count("expert_count", 0, least=0):
+        if keys.count("expert_count", 0, least=0) and not may_have_experts:
             raise UnsupportedError(
                 f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
                 f"supported; use a dense model",

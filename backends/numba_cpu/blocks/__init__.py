@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cpu.blocks.feed_forward import FeedForwardEmitter
+from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
+from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
 from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
@@ -16,14 +17,18 @@ from augury.blocks import (
     Attention,
     Convolution,
     Embedding,
+    Experts,
     FeedForward,
+    Gating,
     Layer,
     Linear,
+    MixtureOfExperts,
     Norm,
     NormKind,
     Output,
     Projection,
     Rope,
+    Router,
     Rows,
     ShortConvolution,
     Temperature,
@@ -43,6 +48,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Projection: ProjectionEmitter,
     FeedForward: FeedForwardEmitter,
     ShortConvolution: ShortConvolutionEmitter,
+    MixtureOfExperts: MixtureEmitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
@@ -53,6 +59,9 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
+    MixtureOfExperts: {"norm", "gate", "weighs_input", "shared", "shared_gate", "post_norm"},
+    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
+    Experts: {"first", "n_stored", "bias", "scales"},
     ShortConvolution: (),
     Convolution: {"bias"},
     Output: {"softcap"},
@@ -63,7 +72,8 @@ KNOWN: dict[type, Container[Any]] = {
     Rows: (),
     Temperature: {"offset"},
     Vector: (),
-    Activation: tuple(Activation),
+    Activation: tuple(FUNCTIONS),
+    Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),
 }
 """What kernels compute; see `ModelPlan.check_blocks`."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.blocks import FeedForward
     from augury.types import ModelOptions
 
-__all__ = ["FeedForwardEmitter"]
+__all__ = ["FUNCTIONS", "FeedForwardEmitter"]
 
 
 def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
@@ -67,10 +67,10 @@ def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
     return kernel(activate)
 
 
-_FUNCTIONS = {Activation.SILU: silu, Activation.GELU: gelu, Activation.RELU: relu, Activation.RELU_SQUARED: relu_squared}
+FUNCTIONS = {Activation.SILU: silu, Activation.GELU: gelu, Activation.RELU: relu, Activation.RELU_SQUARED: relu_squared}
 _KERNELS = {
     (activation, is_gated): _kernel(function, activation.value, is_gated=is_gated)
-    for activation, function in _FUNCTIONS.items()
+    for activation, function in FUNCTIONS.items()
     for is_gated in (True, False)
 }
 
@@ -103,13 +103,17 @@ class FeedForwardEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
+        self.emit_products(tape, tape.norm(self.block.norm), tape.y)
+        tape.leave(self.block.post_norm)
+
+    def emit_products(self, tape: Tape, x: Rows, y: int) -> None:
+        """Write all but the norms around it: from x to y."""
         block, hidden = self.block, tape.buffers["hidden"]
         products = [(linear, tape.buffers[name]) for name, linear in self._products.items()]
-        entries = tape.entries(tape.norm(block.norm), products)
+        entries = tape.entries(x, products)
         matrices = [tape.weights.matrix(linear) for linear, _ in products]
         operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden, block.up.n_out, self._divisors)
         tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands)
         if self._ways:
             tape.prepare(hidden, block.down.n_in, 1, block.down.n_in, self._ways)
-        tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, tape.y),))
-        tape.leave(block.post_norm)
+        tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, y),))

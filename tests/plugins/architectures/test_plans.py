@@ -8,6 +8,7 @@ from oracles.models import FAMILIES, NAMES, altered, tiny_file
 from augury.blocks import Activation, Attention, Embedding, FeedForward, Output
 from augury.errors import AuguryError, ModelFileError, UnsupportedError
 from augury.plugins.architectures import gemma3, llama, qwen2, qwen3, rope
+from augury.plugins.architectures.qwen_moe import Qwen2Moe
 
 MODULES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3, "gemma3": gemma3}
 
@@ -124,7 +125,34 @@ def test_other_scalings_are_unsupported():
 
 def test_mixtures_of_experts_are_unsupported():
     with pytest.raises(UnsupportedError, match="mixtures of experts"):
-        plan_with("llama", expert_count=8)
+        plan_with("qwen2", expert_count=8)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"expert_used_count": 9}, "expert_used_count' is 9, expected 1 to 8"),
+        ({"expert_count": 4}, "blk.0.ffn_gate_inp.weight' has shape .8, 256., expected .4, 256."),
+        ({"expert_group_count": 3}, "expert_group_count' is 3, expected a divisor of the 8 experts"),
+        ({"expert_group_count": 8, "expert_group_used_count": 1}, "expected groups with at least the 2 experts"),
+    ],
+)
+def test_experts_that_do_not_fit_each_other_are_refused(values, message):
+    metadata = {f"llama.{key}": value for key, value in values.items()}
+
+    with pytest.raises(ModelFileError, match=message):
+        plan_of(altered(tiny_file("llama-moe-2-of-8"), metadata=metadata))
+
+
+def test_the_experts_tensors_are_those_of_the_plan():
+    file = tiny_file("qwen2moe-moe-2-of-8")
+    shapes = Qwen2Moe.plans(file)["main"].shapes()
+
+    assert {name: file.tensors[name].shape for name in shapes} == shapes
+    assert {name.split(".")[2] for name in shapes if "exp" in name} == {
+        *("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"),
+        *("ffn_gate_inp_shexp",),
+    }
 
 
 def test_the_first_mistral_sees_a_window():

@@ -1,0 +1,187 @@
+"""`MixtureOfExperts`: the weighted sum of a few experts' feed-forwards of n = norm(x), and of one that is shared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.blocks.emitter import Emitter
+from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
+from augury.backends.numba_cpu.kernels import experts
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
+from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, row_bytes
+from augury.blocks import Gating
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.tape import Tape
+    from augury.backends.numba_cpu.weights import Weights
+    from augury.blocks import Experts, MixtureOfExperts
+    from augury.types import ModelOptions
+
+__all__ = ["GATINGS", "MixtureEmitter"]
+
+_KERNELS = {
+    (activation, is_gated): experts.hidden_kernel(function, activation.value, is_gated=is_gated)
+    for activation, function in FUNCTIONS.items()
+    for is_gated in (True, False)
+}
+GATINGS = {
+    Gating.SOFTMAX: experts.SOFTMAX,
+    Gating.SIGMOID: experts.SIGMOID,
+    Gating.SOFTMAX_OF_CHOSEN: experts.SOFTMAX_OF_CHOSEN,
+}
+
+
+class MixtureEmitter(Emitter):
+    """Sorts the tokens of a pass by expert, so that each expert's weights are read once and the others' never."""
+
+    block: MixtureOfExperts
+
+    def __init__(self, block: MixtureOfExperts, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        for part in (block.gate, block.up, block.down):
+            if part is not None and (part.n_out % PANEL_ROWS or part.first % PANEL_ROWS or _n_stored(part) % PANEL_ROWS):
+                raise UnsupportedError(
+                    f"experts of {part.n_out} rows in tensor {part.weight!r}, expected a multiple of {PANEL_ROWS}; "
+                    "use backend reference"
+                )
+        self._kernel = _KERNELS[block.activation, block.gate is not None]
+        self._shared = None if block.shared is None else FeedForwardEmitter(block.shared, options)
+
+    def kernels(self) -> Sequence[Any]:
+        """See `Emitter.kernels`."""
+        own = (self._kernel, experts.multiply_experts, experts.route, experts.combine)
+        rest = (experts.quantize_inputs, experts.quantize_hidden, experts.group)
+        return (*own, *rest, *(self._shared.kernels() if self._shared else ()))
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:
+        """See `Emitter.buffers`."""
+        block = self.block
+        k, n_embd = block.router.n_used, block.router.logits.n_in
+        n_rows = MAX_TOKENS * k
+        gathered = max(n_rows, n_threads * (PRIVATE_TOKENS * k)) * n_embd * 4 + n_threads * 64
+        routes = max(_routes_bytes(MAX_TOKENS, block), n_threads * _routes_bytes(PRIVATE_TOKENS, block))
+        needed = {
+            "router": row_bytes(block.router.logits.n_out),
+            "routes": routes,
+            "gathered": gathered,
+            "experts' gate": n_rows * up(block.up.n_out, PANEL_ROWS) * 4,
+            "experts' up": n_rows * up(block.up.n_out, PANEL_ROWS) * 4,
+            "experts' hidden": n_rows * block.up.n_out * 4,
+            "experts' rows": n_rows * up(n_embd, PANEL_ROWS) * 4,
+        }
+        if self._shared is not None:
+            needed |= {"shared expert": row_bytes(n_embd)} | dict(self._shared.buffers(n_threads))
+        return needed
+
+    def scratch_bytes(self) -> int:
+        """See `Emitter.scratch_bytes`: probabilities and scores, or counts."""
+        router = self.block.router
+        return 8 * router.logits.n_out + 4 * router.n_groups + 64
+
+    def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
+        """Keep the scales and biases of the experts."""
+        block, self._arena = self.block, arena
+        bias, gate = block.router.bias, block.shared_gate
+        self._bias, self._gate = (0 if each is None else weights.vector(each.weight, each.size) for each in (bias, gate))
+        self._tables: dict[str, tuple[int, int]] = {}
+        for part in (block.gate, block.up, block.down):
+            if part is not None:
+                scales = 0 if part.scales is None else arena.keep(np.array(part.scales, np.float32), "weights")
+                biases = 0 if part.bias is None else arena.keep(weights.values(part.bias, part.shapes[part.bias]), "weights")
+                self._tables[part.weight] = (scales, biases)
+        if self._shared is not None:
+            self._shared.place(weights, buffers, arena)
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        block, buffers = self.block, tape.buffers
+        private, n_embd = tape.space.is_private, block.router.logits.n_in
+        x = tape.norm(block.norm)
+        tape.multiply("router", x, ((block.router.logits, buffers["router"]),))
+        table = self._routes(tape)
+        tape.add(Work("routing"), experts.route, table, int(private), is_private=private)
+        tape.add(Work("routing"), experts.group, table, int(private), is_private=private)
+        inputs = [part for part in (block.gate, block.up) if part is not None]
+        matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
+        stride = up(4 * PRIVATE_TOKENS * block.router.n_used * n_embd, 64) if private else 0
+        rows = (x.address, x.stride, buffers["gathered"], stride)
+        for place in {tape.weights.matrix(part).activation: i for i, part in enumerate(inputs)}.values():
+            matrix = matrices + experts.MATRIX_BYTES * place
+            operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
+            tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
+        hidden = buffers["experts' hidden"]
+        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden)
+        down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
+        given = (table, down, _quantize(tape, block.down), hidden, int(private))
+        tape.add(Work("quantising activations"), experts.quantize_hidden, *given, is_private=private)
+        tape.add(self._work(tape, "experts' down", [block.down]), experts.multiply_experts, table, down)
+        shared: tuple[int, ...] = (0, 0)
+        if self._shared is not None:
+            self._shared.emit_products(tape, x, buffers["shared expert"])
+            shared = (buffers["shared expert"], self._gate, x.address, x.stride)
+        summed = (table, buffers["experts' rows"], up(n_embd, PANEL_ROWS), tape.y, n_embd, int(block.weighs_input))
+        tape.add(Work("sum of experts"), experts.combine, *summed, *shared)
+        tape.leave(block.post_norm)
+
+    def _routes(self, tape: Tape) -> int:
+        """The table of the router: see `experts.LOGITS` and what follows it."""
+        router, buffers, private = self.block.router, tape.buffers, tape.space.is_private
+        n, k = PRIVATE_TOKENS if private else MAX_TOKENS, router.n_used
+        start = buffers["routes"]
+        places = [start + size for size in np.cumsum([0, 8 * n * k, 8 * n * k, 8 * n * k, 8 * n * k]).tolist()]
+        chosen, weights, to, sources, groups = places
+        fields = [
+            *(buffers["router"], up(router.logits.n_out, PANEL_ROWS), router.logits.n_out, k, GATINGS[router.gating]),
+            *(self._bias, int(router.is_normalised), bits(router.scale), router.n_groups, router.n_groups_used),
+            *(chosen, weights, to, sources, groups, _routes_bytes(n, self.block) if private else 0),
+        ]
+        return self._arena.keep(np.array(fields, np.int64), "scratch")
+
+    def _matrices(self, tape: Tape, parts: Sequence[Experts], ys: Sequence[int]) -> int:
+        """The tables of matrices, one after the other: see `experts.KERNEL` and what follows it."""
+        tables = np.zeros((len(parts), experts.MATRIX_BYTES // 8), np.int64)
+        for table, part, y in zip(tables, parts, ys, strict=False):
+            matrix = tape.weights.matrix(part)
+            operand = tape.space.operand(matrix.activation, part.n_in, self.block.router.n_used)
+            kernel, stored = tape.weights.address(matrix.kind, "matmul"), _n_stored(part)
+            scales, biases = self._tables[part.weight]
+            table[:] = [
+                *(kernel, matrix.address, part.n_in, part.n_out // PANEL_ROWS, stored // PANEL_ROWS, part.first // PANEL_ROWS),
+                *(operand.address, operand.stride, activation_bytes(matrix.activation, 1, part.n_in), y),
+                *(up(part.n_out, PANEL_ROWS), scales, biases, stored, part.n_out),
+            ]
+        return self._arena.keep(tables, "scratch")
+
+    def _work(self, tape: Tape, name: str, parts: Sequence[Experts]) -> Work:
+        """What a token's experts take."""
+        n_used, matrices = self.block.router.n_used, [tape.weights.matrix(part) for part in parts]
+        kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
+        sizes = [
+            (matrix.data.nbytes * part.n_out) // (part.n_experts * _n_stored(part))
+            for matrix, part in zip(matrices, parts, strict=True)
+        ]
+        return Work(f"{name} ({kinds})", n_used * sum(sizes), n_used * sum(part.n_out * part.n_in for part in parts))
+
+
+def _quantize(tape: Tape, part: Experts) -> int:
+    """The kernel that makes operands for a matrix."""
+    return tape.weights.address(tape.weights.matrix(part).kind, "quantize")
+
+
+def _n_stored(part: Experts) -> int:
+    return part.n_out if part.n_stored is None else part.n_stored
+
+
+def _routes_bytes(n: int, block: MixtureOfExperts) -> int:
+    """Bytes of the routes of n tokens."""
+    n_rows = n * block.router.n_used
+    return up(4 * 8 * n_rows + 8 + experts.GROUP_BYTES * min(n_rows, block.router.logits.n_out), 64) + 64

@@ -1,0 +1,72 @@
+"""Mixtures of experts: a feed-forward of many, of which each token goes through a few."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from augury.blocks.parts import Block
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import Activation, Experts, Linear, Norm, Part, Vector
+    from augury.blocks.transformer import FeedForward
+
+__all__ = ["Gating", "MixtureOfExperts", "Router"]
+
+
+class Gating(Enum):
+    """What makes experts' weights of a router's logits."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SIGMOID = "sigmoid"
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # over those that were chosen, by their logits
+    SQRT_SOFTPLUS = "sqrt softplus"  # sqrt(ln(1 + e^l))
+
+
+@frozen
+class Router:
+    """Chooses a token's experts and weighs them.
+
+    Scores are the gated logits, plus `bias` where there is one; the `n_used` experts of highest score are chosen, equal ones by
+    number. With groups, of experts that stand beside each other, only those of the `n_groups_used` groups are candidates whose
+    two highest scores have the greatest sum. Their weights are the gated logits without the bias; `is_normalised`, they are
+    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`.
+    """
+
+    logits: Linear  # E → n_experts
+    n_used: int
+    gating: Gating
+    bias: Vector | None = None  # (n_experts,)
+    is_normalised: bool = False
+    scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
+
+    LEAST_SUM: ClassVar[float] = 2.0**-14
+
+
+@frozen
+class MixtureOfExperts(Block):
+    """x += post_norm(sum of w_e * expert_e(n) over the token's experts + s * shared(n)) with n = norm(x).
+
+    An expert is a feed-forward, down_e(activation(gate_e(n)) * up_e(n)). `shared` is one that all tokens pass through, with
+    s = sigmoid(shared_gate · n), or 1 where there is no such gate.
+    """
+
+    norm: Norm
+    router: Router
+    gate: Experts | None
+    up: Experts
+    down: Experts
+    activation: Activation
+    weighs_input: bool = False  # expert_e(w_e * n) instead of w_e * expert_e(n)
+    shared: FeedForward | None = None  # without norms: it is given n
+    shared_gate: Vector | None = None  # (E,)
+    post_norm: Norm | None = None
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Its matrices and norms, those of the router and of the shared expert among them."""
+        router = (self.router.logits, *(() if self.router.bias is None else (self.router.bias,)))
+        return (*router, *super().tensors(), *(() if self.shared is None else self.shared.tensors()))

@@ -1,0 +1,147 @@
+"""What the files of mixtures of experts have in common: their keys, and the experts' tensors under the same names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.blocks import Activation, Experts, FeedForward, Gating, MixtureOfExperts, Router, Vector
+from augury.errors import ModelFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from augury.blocks import Linear, Norm
+    from augury.plugins.architectures.decoder import Decoder
+
+__all__ = ["has_experts", "mixture"]
+
+_MOST = 512  # experts that llama.cpp takes
+_GATINGS = {1: Gating.SOFTMAX, 2: Gating.SIGMOID, 3: Gating.SOFTMAX_OF_CHOSEN, 4: Gating.SQRT_SOFTPLUS}
+
+
+def has_experts(decoder: Decoder, layer: int) -> bool:
+    """Whether the feed-forward of a layer is a mixture: whether it has a router."""
+    return f"blk.{layer}.ffn_gate_inp.weight" in decoder.file.tensors
+
+
+def mixture(
+    decoder: Decoder,
+    layer: int,
+    *,
+    gating: Gating | None = None,
+    activation: Activation = Activation.SILU,
+    is_normalised: bool | None = None,
+    scale: float | None = None,
+    has_scales: bool = True,
+    has_gate: bool = True,
+    weighs_input: bool = False,
+    norm: Norm | None = None,
+    post_norm: Norm | None = None,
+) -> MixtureOfExperts:
+    """The mixture of a layer, with a shared expert where the file has one.
+
+    Args:
+        decoder: Of the file.
+        layer: From 0.
+        gating: As the family has it; None: as `expert_gating_func` says, softmax where it says nothing.
+        activation: Of the experts' gates.
+        is_normalised: Whether the weights are divided by their sum; None: as `expert_weights_norm` says.
+        scale: Of the weights; None: as `expert_weights_scale` says, where 0 stands for "not set".
+        has_scales: Whether the family takes note of scale tensors of experts; llama.cpp lets some families ignore them.
+        has_gate: Whether experts have gates.
+        weighs_input: See `MixtureOfExperts`.
+        norm: Before it; None: `ffn_norm`.
+        post_norm: Of what it adds.
+
+    Source: the keys `expert_*` and the names of tensors as llama.cpp reads them.
+    """
+    at, keys, tensors = f"blk.{layer}", decoder.keys, decoder.file.tensors
+    n_experts = keys.count("expert_count", most=_MOST)
+    n_used = keys.count("expert_used_count", most=n_experts)
+    n_groups = keys.count("expert_group_count", 0, least=0, most=n_experts) or 1
+    if n_experts % n_groups:
+        keys.fail("expert_group_count", n_groups, f"a divisor of the {n_experts} experts")
+    n_groups_used = keys.count("expert_group_used_count", 0, least=0, most=n_groups) or n_groups
+    if n_groups_used * (n_experts // n_groups) < n_used:
+        keys.fail("expert_group_used_count", n_groups_used, f"groups with at least the {n_used} experts that are used")
+    router = Router(
+        logits=decoder.linear(f"{at}.ffn_gate_inp", decoder.n_embd, n_experts),
+        n_used=n_used,
+        gating=_gating(decoder) if gating is None else gating,
+        bias=_vector(decoder, f"{at}.exp_probs_b.bias", n_experts) or _vector(decoder, f"{at}.exp_probs_b", n_experts),
+        is_normalised=decoder.file.get(keys.full("expert_weights_norm"), bool, False)
+        if is_normalised is None
+        else is_normalised,
+        scale=(keys.number("expert_weights_scale", 0.0) or 1.0) if scale is None else scale,
+        n_groups=n_groups,
+        n_groups_used=n_groups_used,
+    )
+    n_ff = _n_ff(decoder, f"{at}.ffn_down_exps.weight", (n_experts, decoder.n_embd))
+
+    def experts(name: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Experts:
+        shape = (n_experts, n_out if n_stored is None else n_stored)
+        decoder.file.tensor(f"{at}.{name}.weight", (*shape, n_in))
+        bias, scales = f"{at}.{name}.bias", f"{at}.{name}.scale"
+        if bias in tensors:
+            decoder.file.tensor(bias, shape)
+        given = tuple(decoder.values(scales, n_experts).tolist()) if has_scales and scales in tensors else None
+        return Experts(f"{at}.{name}.weight", n_experts, n_in, n_out, first, n_stored, bias if bias in tensors else None, given)
+
+    if f"{at}.ffn_gate_up_exps.weight" in tensors:
+        gate: Experts | None = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, n_stored=2 * n_ff)
+        up = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, first=n_ff, n_stored=2 * n_ff)
+    else:
+        gate = experts("ffn_gate_exps", decoder.n_embd, n_ff) if has_gate else None
+        up = experts("ffn_up_exps", decoder.n_embd, n_ff)
+    shared = _shared(decoder, at, activation, has_gate=has_gate, has_scales=has_scales)
+    return MixtureOfExperts(
+        norm=decoder.norm(f"{at}.ffn_norm") if norm is None else norm,
+        router=router,
+        gate=gate,
+        up=up,
+        down=experts("ffn_down_exps", n_ff, decoder.n_embd),
+        activation=activation,
+        weighs_input=weighs_input,
+        shared=shared,
+        shared_gate=None if shared is None else _vector(decoder, f"{at}.ffn_gate_inp_shexp.weight", decoder.n_embd),
+        post_norm=post_norm,
+    )
+
+
+def _vector(decoder: Decoder, name: str, size: int) -> Vector | None:
+    if name not in decoder.file.tensors:
+        return None
+    decoder.file.tensor(name, (size,))
+    return Vector(name, size)
+
+
+def _gating(decoder: Decoder) -> Gating:
+    number = decoder.keys.count("expert_gating_func", 0, least=0) or 1
+    if number not in _GATINGS:
+        raise UnsupportedError(
+            f"{decoder.file.path}: {decoder.keys.full('expert_gating_func')!r} is {number}; supported are {sorted(_GATINGS)}"
+        )
+    return _GATINGS[number]
+
+
+def _n_ff(decoder: Decoder, name: str, shape: tuple[int, ...]) -> int:
+    """F, of a tensor (…, F): files state it under several keys, and some not at all."""
+    found = decoder.file.tensor(name).shape
+    if found[:-1] != shape:
+        raise ModelFileError(f"{decoder.file.path}: tensor {name!r} has shape {found}, expected {(*shape, 'any')}")
+    return found[-1]
+
+
+def _shared(decoder: Decoder, at: str, activation: Activation, *, has_gate: bool, has_scales: bool) -> FeedForward | None:
+    if f"{at}.ffn_down_shexp.weight" not in decoder.file.tensors:
+        return None
+    n_embd, n_ff = decoder.n_embd, _n_ff(decoder, f"{at}.ffn_down_shexp.weight", (decoder.n_embd,))
+
+    def linear(name: str, n_in: int, n_out: int) -> Linear:
+        return decoder.linear(f"{at}.{name}_shexp", n_in, n_out, has_scale=has_scales, scales_bias=True)
+
+    return FeedForward(
+        norm=None,
+        gate=linear("ffn_gate", n_embd, n_ff) if has_gate else None,
+        up=linear("ffn_up", n_embd, n_ff),
+        down=linear("ffn_down", n_ff, n_embd),
+        activation=activation,
+    )

@@ -1,0 +1,109 @@
+"""Mixtures of experts: what a token's experts give it does not depend on who else goes to them."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import altered, nmse, tiny_file
+from oracles.passes import joined, run_of, tree_of
+
+from augury import Registry
+from augury.backends.reference.formula import choose_experts
+from augury.blocks import Gating, Linear, Router
+from augury.errors import UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import plan_of
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+NAMES = ("qwen3moe-moe-3-of-8", "qwen2moe-moe-2-of-8")  # the second with a shared expert
+N_CTX = 320
+TOKENS = np.random.default_rng(5).integers(0, 128, N_CTX).astype(np.int32)
+
+
+def load(name, *, backend="numba-cpu", threads=2, change=None, **altering):
+    file = altered(tiny_file(name), **altering)
+    plan = plan_of(file, REGISTRY)
+    options = ModelOptions(n_slots=3, n_ctx=N_CTX, threads=threads, cache_type_k="f32", cache_type_v="f32")
+    kind = REGISTRY.backends[backend]
+    return kind(kind.options_class()).load(file, change(plan) if change else plan, options, Progress())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_passes_give_the_bits_of_short_ones_on_any_number_of_threads(name):
+    model = load(name, threads=3)
+    at_once = model.forward(run_of(TOKENS)).rows().copy()  # some forty tokens for each expert
+
+    sizes, start, parts = [1, 2, 3, 1, 25, 60, 128, 100], 0, []
+    other = load(name, threads=1)
+    for size in sizes:
+        parts.append(other.forward(run_of(TOKENS[start : start + size], slot=1, start=start)).rows().copy())
+        start += size
+
+    assert start == N_CTX
+    assert np.array_equal(np.concatenate(parts), at_once)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slots_and_branches_do_not_change_each_other(name):
+    model = load(name)
+    alone = [model.forward(run_of(TOKENS[:9] + slot, slot=slot)).rows().copy() for slot in (0, 2)]
+
+    both = model.forward(joined(*(run_of(TOKENS[:9] + slot, slot=slot) for slot in (0, 2)))).rows().copy()
+    chain = model.forward(run_of(TOKENS[9:12], slot=0, start=9)).rows().copy()
+    tree = model.forward(tree_of([*TOKENS[9:12], 7], [-1, 0, 1, 0], slot=0, start=9)).rows()
+
+    assert np.array_equal(both, np.concatenate(alone))
+    assert np.array_equal(tree[:3], chain)
+
+
+@pytest.mark.parametrize("gating", Gating)
+@pytest.mark.parametrize("details", [{}, {"is_normalised": True, "scale": 2.5}, {"n_groups": 4, "n_groups_used": 2}])
+def test_backends_choose_and_weigh_alike(gating, details):
+    def change(plan):
+        layers = [
+            attrs.evolve(layer, feed_forward=attrs.evolve(block, router=attrs.evolve(block.router, gating=gating, **details)))
+            for layer in plan.layers
+            for block in [layer.feed_forward]
+        ]
+        return attrs.evolve(plan, layers=tuple(layers))
+
+    right = load(NAMES[0], backend="reference", change=change).forward(run_of(TOKENS[:20])).rows()
+    if gating is Gating.SQRT_SOFTPLUS:
+        with pytest.raises(UnsupportedError, match="SQRT_SOFTPLUS"):
+            load(NAMES[0], change=change)
+    else:
+        assert nmse(load(NAMES[0], change=change).forward(run_of(TOKENS[:20])).rows(), right) < 1e-10
+
+
+def test_groups_are_ranked_by_their_two_best_and_equal_experts_by_number():
+    router = Router(Linear("w", 1, 8), n_used=3, gating=Gating.SIGMOID, n_groups=4, n_groups_used=2)
+
+    logits = np.array([3.0, -9.0, 2.0, 1.5, 1.9, 1.8, 2.0, 1.5])  # sums of the groups: 2nd and 4th are the same, 1st less
+    chosen, weights = choose_experts(router, logits, 0.0)
+
+    assert chosen.tolist() == [2, 4, 5]
+    np.testing.assert_allclose(weights, 1 / (1 + np.exp(-logits[chosen])))
+    biased, same = choose_experts(router, logits, np.array([9.0, 0, 0, 0, 0, 0, 0, 0]))
+    assert biased.tolist() == [0, 4, 5]
+    np.testing.assert_allclose(same, 1 / (1 + np.exp(-logits[biased])))  # the bias is no part of the weight
+
+
+def test_a_router_that_gives_no_numbers_leaves_no_numbers():
+    name = "blk.1.ffn_gate_inp.weight"
+    model = load(NAMES[0], arrays={name: np.full((8, 256), np.nan)})
+
+    rows = model.forward(run_of(TOKENS[:5])).rows()
+
+    assert np.isnan(rows).all()
+
+
+def test_experts_that_are_no_whole_panels_are_refused():
+    def change(plan):
+        narrow = attrs.evolve(plan.layers[0].feed_forward.down, n_out=250)
+        layer = attrs.evolve(plan.layers[0], feed_forward=attrs.evolve(plan.layers[0].feed_forward, down=narrow))
+        return attrs.evolve(plan, layers=(layer, *plan.layers[1:]))
+
+    with pytest.raises(UnsupportedError, match=r"250 rows .* expected a multiple of 32"):
+        load(NAMES[0], change=change)
