@@ -9,7 +9,14 @@ from augury.text.tokenizer import load_tokenizer
 
 DATA = Path(__file__).parent / "data" / "tokenizer"
 ORACLES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
-NAMES = (*ORACLES, "smollm", "user-defined")
+KINDS = ("bert", "gemma4", "unigram", "unigram-merged", "rwkv", "plamo2", "hybriddna", "whitespace")
+NAMES = (*ORACLES, "smollm", "user-defined", *KINDS)
+CHANGES = {  # vocabularies that are others but for some keys
+    "unigram-merged": (
+        "unigram",
+        {"add_space_prefix": None, "remove_extra_whitespaces": True, "add_bos_token": True, "bos_token_id": 3},
+    )
+}
 
 
 def read(name):
@@ -19,6 +26,9 @@ def read(name):
 @cache
 def metadata(name):
     """Do not change what this returns: all tests share it."""
+    if name in CHANGES:
+        base, changes = CHANGES[name]
+        return changed(metadata(base), **changes)
     found = read(name)
     if "merge_heads" in found:
         tokens, token, merges = found["tokenizer.ggml.tokens"], 0, []
@@ -34,6 +44,24 @@ def tokenizer(name):
     return load_tokenizer(metadata(name))
 
 
+def changed(found, **changes):
+    """Metadata with other values, by keys without their prefix; None takes a key away."""
+    changes = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    return {key: value for key, value in (found | changes).items() if value is not None}
+
+
+@cache
+def pairs():
+    """A byte-level vocabulary whose merges are a quarter of all pairs of bytes: a cut at another place nearly always shows."""
+    letters = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144))]
+    chosen = sorted(
+        (193 * a + 389 * b) % 65521 * 65536 + 256 * a + b for a in range(256) for b in range(256) if (7 * a + b) % 4 == 0
+    )
+    merges = [f"{letters[number >> 8 & 255]} {letters[number & 255]}" for number in chosen]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
+    return changed({}, model="gpt2", tokens=tokens, merges=merges, bos_token_id=0, eos_token_id=0)
+
+
 def tiny(**changes):
     """A byte-level vocabulary of a few tokens; None takes a key away."""
     found = {
@@ -44,5 +72,5 @@ def tiny(**changes):
         "merges": ["a b"],
         "bos_token_id": 4,
         "eos_token_id": 3,
-    } | changes
-    return {f"tokenizer.ggml.{key}": value for key, value in found.items() if value is not None}
+    }
+    return changed({}, **(found | changes))

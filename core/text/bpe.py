@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding, by the `tokenizers` library built from a model file's tokens and merges."""
+"""Byte-pair encoding, by the `tokenizers` library built from a model file's tokens and merges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from augury.errors import CapacityError, ModelFileError
-from augury.text.pre_tokenizer import pre_tokenizer
+from augury.text.pre_tokenizer import Merged, pre_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from augury.text.pre_tokenizer import PreTokenizer
     from augury.text.vocabulary import Vocabulary
 
-__all__ = ["ByteLevelCodec"]
+__all__ = ["SURROGATE", "BytePairCodec", "DnaCodec", "WhitespaceCodec", "call_library"]
 
 
 def _byte_characters() -> list[str]:
@@ -29,71 +29,155 @@ def _byte_characters() -> list[str]:
 
 _CHARACTERS = _byte_characters()
 _BYTES = {character: byte for byte, character in enumerate(_CHARACTERS)}
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACE = "▁"
+_NEWLINES = re.compile("(\n+)")
+_WHITE_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 
 
-class ByteLevelCodec:
-    """Encodes text without special tokens, and spells tokens, for vocabularies of kind gpt2.
-
-    Args:
-        vocabulary: the tokens.
-        merges: pairs of token texts, separated by a space, the first to be merged first.
+class BytePairCodec:
+    """Encodes text without special tokens, and spells tokens, for vocabularies of kind gpt2 and gemma4.
 
     Raises:
-        ModelFileError: a merge is malformed or refers to a token that does not exist.
+        ModelFileError: merges are missing, or one is malformed or refers to a token that does not exist.
         UnsupportedError: the vocabulary names an unknown pre-tokenizer.
     """
 
+    adds_eos = False
     adds_space_prefix = False
 
-    def __init__(self, vocabulary: Vocabulary, merges: list[str]) -> None:
-        pre = pre_tokenizer(vocabulary.pre)
-        self.adds_bos = pre.adds_bos
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._pre = pre_tokenizer(vocabulary.pre)
+        if vocabulary.merges is None and vocabulary.pre != "kimi-k2":
+            raise ModelFileError("tokenizer.ggml.merges is missing, expected an array of strings; convert the model again")
+        self.adds_bos = self._pre.adds_bos
         self._n_vocab = len(vocabulary.tokens)
         # A byte without a token must stay where it is while its neighbours are merged; its number tells it from tokens.
-        missing = [character for character in _CHARACTERS if character not in vocabulary.ids]
+        alphabet = _CHARACTERS if self._pre.is_byte_level else _BYTE_TOKENS
+        missing = [text for text in alphabet if text not in vocabulary.ids]
         self._has_all_bytes = not missing
-        ids = vocabulary.ids | {character: self._n_vocab + index for index, character in enumerate(missing)}
-        if _SURROGATE.search("".join(ids)):  # bytes that are not text: no text holds them, and the library does not take them
-            ids = {text: token for text, token in ids.items() if not _SURROGATE.search(text)}
-        self._tokenizer = _build(ids, merges, pre)
+        ids = vocabulary.ids | {text: self._n_vocab + index for index, text in enumerate(missing)}
+        if SURROGATE.search("".join(ids)):  # bytes that are not text: no text holds them, and the library does not take them
+            ids = {text: token for text, token in ids.items() if not SURROGATE.search(text)}
+        self._newlines = {text: token for text, token in ids.items() if not text.strip("\n")}
+        self._tokenizer = _build(ids, vocabulary.merges or [], self._pre)
 
     def encode(self, text: str) -> list[int]:
         """Encode text; a byte that the vocabulary has no token for is left out."""
-        try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        except BaseException as error:  # a panic of the library, such as for ten million spaces in a row, is no Exception
-            if isinstance(error, Exception) or type(error).__name__ != "PanicException":
-                raise
-            raise CapacityError(f"the tokenizers library gives up on {len(text)} characters of text: {error}") from error
+        if self._pre.escapes_spaces:
+            text = text.replace(" ", _SPACE)
+        if not self._pre.takes_newlines:
+            return self._encode(text)
+        ids: list[int] = []
+        for piece in filter(None, _NEWLINES.split(text)):
+            if (token := self._newlines.get(piece)) is not None:
+                ids.append(token)
+            elif self._pre.starts_with_space and piece[0] not in ("\n", _SPACE):
+                ids += self._encode(_SPACE + piece)
+            else:
+                ids += self._encode(piece)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        ids = call_library(self._tokenizer, text).ids
         return ids if self._has_all_bytes else [token for token in ids if token < self._n_vocab]
 
     def spell(self, text: str) -> bytes:
         """The bytes that a normal token's text stands for."""
+        if not self._pre.is_byte_level:
+            text = text.replace(_SPACE, " ") if self._pre.escapes_spaces else text
+            return text.encode("utf-8", "surrogateescape")
         try:
             return bytes([_BYTES[character] for character in text])
         except KeyError:  # not byte-level: the text itself is meant
             return text.encode("utf-8", "surrogateescape")
 
 
+class WhitespaceCodec(BytePairCodec):
+    """For vocabularies of kind whitespace: white space only separates words, and letters are small unless the file objects."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._lowercases = self._pre.lowercases if vocabulary.lowercase is None else vocabulary.lowercase
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text."""
+        if self._lowercases:
+            text = "".join(character.lower()[0] for character in text)
+        return [token for word in _WHITE_SPACE.split(text) if word for token in super(WhitespaceCodec, self).encode(word)]
+
+
+class DnaCodec(BytePairCodec):
+    """For vocabularies of kind hybriddna: what stands between `<dna>` and `</dna>` is read six letters at a time."""
+
+    _MARK = "\ue000"  # ends the texts of such tokens, to tell them from words
+    _N_LETTERS = 6
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        self._ids = vocabulary.ids
+        self._knows_dna = {"<dna>", "</dna>", "<oov>"} <= vocabulary.ids.keys()
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text."""
+        ids: list[int] = []
+        while text:
+            before, tag, text = text.partition("<dna>") if self._knows_dna else (text, "", "")
+            ids += super().encode(before) if before else []
+            if tag:
+                letters, end, text = text.partition("</dna>")
+                ids += [self._ids["<dna>"], *self._read(letters)]
+                ids += [self._ids["</dna>"]] if end else []
+        return ids
+
+    def _read(self, letters: str) -> list[int]:
+        raw = letters.encode().upper()
+        words = [raw[at : at + self._N_LETTERS].ljust(self._N_LETTERS, b"A") for at in range(0, len(raw), self._N_LETTERS)]
+        return [self._ids.get(word.decode(errors="replace") + self._MARK, self._ids["<oov>"]) for word in words]
+
+    def spell(self, text: str) -> bytes:
+        """The bytes that a normal token's text stands for."""
+        return super().spell(text.removesuffix(self._MARK) or text)
+
+
+def call_library(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Encode text with a tokenizer of the library.
+
+    Raises:
+        CapacityError: the library gives up.
+    """
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except BaseException as error:  # a panic of the library, such as for ten million spaces in a row, is no Exception
+        if isinstance(error, Exception) or type(error).__name__ != "PanicException":
+            raise
+        raise CapacityError(f"the tokenizers library gives up on {len(text)} characters of text: {error}") from error
+
+
 def _build(ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> tokenizers.Tokenizer:
     """Build the library's tokenizer."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+    merges = list(dict.fromkeys(merges))  # of two that are alike the first counts, where the library takes the last
     pairs = [(merge[:at], merge[at + 1 :]) for merge in merges if (at := merge.find(" ", 1)) > 0]
     if len(pairs) < len(merges):
         malformed = next(merge for merge in merges if merge.find(" ", 1) < 0)
         raise ModelFileError(f"tokenizer.ggml.merges holds {malformed!r}, expected two token texts separated by a space")
     try:
-        model = models.BPE(ids, pairs, ignore_merges=pre.takes_whole_words)
+        model = models.BPE(ids, pairs, ignore_merges=pre.takes_whole_words, byte_fallback=not pre.is_byte_level)
     except Exception as error:  # the library raises nothing narrower
         said = ascii(" ".join(str(error).split()))[1:-1]  # it may be several lines, with any characters of a damaged file
         raise ModelFileError(f"tokenizer.ggml.merges does not fit the tokens: {said}; convert the model again") from error
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    cuts: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(each.pattern), f"merged_with_{each.neighbour}")
+        if isinstance(each, Merged)
+        else pre_tokenizers.Split(Regex(each), "isolated")
+        for each in pre.patterns
+    ]
+    if pre.is_byte_level:
+        cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    if cuts:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     return tokenizer

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 __all__ = ["Partition"]
 
@@ -18,17 +18,25 @@ class Partition:
 
     Args:
         tokens: (text, id) of each token; no text is empty.
-        strips_right: white space after a token is dropped.
+        strips_left: tokens before which white space is dropped.
+        strips_right: tokens after which it is dropped.
     """
 
-    def __init__(self, tokens: Iterable[tuple[str, int]], *, strips_right: bool) -> None:
+    def __init__(
+        self,
+        tokens: Iterable[tuple[str, int]],
+        *,
+        strips_left: Container[int] = (),
+        strips_right: Container[int] = (),
+    ) -> None:
         self._sorted = sorted(tokens)
+        self._strips_left = strips_left
         self._strips_right = strips_right
 
     def cut(self, text: str) -> list[str | int]:
         """Replace every token that is found in the text by its id; what lies between stays text, and is never empty.
 
-        >>> Partition([("<b>", 7), ("<b><b>", 8)], strips_right=False).cut("x<b><b><b>y")
+        >>> Partition([("<b>", 7), ("<b><b>", 8)]).cut("x<b><b><b>y")
         ['x', 8, 7, 'y']
         """
         parts: list[str | int] = [text] if text else []
@@ -46,11 +54,12 @@ class Partition:
         """Replace one token in a piece of text."""
         start = 0
         while (at := text.find(needle, start)) >= 0:
-            if at > start:
-                yield text[start:at]
+            before = text[start:at]
+            if before := before.rstrip(_ASCII_SPACE) if token in self._strips_left else before:
+                yield before
             yield token
             start = at + len(needle)
-            while self._strips_right and start < len(text) and text[start] in _ASCII_SPACE:
+            while token in self._strips_right and start < len(text) and text[start] in _ASCII_SPACE:
                 start += 1
         if start < len(text):
             yield text[start:]

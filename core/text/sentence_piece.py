@@ -39,6 +39,7 @@ class SentencePieceCodec:
     """
 
     adds_bos = True
+    adds_eos = False
     adds_space_prefix = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:

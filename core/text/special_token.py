@@ -66,7 +66,9 @@ _ENDS = (  # separated by spaces
     "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~["
 )
 # Formats in which <|end|> closes one message of an answer that goes on.
-_END_GOES_ON = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
+_END_GOES_ON = [{other, call} for other in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>")]
+# Vocabularies with one of these, where it ends a generation, hold </s> as text.
+_TEXT_WITH_S = ("<|tool_response>", "<|plamo:eos|>")
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
@@ -96,4 +98,7 @@ def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, 
     if "<|end|>" in looks and any(others <= looks.keys() for others in _END_GOES_ON):
         ends.discard(looks["<|end|>"])
         types[looks["<|end|>"]] = TokenType.USER_DEFINED
+    if "</s>" in looks and any(ids.get(text) in ends for text in _TEXT_WITH_S):
+        ends.discard(looks["</s>"])
+        types[looks["</s>"]] = TokenType.NORMAL
     return frozenset(ends)

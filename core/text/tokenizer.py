@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from augury.errors import OptionError, UnsupportedError
 from augury.memory_limit import require_address_space
-from augury.text.bpe import ByteLevelCodec
+from augury.text.bpe import BytePairCodec, DnaCodec, WhitespaceCodec
 from augury.text.partition import Partition
+from augury.text.plamo import PlamoCodec
+from augury.text.rwkv import RwkvCodec
 from augury.text.sentence_piece import SentencePieceCodec
 from augury.text.special_token import TokenType
-from augury.text.vocabulary import read_vocabulary, strings
+from augury.text.unigram import UnigramCodec
+from augury.text.vocabulary import read_vocabulary
+from augury.text.word_piece import WordPieceCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from augury.text.vocabulary import Vocabulary
 
@@ -22,6 +26,7 @@ __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
 
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
+_ALL_SPELLED = ("rwkv", "plamo2")  # kinds whose tokens are written alike, whatever their type
 
 
 class Codec(Protocol):
@@ -30,6 +35,10 @@ class Codec(Protocol):
     @property
     def adds_bos(self) -> bool:
         """Whether texts begin with the bos token where the file does not say."""
+
+    @property
+    def adds_eos(self) -> bool:
+        """Whether texts end with the eos token where the file does not say."""
 
     @property
     def adds_space_prefix(self) -> bool:
@@ -42,20 +51,33 @@ class Codec(Protocol):
         """The bytes that a normal token's text stands for."""
 
 
+_CODECS: dict[str, Callable[[Vocabulary], Codec]] = {  # by tokenizer.ggml.model
+    "llama": SentencePieceCodec,
+    "gpt2": BytePairCodec,
+    "gemma4": BytePairCodec,
+    "hybriddna": DnaCodec,
+    "whitespace": WhitespaceCodec,
+    "bert": WordPieceCodec,
+    "t5": UnigramCodec,
+    "rwkv": RwkvCodec,
+    "plamo2": PlamoCodec,
+}
+
+
 class Tokenizer:
     """Encodes text to token ids and decodes them, as llama.cpp does with the same file.
 
     Safe to use from several threads.
 
     Attributes:
-        kind: `tokenizer.ggml.model` of the file: "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+        kind: `tokenizer.ggml.model` of the file, such as "gpt2" (byte-level BPE) or "llama" (SentencePiece).
         n_vocab: number of tokens.
         bos: the token that begins a sequence, or None.
         eos: the token that ends a sequence, or None.
         eog: all tokens that end a generation, eos among them.
         add_bos: whether `encode` begins with bos by default.
-        add_eos: whether `encode` ends with eos by default.
-        add_space_prefix: whether `encode` puts a space before text that begins a sequence or follows a special token.
+        add_eos: whether `encode` ends with eos by default; of kind "bert", with the separator.
+        add_space_prefix: whether `decode` takes off a space that `encode` puts before text.
     """
 
     def __init__(self, vocabulary: Vocabulary, codec: Codec) -> None:
@@ -67,9 +89,16 @@ class Tokenizer:
         self.bos = vocabulary.bos
         self.eos = vocabulary.eos
         self.eog = vocabulary.eog
-        self.add_bos = vocabulary.bos is not None and (codec.adds_bos if vocabulary.add_bos is None else vocabulary.add_bos)
-        self.add_eos = vocabulary.eos is not None and bool(vocabulary.add_eos)
+        self._last = vocabulary.sep if self.kind == "bert" else vocabulary.eos
+        adds_bos, adds_eos = vocabulary.add_bos, vocabulary.add_eos
+        if self.kind in ("bert", "rwkv"):  # whatever the file says
+            adds_bos = adds_eos = self.kind == "bert"
+        if vocabulary.pre in ("gemma4", "granite-embed-multi-311m"):
+            adds_bos = True
+        self.add_bos = vocabulary.bos is not None and (codec.adds_bos if adds_bos is None else adds_bos)
+        self.add_eos = self._last is not None and (codec.adds_eos if adds_eos is None else adds_eos)
         self.add_space_prefix = codec.adds_space_prefix if vocabulary.add_space_prefix is None else vocabulary.add_space_prefix
+        self._prefix = " " if self.add_space_prefix and self.kind == "llama" else ""
         self._user_defined = self._partition(TokenType.USER_DEFINED)
         self._special = self._partition(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
@@ -98,10 +127,10 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._codec.encode(f" {part}" if self.add_space_prefix and is_after_special else part)
+                ids += self._codec.encode(self._prefix + part if is_after_special else part)
             is_after_special = isinstance(part, int)
-        if add_special and self.add_eos and self.eos is not None:
-            ids.append(self.eos)
+        if add_special and self.add_eos and self._last is not None:
+            ids.append(self._last)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
@@ -122,10 +151,10 @@ class Tokenizer:
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; of a control token, its text."""
         text, kind = self.text(token), self._types[token]
-        if kind == TokenType.NORMAL:
-            return self._codec.spell(text)
         if kind == TokenType.BYTE:
             return bytes([int(text[3:5], 16)])  # <0x0A>
+        if kind == TokenType.NORMAL or self.kind in _ALL_SPELLED:
+            return self._codec.spell(text)
         return b"" if kind in _SILENT else text.encode("utf-8", "surrogateescape")
 
     def text(self, token: int) -> str:
@@ -153,6 +182,7 @@ class Tokenizer:
         vocabulary = self._vocabulary
         return Partition(
             [(vocabulary.tokens[token], token) for token in vocabulary.of_type(*types)],
+            strips_left=vocabulary.strips_left,
             strips_right=vocabulary.strips_right,
         )
 
@@ -201,11 +231,10 @@ def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
         return None
     # measured: the libraries end the process where they get no memory
     require_address_space((96 << 20) + 2048 * len(vocabulary.tokens), "the tokenizer")
-    if vocabulary.kind == "gpt2":
-        return Tokenizer(vocabulary, ByteLevelCodec(vocabulary, strings(metadata, "merges")))
-    if vocabulary.kind == "llama":
-        return Tokenizer(vocabulary, SentencePieceCodec(vocabulary))
+    if (codec := _CODECS.get(vocabulary.kind)) is not None:
+        return Tokenizer(vocabulary, codec(vocabulary))
     raise UnsupportedError(
-        f"tokenizer.ggml.model is {vocabulary.kind!r}, a kind of vocabulary that augury does not read; expected gpt2 "
-        "(byte-level BPE) or llama (SentencePiece). Give token ids instead of text."
+        f"tokenizer.ggml.model is {vocabulary.kind!r}, a kind of vocabulary that augury does not read; it reads "
+        f"{', '.join(_CODECS)}. If one of these is the same, name it: "
+        "--override-kv tokenizer.ggml.model=str:NAME; or give token ids instead of text."
     )

@@ -14,12 +14,18 @@ from augury.text.special_token import TokenType, assign_roles
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Vocabulary", "read_vocabulary", "strings"]
+__all__ = ["Vocabulary", "read_vocabulary"]
 
 Kind = TypeVar("Kind", str, int, bool)
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _PREFIX = "tokenizer.ggml."
+_DEFAULTS = {  # special tokens where a file does not name them, by kind
+    "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    "bert": {"bos_token_id": 101, "unknown_token_id": 100, "seperator_token_id": 102},
+    "t5": {"eos_token_id": 1, "unknown_token_id": 2},
+    "plamo2": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+}
 _NO_TOKEN = (-1, 0xFFFFFFFF)  # how some converters write that there is none
 
 
@@ -33,6 +39,7 @@ class Vocabulary:
     ids: dict[str, int] = field(repr=False)  # token text → id
     types: np.ndarray = field(repr=False)  # (V,) int32, TokenType, put right where a text says more than the file
     scores: np.ndarray | None = field(repr=False)  # (V,) float32
+    merges: list[str] | None = field(repr=False)  # pairs of token texts with a space between them, the first to be merged first
     bos: int | None
     eos: int | None
     unk: int | None
@@ -40,7 +47,13 @@ class Vocabulary:
     add_bos: bool | None  # None: the file does not say
     add_eos: bool | None
     add_space_prefix: bool | None
-    strips_right: bool  # Phi-3: whitespace after a special token belongs to it
+    remove_extra_whitespaces: bool
+    lowercase: bool | None
+    strip_accents: bool | None
+    sep: int | None
+    charsmap: bytes = field(repr=False)  # how Unigram vocabularies normalise text
+    strips_left: frozenset[int]  # special tokens to which white space before them belongs
+    strips_right: frozenset[int]  # or after them
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Ids of the tokens of these types, rising."""
@@ -57,7 +70,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
     kind = _optional(metadata, "model", str)
     if kind is None or kind in ("none", "no_vocab"):
         return None
-    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(strings(metadata, "tokens"))]
+    tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(_strings(metadata, "tokens"))]
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         first = next(token for token, text in enumerate(tokens) if ids[text] != token)
@@ -73,28 +86,38 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
     scores = _numbers(metadata, "scores", "fiu", len(tokens))
     if scores is not None and np.isnan(scores).any():
         raise ModelFileError(f"{_PREFIX}scores has no number for token {int(np.isnan(scores).argmax())}, expected one for each")
-    # Files of SentencePiece models that do not name these mean the places they have had since the first Llama.
-    named = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if kind == "llama" else {}
-    named = {key: token for key, token in named.items() if token < len(tokens)} | _named_tokens(metadata, len(tokens))
+    named = {key: token for key, token in _DEFAULTS.get(kind, {}).items() if token < len(tokens)}
+    named |= _named_tokens(metadata, len(tokens))
+    eog = assign_roles(ids, types, named)
+    strips_left, strips_right = _strips(metadata, ids, types)
     return Vocabulary(
         kind=kind,
-        pre=_optional(metadata, "pre", str),
+        pre="gemma4" if kind == "gemma4" else _optional(metadata, "pre", str),
         tokens=tokens,
         ids=ids,
         types=types,
         scores=None if scores is None else scores.astype(np.float32),
+        merges=_strings(metadata, "merges") if f"{_PREFIX}merges" in metadata else None,
         bos=named.get("bos_token_id"),
         eos=named.get("eos_token_id"),
         unk=named.get("unknown_token_id"),
-        eog=assign_roles(ids, types, named),
+        eog=eog,
         add_bos=_optional(metadata, "add_bos_token", bool),
         add_eos=_optional(metadata, "add_eos_token", bool),
         add_space_prefix=_optional(metadata, "add_space_prefix", bool),
-        strips_right=any(name in str(metadata.get("general.name")).lower() for name in ("phi-3", "phi3")),
+        remove_extra_whitespaces=bool(_optional(metadata, "remove_extra_whitespaces", bool)),
+        lowercase=_optional(metadata, "normalizer.lowercase", bool),
+        strip_accents=_optional(metadata, "normalizer.strip_accents", bool),
+        sep=named.get("seperator_token_id"),  # the specification's spelling
+        charsmap=b""
+        if (charsmap := _numbers(metadata, "precompiled_charsmap", "iu")) is None
+        else charsmap.astype("u1").tobytes(),
+        strips_left=strips_left,
+        strips_right=strips_right,
     )
 
 
-def strings(metadata: Mapping[str, object], key: str) -> list[str]:
+def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
     """Look up `tokenizer.ggml.<key>`, an array of strings that must be there.
 
     Raises:
@@ -106,6 +129,27 @@ def strings(metadata: Mapping[str, object], key: str) -> list[str]:
     if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected an array of strings")
     return value
+
+
+def _strips(metadata: Mapping[str, object], ids: Mapping[str, int], types: np.ndarray) -> tuple[frozenset[int], frozenset[int]]:
+    """Tell the special tokens that take white space before them, and those that take it after them; files do not say.
+
+    Source: the end of llama.cpp's `llama_vocab::impl::load`.
+    """
+
+    def names(key: str, *parts: str) -> bool:
+        return any(part in str(metadata.get(key)).lower() for part in parts)
+
+    if names(f"{_PREFIX}pre", "jina-v2-de", "jina-v2-es", "jina-v2-code", "mmbert") or names(
+        "general.architecture", "nomic-bert-moe", "jina-bert-v3"
+    ):
+        return frozenset(ids[text] for text in ("<mask>",) if text in ids), frozenset()
+    if names("general.name", "phi-3", "phi3"):
+        special = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN))).tolist()
+        return frozenset(), frozenset(special) - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+    if names("general.name", "modern-bert"):
+        return frozenset(ids[text] for text in ("[MASK]",) if text in ids), frozenset()
+    return frozenset(), frozenset()
 
 
 def _named_tokens(metadata: Mapping[str, object], n_vocab: int) -> dict[str, int]:
@@ -134,8 +178,8 @@ def _optional(metadata: Mapping[str, object], key: str, kind: type[Kind]) -> Kin
     return value
 
 
-def _numbers(metadata: Mapping[str, object], key: str, dtypes: str, n_vocab: int) -> np.ndarray | None:
-    """Look up an array of one number per token that may be missing."""
+def _numbers(metadata: Mapping[str, object], key: str, dtypes: str, n_vocab: int | None = None) -> np.ndarray | None:
+    """Look up an array of numbers that may be missing, one per token if `n_vocab` is given."""
     value = metadata.get(_PREFIX + key)
     if value is None:
         return None
@@ -145,7 +189,7 @@ def _numbers(metadata: Mapping[str, object], key: str, dtypes: str, n_vocab: int
         numbers = None
     if numbers is None or numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in dtypes):
         raise ModelFileError(f"{_PREFIX}{key} is {_described(value)}, expected an array of numbers")
-    if numbers.size != n_vocab:
+    if n_vocab is not None and numbers.size != n_vocab:
         raise ModelFileError(f"{_PREFIX}{key} has {numbers.size} entries, expected one for each of the {n_vocab} tokens")
     return numbers
 

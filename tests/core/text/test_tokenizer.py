@@ -8,6 +8,8 @@ from augury.text.tokenizer import StreamDecoder, load_tokenizer
 
 CASES = vocabularies.read("cases")
 PRE_TOKENIZERS = vocabularies.read("pre-tokenizers")
+TEXTS = PRE_TOKENIZERS.pop("texts")
+TOKENS = vocabularies.read("tokens")
 
 
 @pytest.mark.parametrize("name", vocabularies.ORACLES)
@@ -28,18 +30,43 @@ def test_random_texts_get_the_ids_of_llama_cpp(name):
         assert tokenizer.encode(text, add_special=add_special, parse_special=parse_special) == ids
 
 
+def test_every_name_of_llama_cpp_is_known():
+    assert len(PRE_TOKENIZERS) == 92
+
+
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_every_pre_tokenizer_cuts_as_llama_cpp_does(name):
-    tokenizer = load_tokenizer(vocabularies.metadata("gpt-2") | {"tokenizer.ggml.pre": name})
-    for text, add_special, parse_special, ids in PRE_TOKENIZERS[name]:
-        assert tokenizer.encode(text, add_special=add_special, parse_special=parse_special) == ids
+    raw = {"whitespace": "whitespace"} | dict.fromkeys(("gemma4", "granite-embed-multi-311m", "mmbert", "sarvam-moe"), "gemma4")
+    found = vocabularies.metadata(raw[name]) if name in raw else vocabularies.pairs()
+    tokenizer = load_tokenizer(vocabularies.changed(found, model="whitespace" if name == "whitespace" else "gpt2", pre=name))
+    for text, ids in zip(TEXTS, PRE_TOKENIZERS[name], strict=True):
+        assert tokenizer.encode(text) == ids
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
-@given(text=st.text())
-def test_byte_level_text_comes_back(name, text):
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_are_those_of_llama_cpp(name):
+    tokenizer, expected = vocabularies.tokenizer(name), TOKENS[name]
+    for token, special, piece in expected["tokens"]:
+        assert (tokenizer.is_special(token), tokenizer.piece(token)) == (special, bytes.fromhex(piece))
+    assert sorted(tokenizer.eog) == expected["eog"]
+    assert (tokenizer.bos, tokenizer.eos) == (expected["bos"], expected["eos"])
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2", "gemma4", "rwkv", "plamo2"])
+@given(text=st.text(st.characters(exclude_characters="▁\ufeff", exclude_categories=["Cs"])))
+def test_text_comes_back_where_every_byte_has_a_token(name, text):
     tokenizer = vocabularies.tokenizer(name)
     assert tokenizer.decode(tokenizer.encode(text, add_special=False), skip_special=False) == text
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 200_000 + "x", "a" * 100_000, "1234567890" * 10_000, " \n" * 50_000 + "x", "日本語" * 20_000]
+)
+@pytest.mark.parametrize("name", ["gpt-2", "jais-2", "afmoe", "superbpe", "deepseek-llm", "chameleon", *vocabularies.KINDS])
+def test_long_runs_take_no_longer_than_other_texts(name, text):
+    known = name in vocabularies.KINDS
+    tokenizer = vocabularies.tokenizer(name) if known else load_tokenizer(vocabularies.changed(vocabularies.pairs(), pre=name))
+    assert tokenizer.encode(text)  # what goes over the rest of the text for each character would not come to an end
 
 
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
@@ -149,11 +176,11 @@ def test_an_unnamed_pre_tokenizer_is_the_old_one_with_a_warning(caplog):
     ("changes", "message"),
     [
         ({"pre": "who-knows"}, "tokenizer.ggml.pre is 'who-knows'"),
-        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+        ({"model": "who-knows"}, "tokenizer.ggml.model is 'who-knows'"),
     ],
 )
 def test_what_is_not_known_is_named(changes, message):
-    with pytest.raises(UnsupportedError, match=message):
+    with pytest.raises(UnsupportedError, match=message + ".*--override-kv tokenizer.ggml"):
         load_tokenizer(vocabularies.tiny(**changes))
 
 

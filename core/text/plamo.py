@@ -1,0 +1,87 @@
+"""PLaMo-2's vocabularies: of all ways to write a text the one with the highest sum of scores.
+
+The search is the `tokenizers` library's for Unigram vocabularies. llama.cpp's (`llm_tokenizer_plamo2` in its
+src/llama-vocab.cpp) goes through the text from its end, and of several ways with one sum it takes that whose first token is
+longest; so the library gets all texts backwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.errors import ModelFileError
+from augury.text.bpe import call_library
+from augury.text.special_token import TokenType
+from augury.text.unigram import UNKNOWN_PENALTY, scores_of, unigram_tokenizer, unreachable
+
+if TYPE_CHECKING:
+    from augury.text.vocabulary import Vocabulary
+
+__all__ = ["PlamoCodec"]
+
+
+class PlamoCodec:
+    """Encodes text without special tokens, and spells tokens, for vocabularies of kind plamo2.
+
+    Raises:
+        ModelFileError: scores or tokens for single bytes are missing.
+    """
+
+    adds_bos = False
+    adds_eos = False
+    adds_space_prefix = False
+
+    _UNKNOWN = -10_000_000  # what a character scores that is in no token, in ten thousandths
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        numbers = vocabulary.of_type(TokenType.BYTE)
+        found = {int(vocabulary.tokens[token][3:5], 16): token for token in numbers}
+        if missing := [byte for byte in range(256) if byte not in found]:
+            raise ModelFileError(f"the vocabulary has no token <0x{missing[0]:02X}>, expected one for each byte")
+        self._bytes = [found[byte] for byte in range(256)]
+        scaled = scores_of(vocabulary) * 1e4
+        scaled = np.where(np.isfinite(scaled), np.sign(scaled) * np.floor(np.abs(scaled) + 0.5), -np.inf)
+        pieces = [
+            (text[::-1], score) if score > self._UNKNOWN else (unreachable(token), 0.0)
+            for token, (text, score) in enumerate(zip(vocabulary.tokens, scaled.tolist(), strict=True))
+        ]
+        for token in numbers:
+            pieces[token] = (unreachable(token), 0.0)
+        self._unk = len(pieces)
+        pieces.append((unreachable(self._unk), self._UNKNOWN + UNKNOWN_PENALTY))
+        self._tokenizer = unigram_tokenizer(pieces, self._unk)
+        # Padding scores as an unknown character does, which llama.cpp takes for the end of a list of tokens.
+        self._padding = {vocabulary.tokens[token]: token for token in np.flatnonzero(scaled == self._UNKNOWN).tolist()}
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text; characters that are in no token become their bytes."""
+        ids: list[int] = []  # backwards
+        text = text.removeprefix("\ufeff")
+        while self._padding and (last := max((text.rfind(each), each) for each in self._padding))[0] >= 0:
+            at, padding = last
+            ids += [*self._encode_backwards(text[at + len(padding) :]), self._padding[padding]]
+            ids += [self._bytes[byte] for byte in reversed(text[max(at - 1, 0) : at].encode())]
+            text = text[: max(at - 1, 0)]
+        ids += self._encode_backwards(text)
+        return ids[::-1]
+
+    def _encode_backwards(self, text: str) -> list[int]:
+        """Encode text without padding; the last token comes first."""
+        backwards = text[::-1]
+        encoding = call_library(self._tokenizer, backwards)
+        ids: list[int] = encoding.ids
+        if self._unk not in ids:
+            return ids
+        return [
+            known
+            for token, (start, end) in zip(ids, encoding.offsets, strict=True)
+            for known in (
+                [token] if token != self._unk else [self._bytes[byte] for byte in reversed(backwards[start:end][::-1].encode())]
+            )
+        ]
+
+    def spell(self, text: str) -> bytes:
+        """The bytes that a token's text stands for."""
+        return text.encode("utf-8", "surrogateescape")
