@@ -58,17 +58,22 @@ class NumbaCpu(Backend):
         if self.options.affinity == "cores" and threads > len(cores):
             raise OptionError(f"affinity=cores with {threads} threads, but there are {len(cores)} cores; lower -t")
         from augury.backends.numba_cpu.model import NumbaCpuModel
+        from augury.backends.numba_cpu.packing import Layout
+        from augury.backends.numba_cpu.weights import matrices_of
 
         wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
         advice = "ask for a smaller context or fewer slots"
         # the system promises more memory than it has, and ends the process that takes it at its word
-        n_needed, n_there = file.n_bytes + lowering.state_bytes, n_bytes_of_machine()
-        if n_needed > n_there:
-            raise CapacityError(f"{wanted} needs {n_needed / 2**30:.1f} GiB, there are {n_there / 2**30:.1f} GiB; {advice}")
-        require_address_space(n_needed + _COMPILER_BYTES + threads * _THREAD_BYTES, wanted)
+        n_state, n_there = lowering.state_bytes, n_bytes_of_machine()
+        if n_state > n_there:
+            needed = f"needs {n_state / 2**30:.1f} GiB beside its weights, there are {n_there / 2**30:.1f} GiB"
+            raise CapacityError(f"{wanted} {needed}; {advice}")
+        n_weights = Layout.of(matrices_of(file, plan)).n_bytes
+        require_address_space(n_weights + n_state + _COMPILER_BYTES + threads * _THREAD_BYTES, wanted)
         bound = cores if self.options.affinity == "cores" else ()
         try:
-            return NumbaCpuModel(file, lowering, threads, progress, bound, keep=self.options.keep_weights)
+            keep, n_free = self.options.keep_weights, n_there - n_state
+            return NumbaCpuModel(file, lowering, threads, progress, bound, keep=keep, n_free=n_free)
         except MemoryError as error:
             raise CapacityError(f"no memory for {wanted}; {advice}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +49,7 @@ class NumbaCpuModel(Model):
         cores: Sequence[int] = (),
         *,
         keep: bool = False,
+        n_free: int = sys.maxsize,
     ) -> None:
         plan = lowering.plan
         self.info = ModelInfo.of(file, plan)
@@ -58,7 +60,7 @@ class NumbaCpuModel(Model):
         self._n_tokens_known = plan.embedding.n_vocab
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
-        self._weights.load(lowering.kernels(), n_threads, progress, keep=keep)
+        self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
         lowering.place(self._weights, n_threads, self._arena)
         self._whole = lowering.programs()
         self._weights.close_file()

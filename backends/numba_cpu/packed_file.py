@@ -25,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 from augury.backends.numba_cpu import packing
 from augury.backends.numba_cpu.kernels.jit import sources_key
 from augury.backends.numba_cpu.packing import aligned
-from augury.errors import ModelFileError
+from augury.errors import CapacityError, ModelFileError
 from augury.files.atomic_file import AtomicFile, no_room
 from augury.interfaces import Progress
 from augury.log import get_logger
@@ -40,7 +40,7 @@ _CHECKSUM = np.dtype(np.uint64)
 WORTH_BYTES = 64 << 20  # what is smaller is packed within a tenth of a second
 _SUFFIX = ".packed"
 _KEPT_FILES = 4  # those used last: each takes as much of the disk as its model
-_SPARED = 2.0  # a file is made only where so many times its size is free
+_SPARED = 2.0  # a file that could be done without is made only where so many times its size is free
 _TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # these say nothing about a file, which may be good
 _LOGGER = "augury.backends.numba_cpu"
 
@@ -63,10 +63,15 @@ class PackedFile:
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)
         self._mapped: tuple[os.stat_result, np.ndarray] | None = None  # the file as it was then, and all its bytes
 
-    def matrices(self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress) -> np.ndarray:
+    def matrices(
+        self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress, *, is_needed: bool = False
+    ) -> np.ndarray:
         """The matrices, (n_bytes,) uint8: mapped where they are kept, otherwise filled by `pack`, and kept if possible.
 
         An error of `pack` passes through, and nothing is left.
+
+        Raises:
+            CapacityError: They cannot be kept, and `is_needed` says that there is no memory for them otherwise.
         """
         folder = self.path.parent
         found = self._status()
@@ -78,9 +83,14 @@ class PackedFile:
                 file = stack.enter_context(AtomicFile(self.path))
                 if self._status() != found and (kept := self._open(threads, progress)) is not None:
                     return kept  # another process has packed them meanwhile
-                memory = self._reserved(file)
+                memory = self._reserved(file, 1.0 if is_needed else _SPARED)
             except OSError as error:
                 stack.close()
+                if is_needed:
+                    raise CapacityError(
+                        f"{self._n_bytes / 2**30:.1f} GiB of weights do not fit into memory, and cannot be kept in {folder}: "
+                        f"{error}; make room there, or take a smaller model"
+                    ) from error
                 get_logger(_LOGGER).warning("packed weights are not kept", path=str(self.path), reason=str(error))
                 memory = aligned(self._layout.n_bytes)
                 pack(memory)
@@ -152,12 +162,12 @@ class PackedFile:
         self._mapped = status, memory
         return matrices
 
-    def _reserved(self, file: AtomicFile) -> np.ndarray:
+    def _reserved(self, file: AtomicFile, spared: float) -> np.ndarray:
         """Make the file as large as needed and map it, with its room on the disk reserved: no write may find the disk full."""
         if not hasattr(os, "posix_fallocate"):
             raise OSError("this system cannot reserve room on the disk")
-        if shutil.disk_usage(self.path.parent).free < _SPARED * self._n_bytes:
-            raise OSError(no_room(self.path.parent, int(_SPARED * self._n_bytes)))
+        if shutil.disk_usage(self.path.parent).free < spared * self._n_bytes:
+            raise OSError(no_room(self.path.parent, int(spared * self._n_bytes)))
         os.posix_fallocate(file.file.fileno(), 0, self._n_bytes)
         return _mapped(file.file, mmap.ACCESS_WRITE)
 

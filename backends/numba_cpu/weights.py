@@ -23,8 +23,10 @@ from augury.backends.numba_cpu.packing import (
     rows_of,
 )
 from augury.blocks import Experts, Linear, NormKind
+from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import Tensor, TensorType
+from augury.log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
     from augury.interfaces import Progress
 
 PURPOSE = "weights"
+_LOGGER = "augury.backends.numba_cpu"
+
+
+def matrices_of(file: ModelFile, plan: ModelPlan) -> dict[str, Tensor]:
+    """The tensors of a plan's matrices by name."""
+    return {_name(part): _stored(file, part) for part in plan.parts() if isinstance(part, Linear | Experts)}
 
 
 class Weights:
@@ -45,15 +53,34 @@ class Weights:
         self._arena = arena
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[Any, ...], int] = {}
-        matrices = [part for part in plan.parts() if isinstance(part, Linear | Experts)]
-        self._tensors = {_name(part): _stored(file, part) for part in matrices}
+        self._tensors = matrices_of(file, plan)
         self.kernels = matmul_kernels({packed_format(tensor.type).kind for tensor in self._tensors.values()})
 
-    def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool) -> None:
-        """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them."""
+    def load(self, more_kernels: Iterable[object], threads: int, progress: Progress, *, keep: bool, n_free: int) -> None:
+        """Compile the model's kernels and pack its matrices, or find these as an earlier start has kept them.
+
+        Args:
+            more_kernels: Kernels to compile beside those of the matrices.
+            threads: How many share the work.
+            progress: Told what is done.
+            keep: Whether to keep the packed matrices in a file, if that is worth it.
+            n_free: Bytes of memory that the matrices may take; if they need more, they are mapped from a file in any case.
+
+        Raises:
+            CapacityError: They need more, and there is no room for the file.
+        """
         layout = Layout.of(self._tensors)
-        is_worth_it = keep and self._file.identity and layout.n_bytes >= WORTH_BYTES
-        kept = PackedFile(self._file, self._tensors, layout) if is_worth_it else None
+        fits, is_worth_it = layout.n_bytes <= n_free, keep and layout.n_bytes >= WORTH_BYTES
+        kept = None
+        if self._file.identity and (is_worth_it or not fits):
+            kept = PackedFile(self._file, self._tensors, layout)
+        if not fits:
+            sizes = {"weights": f"{layout.n_bytes / 2**30:.1f} GiB", "memory": f"{n_free / 2**30:.1f} GiB"}
+            if kept is None:
+                raise CapacityError(
+                    f"{sizes['weights']} of weights do not fit into {sizes['memory']} of memory; take a smaller model"
+                )
+            get_logger(_LOGGER).warning("weights do not fit into memory and are read from disk as they are needed", **sizes)
         self._threads, self._kept = threads, kept
         own = [kernel for kernels in self.kernels.values() for kernel in (kernels.quantize, kernels.matmul, kernels.embed)]
         compile_all = partial(prepare, [*dict.fromkeys([*more_kernels, *own])], progress)
@@ -63,7 +90,7 @@ class Weights:
         else:
             if is_being_written(kept.path):  # the process that packs compiles, too: share that before waiting for it
                 compile_all()
-            memory = kept.matrices(pack, threads, progress)
+            memory = kept.matrices(pack, threads, progress, is_needed=not fits)
             compile_all()  # what packing has not compiled
         for name, tensor in self._tensors.items():
             rows, columns = rows_and_columns(tensor)

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracles.models import tiny_model
+from oracles.models import altered, tiny_model
 from oracles.passes import run_of
 
-from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, packed_file, weights
+from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions, backend, packed_file, weights
+from augury.backends.numba_cpu.lowering import Lowering
 from augury.backends.numba_cpu.packed_file import PackedFile
 from augury.engine.engine import Engine
-from augury.errors import ModelFileError
+from augury.errors import CapacityError, ModelFileError
 from augury.files.atomic_file import AtomicFile
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -192,6 +193,44 @@ def test_a_load_that_fails_leaves_nothing_behind(folder, path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         logits_of(path)
     assert not files_in(folder)
+
+
+@pytest.fixture
+def little_memory(path, monkeypatch):
+    """A machine that has memory for what slots keep, but not for the weights as well."""
+    with ModelFile.open(path) as file:
+        lowering = Lowering(Llama.plans(file)["main"], ModelOptions(n_ctx=64))
+    monkeypatch.setattr(backend, "n_bytes_of_machine", lambda: lowering.state_bytes + 1000)
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_weights_larger_than_memory_are_mapped_and_that_is_said(folder, packings, path, request, caplog, keep_weights):
+    right = logits_of(path, keep_weights=False)
+    n_matrices = len(packings)
+    request.getfixturevalue("little_memory")
+    for _ in range(2):
+        assert np.array_equal(logits_of(path, keep_weights=keep_weights), right)
+        assert "weights do not fit into memory and are read from disk as they are needed" in caplog.text
+        caplog.clear()
+    assert len(packings) == 2 * n_matrices
+    assert len(files_in(folder)) == 1
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_weights_larger_than_memory_and_disk_are_refused(folder, packings, path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(CapacityError, match=f"of weights do not fit into memory.* cannot be kept in {folder}: .*; make room"):
+        logits_of(path)
+    assert not packings
+    assert not files_in(folder)
+
+
+@pytest.mark.usefixtures("little_memory", "folder")
+def test_weights_larger_than_memory_of_no_file_are_refused(path):
+    with ModelFile.open(path) as file:
+        options = ModelOptions(n_ctx=64)
+        with pytest.raises(CapacityError, match=r"weights do not fit into .* of memory; take a smaller model"):
+            NumbaCpu(NumbaCpuOptions()).load(altered(file), Llama.plans(file)["main"], options, Progress())
 
 
 def test_small_models_are_not_kept(folder, path, monkeypatch):
