@@ -65,6 +65,7 @@ class ModelInfo:
     n_layers: int
     n_ctx_train: int
     n_bytes: int  # of the file
+    digest: str = ""  # of its weights, see `ModelFile.digest`; empty of a model without a file
 
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
@@ -77,6 +78,7 @@ class ModelInfo:
             n_layers=len(plan.layers),
             n_ctx_train=plan.n_ctx_train,
             n_bytes=file.n_bytes,
+            digest=file.digest,
         )
 
 

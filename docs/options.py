@@ -49,7 +49,8 @@ BIAS = """
 `logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token. `samplers`
 lists the samplers in the order in which they are applied, by default
 `["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]`, llama.cpp's order; those left out are not applied. Greedy
-choice looks at bias and penalties alone.
+choice looks at bias and penalties alone. `seed_offset` skips as many of the seed's random numbers, one per token: a text that
+was cut goes on as it would have.
 """
 
 REQUEST = """

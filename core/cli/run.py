@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -36,6 +37,13 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
     parser.add_argument("--echo", action="store_true", help="with --json: tell each prompt's tokens and text beside its answer")
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show drafting figures")
+    parser.add_argument(
+        "--prompt-cache",
+        type=Path,
+        metavar="FILE",
+        help="take up what an earlier run has saved there, as far as the prompt begins like it, and save what this one came to",
+    )
+    parser.add_argument("--prompt-cache-ro", action="store_true", help="with --prompt-cache: leave the file as it is")
     parser.set_defaults(run=_run)
 
 
@@ -46,9 +54,14 @@ def _run(args: argparse.Namespace) -> int:
     prompts = [_with_kwargs(prompt, args.chat_template_kwargs) for prompt in read_prompts(args)]
     if all(prompt.error for prompt in prompts):
         prompts[0].arguments()  # which says so, before a model is loaded for nothing
+    cache: Path | None = args.prompt_cache
+    if cache is not None and (len(prompts), args.parallel) != (1, 1):
+        raise OptionError("--prompt-cache is for one prompt and one sequence; run several one by one, without -np")
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
         show_in_brief(engine)
+        if cache is not None and cache.exists():
+            engine.load_slot(0, cache)
         writer = TokenWriter(has_tokenizer=engine.tokenizer is not None, is_coloured=args.stats)
         results = []
         for prompt, running in _submitted(engine, prompts, params, n_ahead=2 * args.parallel):
@@ -60,16 +73,20 @@ def _run(args: argparse.Namespace) -> int:
                 if not prompt.where:
                     raise
                 _print_failure(prompt, error, args)
+        if cache is not None and not args.prompt_cache_ro and results:
+            engine.save_slot(0, cache)
+    _print_stats(engine, writer, results, args)
+    return 0 if len(results) == len(prompts) else AuguryError.exit_code
+
+
+def _print_stats(engine: Engine, writer: TokenWriter, results: Sequence[Result], args: argparse.Namespace) -> None:
     if writer.legend:
         say(writer.legend)
-    if args.stats:
-        for result in results:
-            for line in drafting_lines(result.stats):
-                say(line)
+    for line in (line for result in results if args.stats for line in drafting_lines(result.stats)):
+        say(line)
     say(run_line([result.stats for result in results]))
     if args.verbose:
         say(engine_line(engine.stats()))
-    return 0 if len(results) == len(prompts) else AuguryError.exit_code
 
 
 def _with_kwargs(prompt: Prompt, kwargs: Mapping[str, Any] | None) -> Prompt:

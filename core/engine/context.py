@@ -98,6 +98,7 @@ class EngineContext(Context):
 
     def restore(self, slot: int, data: bytes) -> int:
         """See `MemoryManager.restore`."""
+        self._last_drafts.pop(slot, None)
         return self.memory.restore(slot, data)
 
     def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:

@@ -23,6 +23,7 @@ from augury.engine.request import Request, checked_tokens, make_request
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
+from augury.engine.slot_files import SavedSlot, SlotFiles
 from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
 from augury.errors import OptionError, UnsupportedError
@@ -93,6 +94,7 @@ class Engine:
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
+        self._slot_files = SlotFiles(self._worker.do, context)
 
     @classmethod
     def load(
@@ -128,8 +130,7 @@ class Engine:
             backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
             memory: A memory manager's name, perhaps with options as in `name:key=value`; `auto` takes the first that suits
                 the model.
-            memory_options: Options by memory manager, beside those in `memory`; those of others than the one that is taken
-                have no effect, which a warning says.
+            memory_options: Options by memory manager, beside those in `memory`; a warning says which have no effect.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.
             draft_model: A second, small model; with `auto` it is one of the drafters to choose from.
@@ -247,10 +248,10 @@ class Engine:
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
             **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
-                repeat_last_n, seed, logit_bias, samplers (see `augury.engine.sampling.SamplingParams`); logits_processors
-                (callables, see `augury.engine.sampling_step.Step`), constraint ("name:key=value" or {"name": {"key": value}},
-                see `augury.constraint.Constraint`); max_tokens (None or -1: until an end token or a full context), min_tokens
-                (before so many neither end tokens nor stop texts end it),
+                repeat_last_n, seed, seed_offset, logit_bias, samplers (see `augury.engine.sampling.SamplingParams`);
+                logits_processors (callables, see `augury.engine.sampling_step.Step`), constraint ("name:key=value" or
+                {"name": {"key": value}}, see `augury.constraint.Constraint`); max_tokens (None or -1: until an end token or a
+                full context), min_tokens (before so many neither end tokens nor stop texts end it),
                 stop (a text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt
                 (reuse what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
                 "p_min", "type", NAME: {...}}), id (a text by which results, logs and observers name the request; several may
@@ -335,15 +336,22 @@ class Engine:
         if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= len(tokens))).any():
             raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {len(tokens) - 1}, the positions of the tokens given")
         rising, back = np.unique(wanted, return_inverse=True)
-        channel = Channel()
-        try:
-            self._worker.check_may_wait()
-            self._worker.evaluate(tokens, rising, channel)
-            logits: np.ndarray = self._worker.wait(channel)
-        except BaseException:  # Ctrl-C while waiting: nobody will ask again
-            channel.cancel()
-            raise
+        logits: np.ndarray = self._worker.evaluate(tokens, rising)
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
+
+    def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
+        """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.
+
+        A request with the tokens and `params` that are returned goes on where the slot's stands, or stood.
+        """
+        return self._slot_files.save(slot, Path(path))
+
+    def load_slot(self, slot: int, path: str | Path) -> SavedSlot:
+        """Let a free slot hold what was saved of any slot, in any process; a prompt that begins like it takes it up.
+
+        A file that is damaged or of another model is an error; the slot is then as it was.
+        """
+        return self._slot_files.load(slot, Path(path))
 
     def stats(self) -> EngineStats:
         """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""

@@ -22,20 +22,20 @@ from augury.batch import Feed
 from augury.engine.context import EngineContext
 from augury.engine.guard import attempt, guarded
 from augury.engine.sequence import Sequence
-from augury.engine.stats import EngineCounter, EngineStats
-from augury.errors import PluginError
-from augury.log import DRAFT_LOGGER, get_logger
+from augury.engine.slot_files import SavedSlot
+from augury.engine.stats import EngineCounter, EngineStats, log_request
+from augury.errors import OptionError, PluginError
+from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
 from augury.speculation.draft_log import log_draft
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import SlotDraft
-from augury.types import Opened, Round, Summary, Verdict, read_only
+from augury.types import Opened, Round, Verdict, read_only
 
 __all__ = ["Loop"]
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
-_LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
 
 
 @frozen(eq=False)
@@ -82,6 +82,7 @@ class Loop:
         self._evaluating: set[int] = set()  # slots
         self._counter = EngineCounter(context.spec.n_slots)
         self._unfreed: set[int] = set()  # slots whose memory manager failed to free them
+        self._ended: dict[int, SavedSlot] = {}  # by slot: the text of its last request, and how that was sampled
 
     @property
     def is_idle(self) -> bool:
@@ -192,6 +193,19 @@ class Loop:
             self._free(opened.slot)
         yield logits
 
+    def save_slot(self, slot: int) -> SavedSlot:
+        """What a slot holds, between two rounds of its request or after it."""
+        running = [SavedSlot.of(sequence) for sequence in self._running if sequence.slot == slot]
+        if not running and slot not in self._ended:
+            raise OptionError(f"slot {slot} holds nothing to save; answer a request first")
+        return attrs.evolve(running[0] if running else self._ended[slot], held=self._context.save(slot))
+
+    def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
+        """Let a free slot hold what was saved."""
+        self._context.restore(slot, saved.held)
+        self._ended[slot] = attrs.evolve(saved, held=b"")
+        return self._ended[slot]
+
     # The steps of a round
 
     def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
@@ -240,6 +254,7 @@ class Loop:
         if opened is not None:
             self._taken.add(opened.slot)
             self._unfreed.discard(opened.slot)
+            self._ended.pop(opened.slot, None)
         elif not self._taken:
             raise PluginError(
                 f"memory manager {self._context.memory.name} has no free slot, and none is in use; load the model again"
@@ -348,12 +363,12 @@ class Loop:
         if sequence.slot >= 0:
             sequence.counter.n_restores, sequence.counter.n_replayed = self._context.restored(sequence.slot)
             self._free(sequence.slot)
+            self._ended[sequence.slot] = SavedSlot.of(sequence)
             guarded(self._drafting.end, sequence)
         summary = sequence.counter.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)
-        if _LOGGER.isEnabledFor(logging.INFO):
-            guarded(_log_request, summary)
+        guarded(log_request, summary)
         for queue in (self._running, self._waiting):
             if sequence in queue:
                 queue.remove(sequence)
@@ -363,22 +378,3 @@ class Loop:
 
     def _publish(self) -> None:
         self._counter.publish((each.slot, each.request, each.n_kept, each.n_emitted) for each in self._running)
-
-
-def _log_request(summary: Summary) -> None:
-    logger = get_logger("augury.engine.loop")
-    logger.info(
-        "request done",
-        id=summary.id,
-        prompt=summary.n_prompt,
-        reused=summary.n_reused,
-        recomputed=summary.n_recomputed,
-        restores=summary.n_restores,
-        replayed=summary.n_replayed,
-        emitted=summary.n_emitted,
-        rounds=summary.n_rounds,
-        prompt_s=round(summary.timings.prompt_s, 4),
-        predict_s=round(summary.timings.predict_s, 4),
-    )
-    for name, stats in summary.drafters.items():
-        logger.info("drafter done", id=summary.id, drafter=name, **attrs.asdict(stats))

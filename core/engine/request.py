@@ -25,7 +25,7 @@ __all__ = ["Request", "checked_tokens", "make_request"]
 
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
 _OTHERS = (
-    *("logit_bias", "samplers", "logits_processors", "constraint", "speculative"),
+    *("logit_bias", "samplers", "seed_offset", "logits_processors", "constraint", "speculative"),
     *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id"),
 )
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
@@ -89,7 +89,8 @@ def make_request(
         OptionError: An argument is unknown, has the wrong type or is out of range.
     """
     rest = dict(params)
-    sampling = SamplingParams(**{key: rest.pop(key) for key in (*sampling_options(), "logit_bias", "samplers") if key in rest})
+    names = (*sampling_options(), "logit_bias", "samplers", "seed_offset")
+    sampling = SamplingParams(**{key: rest.pop(key) for key in names if key in rest})
     speculation = speculation.override(speculative_params(rest))
     constraint = choose_constraint(registry, rest.pop("constraint", None))
     if constraint is not None and speculation.synthetic:

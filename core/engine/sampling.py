@@ -84,8 +84,11 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] = field(default=Factory(dict), converter=_bias)
     samplers: tuple[str, ...] = field(default=SAMPLERS, converter=_samplers)
+    seed_offset: int = 0  # random numbers of the seed that are used up, one for each token of a text that goes on
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.seed_offset, int) or isinstance(self.seed_offset, bool) or self.seed_offset < 0:
+            raise OptionError(f"seed_offset is {self.seed_offset!r}, expected a whole number of at least 0")
         for known in sampling_options().values():
             object.__setattr__(self, known.name, known.convert(getattr(self, known.name), "sampling"))
         if self.temperature < _LEAST_TEMPERATURE:
@@ -322,7 +325,8 @@ class Sampler:
         return ArrayPass(left[None])
 
     def _uniform(self, index: int) -> float:
-        """Number `index` of the seed's stream, in [0, 1)."""
+        """Number `index` of the seed's stream, after those that are used up, in [0, 1)."""
+        index += self.params.seed_offset
         while index >= len(self._uniforms):
             self._uniforms = np.concatenate([self._uniforms, self._stream.random(256)])
         return float(self._uniforms[index])

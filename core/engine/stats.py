@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 from itertools import zip_longest
 from time import perf_counter
@@ -11,9 +12,12 @@ import attrs
 from attrs import Factory, define, frozen
 
 from augury.engine.request import Request
+from augury.log import get_logger
 from augury.types import DrafterStats, Round, Summary, Timings, Verdict
 
-__all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStats"]
+__all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStats", "log_request"]
+
+_LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
 
 
 # One request
@@ -137,6 +141,28 @@ class RequestCounter:
             ),
             effective=self._request.speculation.effective(),
         )
+
+
+def log_request(summary: Summary) -> None:
+    """Log what a request came to."""
+    if not _LOGGER.isEnabledFor(logging.INFO):
+        return
+    logger = get_logger("augury.engine.loop")
+    logger.info(
+        "request done",
+        id=summary.id,
+        prompt=summary.n_prompt,
+        reused=summary.n_reused,
+        recomputed=summary.n_recomputed,
+        restores=summary.n_restores,
+        replayed=summary.n_replayed,
+        emitted=summary.n_emitted,
+        rounds=summary.n_rounds,
+        prompt_s=round(summary.timings.prompt_s, 4),
+        predict_s=round(summary.timings.predict_s, 4),
+    )
+    for name, stats in summary.drafters.items():
+        logger.info("drafter done", id=summary.id, drafter=name, **attrs.asdict(stats))
 
 
 # The engine

@@ -26,7 +26,7 @@ __all__ = ["Worker"]
 
 @frozen(eq=False)
 class _Evaluation:
-    steps: Generator[np.ndarray | None, None, None]
+    steps: Generator[Any, None, None]
     channel: Channel
 
 
@@ -76,10 +76,25 @@ class Worker:
         """What the engine is doing and has done. Nothing is waited for."""
         return self._loop.stats(self._engine_thread.inbox.qsize())
 
-    def evaluate(self, tokens: np.ndarray, rows: np.ndarray, channel: Channel) -> None:
-        """Compute logits as soon as a slot is free, between the rounds; see `Loop.evaluate`. Cancelling ends it."""
-        self.check()
-        self._engine_thread.put(_Evaluation(self._loop.evaluate(tokens, rows), channel))
+    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Compute logits as soon as a slot is free, between the rounds, and wait for them; see `Loop.evaluate`."""
+        logits: np.ndarray = self._answer(self._loop.evaluate(tokens, rows))
+        return logits
+
+    def do(self, step: Callable[[Loop], Any]) -> Any:
+        """Do something on the engine's thread, between two rounds, and wait for its result, which is not None."""
+        return self._answer(step(self._loop) for _ in range(1))
+
+    def _answer(self, steps: Generator[Any, None, None]) -> Any:
+        channel = Channel()
+        try:
+            self.check_may_wait()
+            self.check()
+            self._engine_thread.put(_Evaluation(steps, channel))
+            return self.wait(channel)
+        except BaseException:  # Ctrl-C while waiting: nobody will ask again
+            channel.cancel()
+            raise
 
     def wait(self, channel: Channel) -> Any:
         """Wait for the outcome and return it, or raise what went wrong."""
@@ -198,7 +213,7 @@ class _EngineThread:
         if not self._evaluations:
             return
         first = self._evaluations[0]
-        outcome: np.ndarray | BaseException | None
+        outcome: Any
         try:
             outcome = AuguryError("the evaluation was cancelled") if first.channel.cancels else next(first.steps)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
@@ -206,7 +221,7 @@ class _EngineThread:
         if outcome is not None:
             self._settle(first, outcome)
 
-    def _settle(self, evaluation: _Evaluation, outcome: np.ndarray | BaseException) -> None:
+    def _settle(self, evaluation: _Evaluation, outcome: Any) -> None:
         guarded(evaluation.steps.close)
         self._evaluations.remove(evaluation)
         evaluation.channel.finish(outcome)

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
@@ -73,6 +74,9 @@ class Tensor:
         return self.data.size
 
 
+_N_SAMPLED, _SAMPLE = 256, 256  # tensors, and bytes in the middle of each: a page of the disk is read for it
+
+
 class ModelFile:
     """A GGUF model: metadata and tensors, whether it is one file or several parts.
 
@@ -89,6 +93,7 @@ class ModelFile:
         tensors: Name → tensor, of all parts, in the order of the files.
         identity: Device, inode, size and times of last change (ns) of each file when it was opened. Files whose identity is
             the same have the same content. Empty if it was not read from files.
+        head: A hash of the files' headers.
     """
 
     def __init__(
@@ -99,8 +104,10 @@ class ModelFile:
         metadata: Mapping[str, object],
         tensors: Mapping[str, Tensor],
         identity: tuple[tuple[int, ...], ...] = (),
+        head: bytes = b"",
     ) -> None:
         """Hold what `open` has read."""
+        self.head = head
         self.path = path
         self.paths = paths
         self.n_bytes = n_bytes
@@ -138,7 +145,8 @@ class ModelFile:
                 msg = f"{part.path}: split.tensors.count is {said}, but the {count} parts hold {len(tensors)} tensors"
                 raise ModelFileError(msg)
         identity = tuple(one for part in parts for one in part.identity)
-        return cls(path, paths, sum(part.n_bytes for part in parts), parts[0].metadata, tensors, identity)
+        head = b"".join(part.head for part in parts)
+        return cls(path, paths, sum(part.n_bytes for part in parts), parts[0].metadata, tensors, identity, head)
 
     @classmethod
     def _open_one(cls, path: Path) -> ModelFile:
@@ -149,7 +157,23 @@ class ModelFile:
         for entry in header.entries:
             view = np.frombuffer(data, np.uint8, entry.n_bytes, entry.start)
             tensors[entry.name] = Tensor(entry.name, entry.shape, entry.type, view)
-        return cls(path, (path,), len(data), header.metadata, tensors, (identity,))
+        from xxhash import xxh3_128_digest
+
+        end = min((entry.start for entry in header.entries), default=len(data))
+        with memoryview(data) as whole, whole[:end] as head:
+            return cls(path, (path,), len(data), header.metadata, tensors, (identity,), xxh3_128_digest(head))
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells files of other weights apart, wherever they lie: a hash of headers and of some bytes of some tensors."""
+        from xxhash import xxh3_128
+
+        found = xxh3_128(self.head)
+        tensors = list(self.tensors.values())
+        for tensor in tensors[:: max(len(tensors) // _N_SAMPLED, 1)]:
+            middle = max(tensor.n_bytes - _SAMPLE, 0) // 2
+            found.update(tensor.data[middle : middle + _SAMPLE].tobytes())
+        return found.hexdigest()
 
     @property
     def architecture(self) -> str:

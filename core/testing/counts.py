@@ -38,6 +38,9 @@ def _of_the_text(result: Result) -> Iterator[tuple[str, bool]]:
 def _of_the_sums(stats: Summary) -> Iterator[tuple[str, bool]]:
     drafters = stats.drafters.values()
     yield "0 <= n_reused < n_prompt", stats.n_emitted == 0 or 0 <= stats.n_reused < stats.n_prompt
+    yield "n_reused + n_recomputed < n_prompt", stats.n_reused + stats.n_recomputed < max(stats.n_prompt, 1)
+    again = (stats.n_recomputed, stats.n_restores, stats.n_replayed)
+    yield "tokens are replayed after restores alone", min(again) >= 0 and (stats.n_restores > 0 or stats.n_replayed == 0)
     yield "n_accepted <= n_drafted", stats.n_accepted <= stats.n_drafted
     yield "n_accepted == sum over drafters", stats.n_accepted == sum(each.accepted for each in drafters)
     yield "n_drafted == sum over drafters", stats.n_drafted == sum(each.drafted for each in drafters)

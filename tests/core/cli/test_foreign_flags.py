@@ -162,7 +162,7 @@ def test_help_goes_to_standard_output_alone(capsys, words):
 
 def test_no_flag_of_augury_is_ignored_or_refused_where_it_exists():
     flags = parser_of("run").flags
-    both = "-p --prompt -f --file -np --parallel -st --single-turn --chat-template-kwargs"
+    both = "-p --prompt -f --file -np --parallel -st --single-turn --chat-template-kwargs --prompt-cache --prompt-cache-ro"
     assert {name for name in FOREIGN_FLAGS if name in flags} == set(both.split())
 
 

@@ -163,3 +163,28 @@ def test_the_trained_context_is_used_to_its_end_and_more_is_warned_of_once(capsy
     assert (code, told["finish_reason"], len(told["tokens"])) == (0, "context", 256)
     assert "trained" not in err
     assert run(capsys, *words, "-c", "300", "-n", "1")[2].count("the context is longer than the model was trained for") == 1
+
+
+def test_a_prompt_cache_is_taken_up_and_written_back(capsys, tmp_path):
+    file, prompt = tmp_path / "cache", ",".join(["5", "6", "7"] * 8)
+    words = ["run", *GREEDY, "--json", "--prompt-cache", str(file), "--prompt-tokens"]
+    told = [json.loads(run(capsys, *words, text)[1]) for text in (prompt, prompt, f"{prompt},9", f"5,6,{prompt}")]
+    assert [each["memory"]["reused"] for each in told] == [0, 23, 24, 2]
+    assert told[0]["tokens"] == told[1]["tokens"]
+    before = file.read_bytes()
+    run(capsys, *words[:-1], "--prompt-cache-ro", "--prompt-tokens", prompt)
+    assert file.read_bytes() == before
+    run(capsys, *words, prompt)
+    assert file.read_bytes() != before
+
+
+def test_a_prompt_cache_is_for_one_prompt_and_a_damaged_one_is_an_error(capsys, tmp_path):
+    file = tmp_path / "cache"
+    for more in (["--prompt-tokens", "1,2"], ["-np", "2"]):
+        code, _, err = run(capsys, "run", *GREEDY, "--prompt-cache", str(file), "--prompt-tokens", "1", *more)
+        assert (code, "--prompt-cache is for one prompt" in err) == (2, True)
+    file.write_bytes(b"damaged")
+    code, out, err = run(capsys, "run", *GREEDY, "--prompt-cache", str(file), "--prompt-tokens", "1")
+    assert (code, out) == (1, "")
+    assert f"{file}: is no saved slot" in err
+    assert file.read_bytes() == b"damaged"

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import struct
 import time
 
@@ -489,6 +490,28 @@ def test_an_identity_changes_with_any_part_and_stays_without_change(parts):
     parts[1].write_bytes(parts[1].read_bytes())
     assert identity(parts[0])[0] == before[0]
     assert identity(parts[0])[1] != before[1]
+
+
+def test_a_digest_tells_weights_and_headers_apart_and_not_where_they_lie(parts, tmp_path):
+    def digest(path):
+        with ModelFile.open(path) as file:
+            return file.digest
+
+    before = digest(parts[0])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for part in parts:
+        shutil.copy(part, elsewhere)
+    assert digest(elsewhere / parts[1].name) == digest(parts[2]) == before
+    for part in parts:
+        data = part.read_bytes()
+        with ModelFile._open_one(part) as file:
+            sizes = [tensor.n_bytes for tensor in file.tensors.values()]
+        at = len(data) - sizes[-1] // 2
+        part.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert digest(parts[0]) != before
+        part.write_bytes(data)
+    assert digest(parts[0]) == before
 
 
 def test_a_missing_part_is_named(parts):

@@ -1,0 +1,115 @@
+"""`SavedSlot`, what a slot holds, and `SlotFiles`, which writes and reads it.
+
+A file is a magic number, a version, a checksum of all that follows, and three parts, each after its length: facts in JSON, the
+text's tokens, and what the memory manager saved, which tells itself whether it is of this model and these options.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+from attrs import field, frozen
+
+from augury.engine.sampling import SamplingParams
+from augury.errors import ModelFileError, OptionError
+from augury.files.atomic_file import write_atomically
+from augury.slot_states import join_parts, split_parts
+
+if TYPE_CHECKING:
+    from augury.engine.context import EngineContext
+    from augury.engine.sequence import Sequence
+
+__all__ = ["SavedSlot", "SlotFiles"]
+
+_HEAD = struct.Struct("<8sI16s")
+_MAGIC = b"augury\0s"
+_VERSION = 1
+
+
+@frozen(eq=False)
+class SavedSlot:
+    """A slot's text, and what its request was sampled with.
+
+    `engine.generate(saved.tokens, **saved.params)` goes on as the request would have: the text's last token, which was sampled
+    and not computed, is computed first, and random numbers follow those that were used up.
+    """
+
+    tokens: list[int]  # of the text, prompt and output
+    params: Mapping[str, Any]  # of the request, as far as sampling goes
+    held: bytes = field(default=b"", repr=False)  # what the memory manager saved
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> SavedSlot:
+        """What a request's slot holds, without its states."""
+        params = attrs.asdict(sequence.sampler.params)
+        params["seed_offset"] += sequence.n_emitted
+        return cls(sequence.history.tolist(), params)
+
+
+class SlotFiles:
+    """Saves the slots of an engine to files, and loads them."""
+
+    def __init__(self, do: Callable[[Callable[[Any], SavedSlot]], SavedSlot], context: EngineContext) -> None:
+        """Take over the slots of a context; `do` calls a function of the engine's loop on its thread, and waits."""
+        self._do = do
+        self._n_slots = context.spec.n_slots
+        self._owner = {"model": context.info.name, "weights": context.info.digest, "memory": context.memory.name}
+
+    def save(self, slot: int, path: Path) -> SavedSlot:
+        """See `Engine.save_slot`."""
+        self._check(slot)
+        saved = self._do(lambda loop: loop.save_slot(slot))
+        facts = {**self._owner, "params": {**saved.params, "logit_bias": list(saved.params["logit_bias"].items())}}
+        body = join_parts([json.dumps(facts).encode(), np.array(saved.tokens, np.int32).tobytes(), saved.held])
+        try:
+            write_atomically(path, _HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
+        except OSError as error:
+            raise ModelFileError(f"{path}: a slot could not be saved: {error.strerror}") from error
+        return attrs.evolve(saved, held=b"")
+
+    def load(self, slot: int, path: Path) -> SavedSlot:
+        """See `Engine.load_slot`."""
+        self._check(slot)
+        saved = self._read(path)
+        try:
+            return self._do(lambda loop: loop.load_slot(slot, saved))
+        except ModelFileError as error:
+            raise ModelFileError(f"{path}: {error}") from error
+
+    def _read(self, path: Path) -> SavedSlot:
+        """What a file holds, which is whole and of this model."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ModelFileError(f"{path}: a saved slot could not be read: {error.strerror}") from error
+        magic, version, checksum = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, b"")
+        body = data[_HEAD.size :]
+        if magic != _MAGIC:
+            raise ModelFileError(f"{path}: is no saved slot; expected a file that augury has saved")
+        if version != _VERSION:
+            raise ModelFileError(f"{path}: is a saved slot of version {version}, expected {_VERSION}; save it again")
+        if checksum != _checksum(body):
+            raise ModelFileError(f"{path}: is a damaged slot, its checksum is wrong; remove it, and process its text again")
+        told, tokens, held = split_parts(body)
+        facts = json.loads(told)
+        for key, here in self._owner.items():
+            if facts[key] != here:
+                raise ModelFileError(f"{path}: was saved with {key} {facts[key]!r}, expected {here!r}; load that, or remove it")
+        params = SamplingParams(**{**facts["params"], "logit_bias": dict(facts["params"]["logit_bias"])})
+        return SavedSlot(np.frombuffer(tokens, np.int32).tolist(), attrs.asdict(params), held)
+
+    def _check(self, slot: int) -> None:
+        if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot < self._n_slots:
+            raise OptionError(f"slot is {slot!r}, expected 0 to {self._n_slots - 1}")
+
+
+def _checksum(body: bytes) -> bytes:
+    from xxhash import xxh3_128_digest
+
+    return xxh3_128_digest(body)
