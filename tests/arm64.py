@@ -43,15 +43,12 @@ def pretend() -> None:
 
 
 def assembly(compiled) -> str:
-    """Compile a kernel anew, as the cache keeps no assembly, and return what it is made of."""
-    import numba
+    """What a kernel is made of: its optimised code, which is kept beside the machine's, written out anew."""
+    from augury.backends.numba_cpu.kernels.jit import address
 
-    from augury.backends.numba_cpu.kernels.jit import _signature
-
-    dispatcher = numba.njit(nogil=True, error_model="numpy")(compiled.py_func)
-    dispatcher.compile(_signature(compiled))
-    (text,) = dispatcher.inspect_asm().values()
-    return text
+    address(compiled)
+    (result,) = compiled.overloads.values()
+    return result.library.codegen._tm.emit_assembly(result.library._get_module_for_linking())
 
 
 class Emulator:

@@ -23,13 +23,14 @@ import llvmlite.binding
 import numba
 import numpy as np
 import platformdirs
-from numba.core import config, types
+from numba.core import types
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from xxhash import xxh3_128_digest
 
+from augury.backends.numba_cpu.kernels.compiler import HelperCompiler, KernelCompiler
 from augury.files.atomic_file import AtomicFile, is_being_written
 from augury.memory_limit import require_address_space
 
@@ -40,8 +41,6 @@ __all__ = ["address", "cache_folder", "helper", "kernel", "prepare", "sources_ke
 
 _log = logging.getLogger(__name__)
 
-# LLVM's level: of kernels that spell out their vectors and tiles, level 3 makes no faster code, but takes 1.5 times as long.
-_OPTIMISATION = 2
 # Versions of the kernels, of Python or of numba that were used lately; a folder takes a few MB.
 _KEPT_FOLDERS = 12
 _CHECKSUM_BYTES = 16
@@ -56,7 +55,7 @@ def kernel(function: Callable[..., None]) -> Any:
     The result can be called from Python and from other kernels. It runs without the GIL, never raises (a division by zero
     gives what numpy gives), and is kept in the user's cache folder under its module and name, which must be unique.
     """
-    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+    dispatcher = numba.njit(nogil=True, error_model="numpy", pipeline_class=KernelCompiler)(function)
     dispatcher._cache = _KernelCache(function)  # noqa: SLF001 - as Dispatcher.enable_caching does
     dispatcher.compile = partial(_compile, dispatcher)  # called by numba, too, when Python calls the kernel
     return dispatcher
@@ -64,7 +63,7 @@ def kernel(function: Callable[..., None]) -> Any:
 
 def helper(function: Callable[..., Any]) -> Any:
     """Compile `function` into the kernels that call it."""
-    return numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return numba.njit(nogil=True, error_model="numpy", forceinline=True, pipeline_class=HelperCompiler)(function)
 
 
 def address(compiled: Any) -> int:
@@ -77,18 +76,10 @@ def address(compiled: Any) -> int:
 
 
 def _compile(compiled: Any, signature: tuple[Any, ...]) -> Any:
-    """Load a kernel, or compile it at `_OPTIMISATION`, unless numba was told to do less."""
-    from numba.core.registry import cpu_target
-
+    """Load a kernel, or compile it."""
     require_address_space(_COMPILER_BYTES, "compiling a kernel")
-    assert cpu_target.target_context is not None  # made by now, so that it is made with numba's own level
     with global_compiler_lock, compiled._cache.held:  # noqa: SLF001 - no thread waits for files that another thread holds
-        level = config.OPT
-        config.OPT = type(level)(min(level, _OPTIMISATION))
-        try:
-            return type(compiled).compile(compiled, signature)
-        finally:
-            config.OPT = level
+        return type(compiled).compile(compiled, signature)
 
 
 def prepare(kernels: Iterable[Any], progress: Callable[[str, int, int], None]) -> None:

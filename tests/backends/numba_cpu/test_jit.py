@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from damage import disk_is_full
-from numba.core import config
 
 from augury.backends.numba_cpu.kernels import jit, simd
 from augury.files.atomic_file import AtomicFile
@@ -244,14 +243,3 @@ def test_kernels_never_raise():
     divides(out.ctypes.data, 0)
 
     assert out[0] == 0
-
-
-@pytest.mark.parametrize("use", [jit.address, applied])
-def test_kernels_are_compiled_at_their_own_level_of_optimisation_and_numbas_stays(cache, monkeypatch, use):
-    levels, level = [], config.OPT
-    monkeypatch.setattr(jit._KernelCache, "save_overload", lambda *_: levels.append(config.OPT))
-
-    use(multiplier(2))
-
-    assert levels == [2]
-    assert config.OPT is level

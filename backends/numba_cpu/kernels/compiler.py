@@ -1,0 +1,94 @@
+"""How numba compiles kernels: a helper is optimised, and becomes machine code, as a part of the kernels that call it only.
+
+Numba's own pipeline does both for every function, together with all that it calls and with two wrappers. The helpers at the
+bottom of attention would go through it four times before their kernel does. Here a helper stops at LLVM's IR. A kernel is
+optimised in one run, where numba has two: the first makes reference counts easier to remove, of which kernels have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import _dynfunc
+from numba.core import config
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
+
+__all__ = ["HelperCompiler", "KernelCompiler"]
+
+# LLVM's level: of kernels that spell out their vectors and tiles, level 3 makes no faster code, but takes 1.5 times as long.
+_OPTIMISATION = 2
+
+
+class _KernelLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """Code that is optimised at `_OPTIMISATION`, unless numba was told to do less."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout  # noqa: SLF001 - as in numba's own
+        for function in module.functions:
+            passes, builder = self._codegen._function_pass_manager(opt=min(config.OPT, _OPTIMISATION))  # noqa: SLF001
+            passes.run(function, builder)
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager(opt=min(config.OPT, _OPTIMISATION))  # noqa: SLF001
+        passes.run(self._final_module, builder)
+
+
+class _HelperLibrary(_KernelLibrary):
+    def _optimize_final_module(self) -> None:
+        """Is done to the kernel."""
+
+    def _finalize_final_module(self) -> None:
+        """Make no machine code."""
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _KernelLowering(NativeLowering):  # type: ignore[misc]
+    _name = "augury_kernel_lowering"
+    library = _KernelLibrary
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        state.flags.no_cfunc_wrapper = True
+        return bool(super().run_pass(state))
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _HelperLowering(_KernelLowering):
+    _name = "augury_helper_lowering"
+    library = _HelperLibrary
+
+    def run_pass(self, state: Any) -> bool:
+        state.flags.no_compile = state.flags.no_cpython_wrapper = True
+        changed = super().run_pass(state)
+        lowered = state.cr
+        # what numba knows the helper by; it has no address, so that nothing but kernels can call it
+        function = _dynfunc.make_function(
+            lowered.fndesc.lookup_module(), lowered.fndesc.qualname, "", 0, lowered.env, (state.library,)
+        )
+        state.targetctx.insert_user_function(function, lowered.fndesc, [state.library])
+        state["cr"] = lowered._replace(cfunc=function)
+        return changed
+
+
+class KernelCompiler(CompilerBase):  # type: ignore[misc]
+    """Numba's pipeline for a kernel."""
+
+    lowering = _KernelLowering
+
+    def define_pipelines(self) -> list[Any]:
+        """Name the passes: numba's, with another one that makes code."""
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.passes = [(self.lowering if each is NativeLowering else each, what) for each, what in passes.passes]
+        passes.finalize()
+        return [passes]
+
+
+class HelperCompiler(KernelCompiler):
+    """Numba's pipeline for a helper."""
+
+    lowering = _HelperLowering

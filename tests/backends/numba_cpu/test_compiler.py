@@ -1,0 +1,50 @@
+"""What numba is asked to do for a kernel that calls a helper that calls another."""
+
+import numpy as np
+import pytest
+from numba.core import config
+from numba.core.codegen import JITCPUCodegen
+from numba.core.config import _OptLevel
+
+from augury.backends.numba_cpu.kernels import jit, simd
+
+
+def doubles():
+    @jit.helper
+    def get(x):
+        return simd.get_i64(x)
+
+    @jit.helper
+    def double(x):
+        return 2 * get(x)
+
+    def doubled(x):
+        simd.put_i64(x, double(x))
+
+    return jit.kernel(doubled)
+
+
+def applied(kernel):
+    values = np.array([21])
+    kernel(values.ctypes.data)
+    assert values.tolist() == [42]
+
+
+@pytest.mark.parametrize("use", [jit.address, applied])
+@pytest.mark.parametrize(("numbas", "ours"), [(3, 2), (1, 1)])
+def test_a_kernel_is_optimised_with_its_helpers_at_a_level_of_its_own_and_they_not_alone(monkeypatch, use, numbas, ours):
+    monkeypatch.setattr(jit._KernelCache, "load_overload", lambda *_: None)
+    monkeypatch.setattr(jit._KernelCache, "save_overload", lambda *_: None)
+    applied(doubles())  # numba compiles functions of its own, once
+    levels, n_runs, n_modules = [], [], []
+    build, make, add = JITCPUCodegen._pass_builder, JITCPUCodegen._module_pass_manager, JITCPUCodegen._add_module
+    monkeypatch.setattr(JITCPUCodegen, "_pass_builder", lambda *a, **k: levels.append(k["opt"]) or build(*a, **k))
+    monkeypatch.setattr(JITCPUCodegen, "_module_pass_manager", lambda *a, **k: n_runs.append(1) or make(*a, **k))
+    monkeypatch.setattr(JITCPUCodegen, "_add_module", lambda *a: n_modules.append(1) or add(*a))
+    monkeypatch.setattr(config, "OPT", _OptLevel(numbas))
+
+    use(doubles())
+
+    assert {*levels} == {ours}
+    assert len(n_runs) == 1
+    assert len(n_modules) == 1  # of which there is machine code
