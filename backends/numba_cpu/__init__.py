@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from augury.backends.numba_cpu.backend import NumbaCpu, NumbaCpuOptions
 from augury.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.interfaces import Backend
+from augury.interfaces import Backend
 
 __all__ = ["NumbaCpu", "NumbaCpuOptions"]
 

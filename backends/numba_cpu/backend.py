@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.blocks import ModelPlan
 from augury.errors import CapacityError, OptionError, UnsupportedError
-from augury.interfaces import Backend
+from augury.interfaces import Backend, Model, Progress
 from augury.memory_limit import n_bytes_of_machine, require_address_space
 from augury.options import option
+from augury.types import ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.lowering import Lowering
-    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
-    from augury.interfaces import Model, Progress
-    from augury.types import ModelOptions, StateSpec
 
 # Measured. LLVM ends the process where it gets no memory, and other libraries crash, so these are asked for beforehand.
 _COMPILER_BYTES = 256 << 20

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
 from augury.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def runs_of(slots: np.ndarray, parents: np.ndarray | None) -> np.ndarray:

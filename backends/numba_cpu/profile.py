@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,10 @@ from attrs import frozen
 from augury.backends.numba_cpu.kernels import probe
 from augury.backends.numba_cpu.kernels.isa import choose_isa
 from augury.backends.numba_cpu.kernels.jit import address
-from augury.backends.numba_cpu.packing import aligned
+from augury.backends.numba_cpu.packing import PackedMatrix, aligned
 from augury.profile import KernelTime, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.backends.numba_cpu.packing import PackedMatrix
     from augury.backends.numba_cpu.team import Team
 
 _READ_BYTES = 256 << 20  # more than caches hold

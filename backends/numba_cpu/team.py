@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import team as kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _JOIN_S = 5.0  # a thread that computes nothing returns within milliseconds
 _LINE = 64

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from augury.backends.reference.backend import Reference
 from augury.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from augury.interfaces import Backend
+from augury.interfaces import Backend
 
 __all__ = ["Reference"]
 

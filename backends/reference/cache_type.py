@@ -5,6 +5,7 @@ Every function works on the last axis alone, (..., D). Encoding takes float64; w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +13,6 @@ import numpy as np
 from augury.types import CACHE_BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Arrays = tuple[np.ndarray, ...]
 
 __all__ = ["TYPES"]

@@ -14,14 +14,11 @@ import shutil
 import stat
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
 
 from augury.log import get_logger
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
 __all__ = ["AtomicFile", "is_being_written", "no_room", "sweep", "write_atomically"]
 

@@ -6,11 +6,12 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Mapping
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
+from types import MappingProxyType, TracebackType
+from typing import Final, Self, TypeVar, overload
 
 import numpy as np
 from attrs import field, frozen
@@ -19,10 +20,6 @@ from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
 
 __all__ = ["REQUIRED", "ModelFile", "Tensor", "TensorType"]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -25,7 +26,6 @@ from augury.files.tensor_type import TensorType, type_name
 
 if TYPE_CHECKING:
     import mmap
-    from pathlib import Path
 
 # Ten times the largest known header. Reading stops there, so a huge file of zeros cannot become millions of objects.
 MAX_HEADER_BYTES = 128 << 20

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.files.atomic_file import sweep
+from augury.interfaces import Progress
 from augury.options import nearest
-
-if TYPE_CHECKING:
-    from augury.interfaces import Progress
-    from augury.registry import Registry
+from augury.registry import Registry
 
 __all__ = ["cache_folder", "resolve"]
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.text.renderer import Failure, Refusal, Renderer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from augury.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "prompt_ids"]

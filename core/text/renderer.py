@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from weakref import finalize
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Mapping
 
 __all__ = ["Failure", "Refusal", "Renderer"]
 

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -21,8 +22,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from jinja2 import Template, nodes
     from jinja2.parser import Parser
 

@@ -7,15 +7,11 @@ Keys and texts are those of llama.cpp (src/llama-vocab.cpp), since files are con
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
 
 __all__ = ["TokenType", "assign_roles"]
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from augury.text.tokenizer import StreamDecoder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from augury.text.tokenizer import Tokenizer
+from augury.text.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = ["TextStream"]
 

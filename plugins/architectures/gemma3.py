@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.blocks import Activation, Layer
+from augury.blocks import Activation, Layer, ModelPlan
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 _PERIOD = 6  # one layer in six sees everything, where the file does not say otherwise

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from augury.blocks import Layer
+from augury.blocks import Layer, ModelPlan
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
 
 
