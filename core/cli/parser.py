@@ -122,6 +122,10 @@ class Parser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
         raise SystemExit(OptionError.exit_code)
 
+    def print_help(self, file: Any = None) -> None:
+        """Write the help; argparse's own method would not tell of a disk that is full."""
+        (file or sys.stdout).write(self.format_help())
+
     @property
     def has_commands(self) -> bool:
         """Whether everything from the first word that is not a flag is for another parser."""
