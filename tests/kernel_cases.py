@@ -45,9 +45,9 @@ def of_model(name: str) -> dict[str, np.ndarray]:
 
     from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
     from augury.interfaces import Progress
-    from augury.plugins.architectures.gemma3 import Gemma3
+    from augury.plugins.architectures.gemma import Gemma3
     from augury.plugins.architectures.llama import Llama
-    from augury.plugins.architectures.qwen2 import Qwen2
+    from augury.plugins.architectures.qwen import Qwen2
     from augury.types import ModelOptions
 
     file = tiny_file(name)

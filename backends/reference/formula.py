@@ -115,7 +115,10 @@ def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
         with np.errstate(over="ignore"):  # as in `sigmoid`
             bent: np.ndarray = x / (1.0 + np.exp(-x))
     elif activation is Activation.GELU:
-        bent = 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+        bent = _gelu(x)
+    elif activation is Activation.GELU_HALF:
+        inner = _gelu(np.clip(x, -10.0, 10.0).astype(np.float16).astype(np.float64)).astype(np.float16)
+        bent = np.where(np.abs(x) < 10.0, inner, np.maximum(x, 0.0))
     elif activation is Activation.SWIGLU_OAI:
         limited = np.minimum(x, _OAI_LIMIT)
         bent = limited * sigmoid(_OAI_FACTOR * limited)
@@ -166,6 +169,12 @@ def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float)
     if router.is_normalised:
         shares = shares / max(shares.sum(), router.LEAST_SUM)
     return chosen, router.scale * shares
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    """The tanh approximation."""
+    bent: np.ndarray = 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    return bent
 
 
 def _softmax(x: np.ndarray, sink: float | None) -> np.ndarray:

@@ -34,6 +34,7 @@ class Activation(Enum):
 
     SILU = "silu"  # g * sigmoid(g)
     GELU = "gelu"  # tanh approximation, as ggml and the models trained with it use
+    GELU_HALF = "gelu_half"  # the same, of g rounded to half precision, and rounded so; 0 below -10, g above 10: as ggml has it
     RELU = "relu"  # max(g, 0)
     RELU_SQUARED = "relu_squared"  # max(g, 0)^2
     SWIGLU_OAI = "swiglu_oai"  # with g up to 7: g * sigmoid(1.702 g), and `up` between -7 and 7, plus 1

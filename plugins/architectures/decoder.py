@@ -7,32 +7,43 @@ what is its own. Every tensor's shape is checked against the sizes.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, Literal
 
+import attrs
 import numpy as np
 
-from augury.blocks import Activation, Attention, Embedding, FeedForward, Linear, ModelPlan, Norm, Output, Rope
+from augury.blocks import (
+    Activation,
+    Attention,
+    Convolution,
+    Embedding,
+    FeedForward,
+    Layer,
+    Linear,
+    ModelPlan,
+    Norm,
+    NormKind,
+    Output,
+    Rope,
+    Rows,
+)
 from augury.errors import ModelFileError, UnsupportedError
-from augury.files.gguf import TensorType
+from augury.files.gguf import ModelFile, TensorType
 from augury.plugins.architectures import rope
 from augury.plugins.architectures.keys import Keys
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from augury.blocks import Convolution, Layer
-    from augury.files.gguf import ModelFile
-
-_MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
-_LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite
+_EPS_KEYS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "attention.layer_norm_epsilon"}
 
 
 class Decoder:
     """The sizes of a transformer, read and checked, and its blocks by layer.
 
     Attributes:
-        n_layers: Layers of attention and feed-forward.
+        n_layers: Layers, without those that predict further tokens.
         n_embd: E, values of a token's residual stream.
+        n_ff: F, values between the matrices of a feed-forward, by layer.
         n_heads: H, query heads by layer.
         n_kv_heads: G, key and value heads by layer; each serves H / G query heads.
         head_dim: D, values of a query or key.
@@ -40,114 +51,141 @@ class Decoder:
         n_rot: Values of a query or key that rope turns, from the first on.
     """
 
-    def __init__(self, file: ModelFile, *, has_other_mixers: bool = False, may_have_experts: bool = False) -> None:
-        """Read a file; with other mixers than attention, layers may have no heads."""
+    def __init__(
+        self,
+        file: ModelFile,
+        *,
+        norm: NormKind = NormKind.RMS,
+        least: int = 1,
+        least_eps: float = 0.0,
+        may_have_experts: bool = False,
+        embedding: str = "token_embd",
+    ) -> None:
+        """Read the sizes.
+
+        Args:
+            file: Of the family.
+            norm: What its norms are.
+            least: Of heads and of a feed-forward's values; 0 where the family leaves blocks out.
+            least_eps: What stands for an epsilon that the file does not state, or states as 0; if 0, it has to.
+            may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
+            embedding: The name of the embedding's tensor.
+        """
         self.file = file
-        least = 0 if has_other_mixers else 1
         self.keys = keys = Keys(file)
         if keys.count("expert_count", 0, least=0) and not may_have_experts:
             raise UnsupportedError(
                 f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
                 f"supported; use a dense model",
             )
-        self.n_layers = keys.count("block_count")
-        if self.n_layers > len(file.tensors):
-            keys.fail("block_count", self.n_layers, f"at most {len(file.tensors)}, the number of tensors in the file")
-        self.n_ctx_train = keys.count("context_length", most=_MAX_POSITIONS)
+        n_stored = keys.count("block_count")
+        if n_stored > len(file.tensors):
+            keys.fail("block_count", n_stored, f"at most {len(file.tensors)}, the number of tensors in the file")
+        self.n_layers = n_stored - keys.count("nextn_predict_layers", 0, least=0, most=n_stored - 1)
+        self.n_ctx_train = keys.count("context_length", most=rope.MAX_POSITIONS)
         self.n_embd = keys.count("embedding_length")
-        self.n_ff = keys.counts("feed_forward_length", self.n_layers)
-        self.n_heads = keys.counts("attention.head_count", self.n_layers, least=least)
-        self.n_kv_heads = keys.counts("attention.head_count_kv", self.n_layers, self.n_heads, least=least)
+        self.n_ff = keys.counts("feed_forward_length", n_stored, least=least)
+        self.n_heads = keys.counts("attention.head_count", n_stored, least=least)
+        self.n_kv_heads = keys.counts("attention.head_count_kv", n_stored, self.n_heads, least=least)
         for n_heads, n_kv_heads in zip(self.n_heads, self.n_kv_heads, strict=True):
             if n_kv_heads and n_heads % n_kv_heads:
                 keys.fail("attention.head_count_kv", n_kv_heads, f"a divisor of the {n_heads} heads")
         self.head_dim = self._head_dim("attention.key_length")
         self.value_dim = self._head_dim("attention.value_length")
-        self.n_rot = keys.count("rope.dimension_count", self.head_dim, least=2, most=self.head_dim)
-        if self.n_rot % 2:
-            keys.fail("rope.dimension_count", self.n_rot, "an even number")
-        self.eps = keys.positive("attention.layer_norm_rms_epsilon")
+        self.norm_kind = norm
+        key = _EPS_KEYS[norm]
+        self.eps = (keys.number(key, 0.0) or least_eps) if least_eps else keys.positive(key)
+        self.embedding = embedding
         self.n_vocab = self._n_vocab()
 
-    def rope(
-        self,
-        *,
-        base_key: str = "rope.freq_base",
-        is_scaled: bool = True,
-        is_interleaved: bool = False,
-        factors: np.ndarray | None = None,
-    ) -> Rope:
-        """Rotary positions, with the scaling that the file states.
+    @cached_property
+    def n_rot(self) -> int:
+        """See the class; families without rope need not say."""
+        n_rot = self.keys.count("rope.dimension_count", self.head_dim, least=2, most=self.head_dim)
+        if n_rot % 2:
+            self.keys.fail("rope.dimension_count", n_rot, "an even number")
+        return n_rot
+
+    def rope(self, **arguments: Any) -> Rope:
+        """Rotary positions, with the scaling that the file states; see `rope.of_file`."""
+        return rope.of_file(self, **arguments)
+
+    def windows(self, period: int | None, *, default: int = 0, is_required: bool = False) -> tuple[int | None, ...]:
+        """By layer how many positions a token sees; all where None.
 
         Args:
-            base_key: Where the base stands; 10,000 where it stands nowhere.
-            is_scaled: Whether the file's scaling applies to these layers.
-            is_interleaved: How the family pairs values (see `Rope`).
-            factors: Divisors of the frequencies, (n_rot / 2,), where the file has such a tensor.
-
-        Source: the keys `rope.scaling.*` as llama.cpp reads them; 0 stands for "not set".
+            period: One layer in so many sees everything, the last of them, where the file does not say otherwise; None: the
+                file has to say, layer by layer.
+            default: The window where the file states none; 0: there is none then.
+            is_required: Whether the file has to state it.
         """
-        keys = self.keys
-        base = keys.number(base_key, 10000.0, least=1.001)
-        frequencies = rope.plain(self.n_rot, base, factors)
-        kind = keys.text("rope.scaling.type", "linear")
-        if not is_scaled or kind == "none":
-            return Rope(frequencies, is_interleaved=is_interleaved)
-        if kind not in ("linear", "yarn"):
-            raise UnsupportedError(
-                f"{self.file.path}: {keys.full('rope.scaling.type')!r} is {kind!r}; supported are none, linear and yarn",
-            )
-        factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
-        if factor < _LEAST:
-            keys.number("rope.scaling.factor", factor, least=_LEAST)
-        magnitude = keys.number("rope.scaling.attn_factor", 0.0) or 1.0
-        if kind == "linear":
-            return Rope(rope.linear(frequencies, factor), magnitude, is_interleaved)
-        strength = self.file.get(keys.full("rope.scaling.yarn_ext_factor"), float, -1.0)
-        yarn = rope.Yarn(
-            factor=factor,
-            n_ctx_original=keys.count("rope.scaling.original_context_length", 0, least=0, most=_MAX_POSITIONS)
-            or self.n_ctx_train,
-            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, least=_LEAST),
-            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, least=_LEAST),
-            strength=strength if 0.0 <= strength <= 1.0 else 1.0,  # negative where not set
-            log_multiplier=keys.number("rope.scaling.yarn_log_multiplier", 0.0),
-        )
-        return Rope(yarn.frequencies(frequencies, base), magnitude * yarn.magnitude, is_interleaved)
+        keys, key = self.keys, "attention.sliding_window"
+        window = keys.count(key, None if is_required else default, least=0) or None
+        if window is None:
+            return (None,) * self.n_layers
+        return tuple(window if is_local else None for is_local in self.flags(f"{key}_pattern", period))
 
-    def plan(self, layers: Iterable[Layer], *, embedding_scale: float = 1.0, output_norm: str = "output_norm") -> ModelPlan:
-        """The model of these layers, from the embedding to the output, which norms with `output_norm`.weight."""
-        embedding = Embedding("token_embd.weight", self.n_vocab, self.n_embd, embedding_scale)
-        return ModelPlan(self.file.architecture, embedding, tuple(layers), self.output(output_norm), self.n_ctx_train)
+    def flags(self, key: str, period: int | None) -> list[bool]:
+        """Truth values by layer: as the file's array says, else true but for every n-th layer, where the file states n."""
+        keys = self.keys
+        array = self.file.metadata.get(keys.full(key))
+        if isinstance(array, np.ndarray):
+            if len(array.shape) != 1 or array.size < self.n_layers or array.dtype.kind not in "iub":
+                keys.fail(key, f"an array of {array.size} {array.dtype}", f"{self.n_layers} truth values, one per layer")
+            return [bool(flag) for flag in array[: self.n_layers]]
+        period = keys.count(key, period, least=0)
+        return [period == 0 or layer % period < period - 1 for layer in range(self.n_layers)]
+
+    def plan(self, layers: Iterable[Layer], *, output: Output | None = None, **embedding: Any) -> ModelPlan:
+        """The model of these layers, from the embedding to the output.
+
+        Args:
+            layers: In order.
+            output: The last block, where it is not what `output()` gives.
+            **embedding: What the embedding has beside its weight: `scale` and other fields of `Embedding`.
+        """
+        first = Embedding(f"{self.embedding}.weight", self.n_vocab, self.n_embd, **embedding)
+        last = self.output() if output is None else output
+        return ModelPlan(self.file.architecture, first, tuple(layers), last, self.n_ctx_train)
 
     def attention(
         self,
         layer: int,
-        rope: Rope,
+        rope: Rope | None,
         *,
         scale: float | None = None,
+        norm: str | Norm | None = "attn_norm",
         has_head_norms: bool = False,
         has_post_norm: bool = False,
-        window: int | None = None,
+        has_output_bias: bool = True,
+        has_scales: bool = True,
+        factor: float = 1.0,
+        **others: Any,
     ) -> Attention:
         """The attention of a layer; q, k, v and o have biases where the file has them.
 
         Args:
             layer: From 0.
-            rope: Of its queries and keys.
+            rope: Of its queries and keys, if any.
             scale: Of q · k, by default 1 / sqrt(D).
+            norm: Of its input, or the name of its tensor.
             has_head_norms: Whether queries and keys are normed per head.
             has_post_norm: Whether what is added to the residual stream is normed.
-            window: How many positions a token sees, itself included; all where None.
+            has_output_bias: Whether the family takes note of a bias of o.
+            has_scales: Whether it takes note of scale tensors of q, k and v.
+            factor: What is added to the residual stream is multiplied by it.
+            **others: Other fields of `Attention`, such as `window`.
         """
         n_heads, n_kv_heads = self.n_heads[layer], self.n_kv_heads[layer]
         at = f"blk.{layer}"
-        return Attention(
-            norm=self.norm(f"{at}.attn_norm"),
-            q=self.linear(f"{at}.attn_q", self.n_embd, n_heads * self.head_dim),
-            k=self.linear(f"{at}.attn_k", self.n_embd, n_kv_heads * self.head_dim),
-            v=self.linear(f"{at}.attn_v", self.n_embd, n_kv_heads * self.value_dim),
-            o=self.linear(f"{at}.attn_output", n_heads * self.value_dim, self.n_embd),
+        sizes = (n_heads * self.head_dim, n_kv_heads * self.head_dim, n_kv_heads * self.value_dim)
+        q, k, v = self.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", sizes, has_scale=has_scales)
+        attention = Attention(
+            norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
+            q=q,
+            k=k,
+            v=v,
+            o=self.linear(f"{at}.attn_output", n_heads * self.value_dim, self.n_embd, has_bias=has_output_bias, factor=factor),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=self.head_dim,
@@ -157,56 +195,145 @@ class Decoder:
             q_norm=self.norm(f"{at}.attn_q_norm", self.head_dim) if has_head_norms else None,
             k_norm=self.norm(f"{at}.attn_k_norm", self.head_dim) if has_head_norms else None,
             post_norm=self.norm(f"{at}.post_attention_norm") if has_post_norm else None,
-            window=window,
         )
+        return attrs.evolve(attention, **others)
 
     def feed_forward(
         self,
         layer: int,
         activation: Activation = Activation.SILU,
         *,
+        gate: Literal["own", "fused"] | None = "own",
+        norm: str | Norm | None = "ffn_norm",
         has_post_norm: bool = False,
         has_scales: bool = True,
+        has_biases: bool = True,
+        factor: float = 1.0,
+        n_ff: int | None = None,
+        **others: Any,
     ) -> FeedForward:
         """The feed-forward of a layer.
 
         Args:
             layer: From 0.
             activation: Of its gate.
+            gate: Whether it has a tensor of its own, is the first half of that of `up`, or does not exist.
+            norm: Of its input, or the name of its tensor.
             has_post_norm: Whether what is added to the residual stream is normed.
-            has_scales: Whether the family takes note of scale tensors here; llama.cpp lets some families ignore them.
+            has_scales: Whether the family takes note of scale tensors here; llama.cpp lets most families ignore them.
+            has_biases: Whether it takes note of biases.
+            factor: What is added to the residual stream is multiplied by it.
+            n_ff: F, where it is not what the file's key says.
+            **others: Other fields of `FeedForward`.
         """
-        at, n_ff = f"blk.{layer}", self.n_ff[layer]
-
-        def linear(name: str, n_in: int, n_out: int) -> Linear:
-            return self.linear(f"{at}.{name}", n_in, n_out, has_scale=has_scales, scales_bias=True)
-
-        return FeedForward(
-            norm=self.norm(f"{at}.ffn_norm"),
-            gate=linear("ffn_gate", self.n_embd, n_ff),
-            up=linear("ffn_up", self.n_embd, n_ff),
-            down=linear("ffn_down", n_ff, self.n_embd),
+        at, n_ff = f"blk.{layer}", self.n_ff[layer] if n_ff is None else n_ff
+        marks: dict[str, Any] = {"has_scale": has_scales, "scales_bias": True, "has_bias": has_biases}
+        gate_linear = None
+        if gate == "fused":
+            gate_linear, up = self.fused(at, (), "ffn_up", (n_ff, n_ff), **marks)
+        else:
+            up = self.linear(f"{at}.ffn_up", self.n_embd, n_ff, **marks)
+            if gate is not None:
+                gate_linear = self.linear(f"{at}.ffn_gate", self.n_embd, n_ff, **marks)
+        feed_forward = FeedForward(
+            norm=self.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
+            gate=gate_linear,
+            up=up,
+            down=self.linear(f"{at}.ffn_down", n_ff, self.n_embd, factor=factor, **marks),
             activation=activation,
             post_norm=self.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
         )
+        return attrs.evolve(feed_forward, **others)
 
-    def output(self, norm: str) -> Output:
-        """The last block; the embedding's weights serve where the file has none of its own."""
-        name = "output" if "output.weight" in self.file.tensors else "token_embd"
-        return Output(self.norm(norm), self.linear(name, self.n_embd, self.n_vocab))
+    def output(
+        self,
+        *,
+        norm: str | Norm = "output_norm",
+        is_tied: bool = False,
+        has_bias: bool = True,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> Output:
+        """The last block; the embedding's weights serve where the file has none of its own.
 
-    def norm(self, name: str, size: int | None = None) -> Norm:
-        """The norm with the weights `name`.weight, over E values unless `size` says otherwise."""
+        Args:
+            norm: Of its input, or the name of its tensor.
+            is_tied: Whether the family has no weights of its own in any case.
+            has_bias: Whether the family takes note of a bias.
+            scale: Of the logits.
+            softcap: Of the logits.
+        """
+        name = "output" if "output.weight" in self.file.tensors and not is_tied else self.embedding
+        weight = self.linear(name, self.n_embd, self.n_vocab, has_bias=has_bias, factor=scale)
+        return Output(self.norm(norm) if isinstance(norm, str) else norm, weight, softcap)
+
+    def plain_norm(self, eps: float | None = None) -> Norm:
+        """A norm over E values that has no weights."""
+        return Norm(None, self.n_embd, self.eps if eps is None else eps, kind=self.norm_kind)
+
+    def norm(
+        self, name: str, size: int | None = None, *, shape: tuple[int, int] | None = None, suffix: str = ".weight"
+    ) -> Norm:
+        """The norm with the weights `name`.weight, over E values unless `size` says otherwise, and a bias where there is one.
+
+        Args:
+            name: Of its tensors.
+            size: How many values are normed together.
+            shape: Of the weights, where every head has its own.
+            suffix: Of the tensor with the weights.
+        """
         size = self.n_embd if size is None else size
-        self.file.tensor(f"{name}.weight", (size,))
-        return Norm(f"{name}.weight", size, self.eps)
+        self.file.tensor(f"{name}{suffix}", shape or (size,))
+        bias = f"{name}.bias" if f"{name}.bias" in self.file.tensors else None
+        if bias is not None:
+            self.file.tensor(bias, (size,))
+        return Norm(f"{name}{suffix}", size, self.eps, bias, self.norm_kind, shape)
 
-    def linear(self, name: str, n_in: int, n_out: int, *, has_scale: bool = True, scales_bias: bool = False) -> Linear:
-        """The product with `name`.weight, with `name`.bias and `name`.scale where the file has them."""
-        self.file.tensor(f"{name}.weight", (n_out, n_in))
-        bias = f"{name}.bias"
-        if bias in self.file.tensors:
-            self.file.tensor(bias, (n_out,))
+    def fused(self, at: str, names: tuple[str, ...], fused: str, sizes: tuple[int, ...], **marks: Any) -> list[Linear]:
+        """Products of E values, with matrices of their own, or with rows of one that holds them one after the other."""
+        tensors, total = self.file.tensors, sum(sizes)
+        if names and f"{at}.{fused}.weight" not in tensors:
+            return [self.linear(f"{at}.{name}", self.n_embd, n, **marks) for name, n in zip(names, sizes, strict=True)]
+        linears = []
+        for i, n in enumerate(sizes):
+            rows = Rows(sum(sizes[:i]), n, total, total)
+            linear = self.linear(f"{at}.{fused}", self.n_embd, n, rows=rows, **marks)
+            own = f"{at}.{names[i]}.bias" if names else ""
+            if linear.bias is None and own in tensors:
+                self.file.tensor(own, (n,))
+                linear = attrs.evolve(linear, bias=own, has_own_bias=True)
+            linears.append(linear)
+        return linears
+
+    def linear(
+        self,
+        name: str,
+        n_in: int,
+        n_out: int,
+        *,
+        has_scale: bool = True,
+        scales_bias: bool = False,
+        has_bias: bool = True,
+        factor: float = 1.0,
+        rows: Rows | None = None,
+    ) -> Linear:
+        """The product with `name`.weight, with `name`.bias and `name`.scale where the file has them.
+
+        Args:
+            name: Of its tensors.
+            n_in: Values that go in.
+            n_out: Values that come out.
+            has_scale: Whether the family takes note of a scale tensor.
+            scales_bias: Whether it covers the bias.
+            has_bias: Whether the family takes note of a bias.
+            factor: Of all that comes out.
+            rows: Which rows of the tensor it is, if not all.
+        """
+        n_stored = n_out if rows is None else rows.n_stored
+        self.file.tensor(f"{name}.weight", (n_stored, n_in))
+        bias = f"{name}.bias" if has_bias and f"{name}.bias" in self.file.tensors else None
+        if bias is not None:
+            self.file.tensor(bias, (n_stored,))
         scale = 1.0
         if has_scale and f"{name}.scale" in self.file.tensors:
             scale = float(self.values(f"{name}.scale", 1)[0])
@@ -214,9 +341,10 @@ class Decoder:
             weight=f"{name}.weight",
             n_in=n_in,
             n_out=n_out,
-            bias=bias if bias in self.file.tensors else None,
-            scale=scale,
-            bias_scale=scale if scales_bias else 1.0,
+            bias=bias,
+            scale=factor * scale,
+            bias_scale=factor * (scale if scales_bias else 1.0),
+            rows=rows,
         )
 
     def check(self, part: Convolution) -> None:
@@ -237,22 +365,23 @@ class Decoder:
     def _head_dim(self, key: str) -> int:
         if key in self.keys:
             return self.keys.count(key)
-        n_heads = max(self.n_heads[0], 1)
+        n_heads = next(filter(None, self.n_heads), 1)
         if self.n_embd % n_heads:
             self.keys.fail("embedding_length", self.n_embd, f"a multiple of the {n_heads} heads")
         return self.n_embd // n_heads
 
     def _n_vocab(self) -> int:
         """V by the embedding: the key `vocab_size` is absent from many files and wrong in some."""
-        shape = self.file.tensor("token_embd.weight").shape
+        name = f"{self.embedding}.weight"
+        shape = self.file.tensor(name).shape
         if len(shape) != 2 or shape[1] != self.n_embd:
             raise ModelFileError(
-                f"{self.file.path}: tensor 'token_embd.weight' has shape {shape}, expected (vocabulary, {self.n_embd})",
+                f"{self.file.path}: tensor {name!r} has shape {shape}, expected (vocabulary, {self.n_embd})",
             )
         n_tokens = len(self.file.get("tokenizer.ggml.tokens", list[str], []))
         if n_tokens > shape[0]:
             raise ModelFileError(
                 f"{self.file.path}: metadata key 'tokenizer.ggml.tokens' has {n_tokens} tokens, expected at most the "
-                f"{shape[0]} that 'token_embd.weight' has rows for",
+                f"{shape[0]} that {name!r} has rows for",
             )
         return shape[0]

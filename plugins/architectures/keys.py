@@ -38,7 +38,7 @@ class Keys:
         return value
 
     def counts(self, key: str, n: int, default: tuple[int, ...] | None = None, *, least: int = 1) -> tuple[int, ...]:
-        """`n` counts, one per layer, of at least `least`; files state a number for all of them or an array."""
+        """`n` counts of at least `least`, one per layer; files state a number for all of them or an array."""
         if not isinstance(self.file.metadata.get(self.full(key)), np.ndarray):
             return (self.count(key, least=least),) * n if default is None or key in self else default
         values = self.file.get(self.full(key), list[int])
@@ -59,6 +59,11 @@ class Keys:
         if not (math.isfinite(value) and value > 0.0):
             self.fail(key, value, "a finite number above 0")
         return value
+
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
+        """Whether something is so; required where there is no default."""
+        name = self.full(key)
+        return self.file.get(name, bool) if default is None else self.file.get(name, bool, default)
 
     def text(self, key: str, default: str) -> str:
         """A text."""

@@ -24,7 +24,7 @@ class Lfm2(Architecture):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file, has_other_mixers=True)
+        decoder = Decoder(file, least=0)
         rope = decoder.rope()
         window = decoder.keys.count("attention.sliding_window", 0, least=0) or None
         layers = []
@@ -35,7 +35,7 @@ class Lfm2(Architecture):
                 else _short_convolution(decoder, layer)
             )
             layers.append(Layer(mixer, decoder.feed_forward(layer, has_scales=False)))
-        return {"main": decoder.plan(layers, output_norm="token_embd_norm")}  # as converters have misnamed it
+        return {"main": decoder.plan(layers, output=decoder.output(norm="token_embd_norm"))}  # as converters have misnamed it
 
 
 def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:

@@ -1,56 +1,203 @@
-"""Llama 1 to 3, and models built like it: Mistral, SmolLM2 and others that say `llama`."""
+"""Llama 1 to 3, models built like it that say `llama`, as Mistral and SmolLM2, and families that differ from it in a word."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
-from augury.blocks import Gating, Layer
-from augury.errors import ModelFileError
+from augury.blocks import Activation, Gating, Layer, ModelPlan, Projection, Rope, Temperature
+from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts, mixture
+from augury.plugins.architectures.rope import MAX_POSITIONS
+from augury.plugins.architectures.transformer import Transformer, slopes
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from augury.blocks import FeedForward, MixtureOfExperts, ModelPlan
-    from augury.files.gguf import ModelFile
-
-_FACTORS = "rope_freqs.weight"  # llama 3.1 and later: divisors of the rope's frequencies
+_ROPE: dict[str, Any] = {"is_interleaved": True, "has_factors": True}
+_EXPERTS: dict[str, Any] = {"gating": Gating.SOFTMAX, "is_normalised": True}  # Mixtral's
+_N_LAYERS_7B, _N_LAYERS_13B = 32, 40  # of Baichuan, whose files do not say which positions they have
 
 
-class Llama(Architecture):
-    """Pre-norm attention with interleaved rope, gated feed-forward."""
+class Llama(Transformer):
+    """Pre-norm attention with interleaved rope, into which order converters permute q and k; gated feed-forward."""
 
     name = "llama"
+    rotary = _ROPE
+    experts = _EXPERTS
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        """The first Mistral has a window."""
+        return {"window": decoder.keys.count("attention.sliding_window", 0, least=0) or None}
+
+
+class Mistral3(Transformer):
+    """Queries that grow with the position beyond the original context."""
+
+    name = "mistral3"
+    experts = _EXPERTS
+    rotary = {**_ROPE, "yarn_keys": ("beta_fast", "beta_slow", "log_multiplier")}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        """The temperature of its queries."""
+        keys = decoder.keys
+        if not (scale := keys.number("attention.temperature_scale", 0.0)):
+            return {}
+        period = keys.count("rope.scaling.original_context_length", decoder.n_ctx_train, most=MAX_POSITIONS)
+        return {"temperature": Temperature(scale, period)}
+
+
+class Smollm3(Transformer):
+    """Every fourth layer has no rope."""
+
+    name = "smollm3"
+    rotary = {"is_interleaved": True}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        return super().layer(decoder, layer, rope if (layer + 1) % 4 else None)
+
+
+class Arcee(Transformer):
+    """Squared ReLU without a gate."""
+
+    name = "arcee"
+    rotary = _ROPE
+    feeding = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False}
+
+
+class Ernie(Transformer):
+    """As Llama."""
+
+    name = "ernie4_5"
+    reading = {"may_have_experts": True}  # its mixtures have a name of their own
+    rotary = {"is_interleaved": True}
+    mixing = {"has_output_bias": False}
+    feeding = {"has_scales": False}
+
+
+class Internlm2(Transformer):
+    """As Llama."""
+
+    name = "internlm2"
+    rotary = {"is_interleaved": True}
+    feeding = {"has_scales": False}
+
+
+class Xverse(Transformer):
+    """As Llama."""
+
+    name = "xverse"
+    rotary = {"is_interleaved": True}
+    feeding = {"has_scales": False}
+
+
+class Maincoder(Transformer):
+    """Heads are normed after rope."""
+
+    name = "maincoder"
+    rotary = {"is_interleaved": True}
+    mixing = {"has_head_norms": True, "is_rope_first": True}
+    feeding = {"has_scales": False}
+
+
+class SeedOss(Transformer):
+    """The feed-forward's norm has another name."""
+
+    name = "seed_oss"
+    feeding = {"norm": "post_attention_norm", "has_scales": False}
+
+
+class PanguEmbedded(Transformer):
+    """As Llama, but for the order of its rope."""
+
+    name = "pangu-embedded"
+    feeding = {"has_scales": False}
+
+
+class Refact(Transformer):
+    """Distances lower scores in place of rope."""
+
+    name = "refact"
+    rotary = None
+    mixing = {"has_output_bias": False}
+    feeding = {"has_scales": False, "has_biases": False}
+    experts = {**_EXPERTS, "has_scales": False}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """Its slopes."""
+        return {"slopes": slopes(decoder.n_heads[layer], 8.0)}
+
+
+class Baichuan(Transformer):
+    """The 7B model has rope, the 13B model slopes; by the number of layers, as llama.cpp tells them apart."""
+
+    name = "baichuan"
+    rotary = {"is_interleaved": True}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        return super().layer(decoder, layer, rope if decoder.n_layers == _N_LAYERS_7B else None)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """Its slopes."""
+        return {"slopes": slopes(decoder.n_heads[layer], 8.0) if decoder.n_layers == _N_LAYERS_13B else None}
+
+
+class Nanbeige(Transformer):
+    """Its layers are gone through several times, each time with keys and values of their own."""
+
+    name = "nanbeige"
+    rotary = _ROPE
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file, may_have_experts=True)
-        factors = None
-        if _FACTORS in file.tensors:
-            factors = decoder.values(_FACTORS, decoder.n_rot // 2)
-            if not factors.all():
-                raise ModelFileError(f"{file.path}: tensor {_FACTORS!r} holds a 0, expected divisors")
-        rope = decoder.rope(is_interleaved=True, factors=factors)  # converters permute q and k into this order
-        window = decoder.keys.count("attention.sliding_window", 0, least=0) or None  # the first Mistral
-        layers = (
-            Layer(decoder.attention(layer, rope, window=window), _feed_forward(decoder, layer))
-            for layer in range(decoder.n_layers)
-        )
-        return {"main": decoder.plan(layers)}
+        decoder = Decoder(file)
+        rope, keys = cls.rope(decoder), decoder.keys
+        n_loops = keys.count("num_loops", 1, most=512 // decoder.n_layers or 1)
+        layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
+        if keys.flag("skip_loop_final_norm", default=False):
+            return {"main": decoder.plan(layers * n_loops)}
+        *others, last = layers
+        normed = Layer(last.mixer, last.feed_forward, norm=decoder.norm("output_norm"))
+        return {"main": decoder.plan([*others, normed] * (n_loops - 1) + layers)}
 
 
-def _feed_forward(decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-    """A mixture in Mixtral's layers."""
-    if not has_experts(decoder, layer):
-        return decoder.feed_forward(layer)
-    return mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True)
+class Deci(Architecture):
+    """Pruned Llamas: some layers have a matrix in place of attention, or no attention, or nothing at all."""
+
+    name = "deci"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0)
+        rope = decoder.rope(**_ROPE)
+        return {"main": decoder.plan(cls._layer(decoder, layer, rope) for layer in range(decoder.n_layers))}
+
+    @staticmethod
+    def _layer(decoder: Decoder, layer: int, rope: Rope) -> Layer:
+        if not decoder.n_ff[layer]:
+            return Layer(None)
+        mixer = None
+        if decoder.n_kv_heads[layer]:
+            mixer = decoder.attention(layer, rope)
+        elif decoder.n_heads[layer]:
+            o = decoder.linear(f"blk.{layer}.attn_output", decoder.n_embd, decoder.n_embd, has_scale=False, has_bias=False)
+            return Layer(Projection(decoder.norm(f"blk.{layer}.attn_norm"), o), decoder.feed_forward(layer, has_scales=False))
+        return Layer(mixer, decoder.feed_forward(layer, has_scales=False))
 
 
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `llama`."""
-    return (Llama,)
+    """Offer Llama and what is built like it."""
+    likes = (Arcee, Baichuan, Deci, Ernie, Internlm2, Maincoder, Nanbeige, PanguEmbedded, Refact, SeedOss, Smollm3, Xverse)
+    return (Llama, Mistral3, *likes)

@@ -7,11 +7,121 @@ in use is a change of these two, worked out once when a model is loaded.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from attrs import frozen
 
-__all__ = ["Yarn", "linear", "plain"]
+from augury.blocks import Rope
+from augury.errors import ModelFileError, UnsupportedError
+
+if TYPE_CHECKING:
+    from augury.plugins.architectures.decoder import Decoder
+
+__all__ = ["Yarn", "linear", "of_file", "plain"]
+
+MAX_POSITIONS = (1 << 31) - 1  # what int32 positions can hold
+_LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles stay finite
+_LEAST_BASE = 1.001
+
+
+def of_file(
+    decoder: Decoder,
+    *,
+    base: float | None = None,
+    is_scaled: bool = True,
+    is_interleaved: bool = False,
+    has_factors: bool = False,
+    sections: Literal["blocks", "turns"] | None = None,
+    yarn_keys: Container[str] = (),
+) -> Rope:
+    """Rotary positions with the scaling that a file states.
+
+    Args:
+        decoder: Of the file.
+        base: What the frequencies are powers of, where it is not `base_of(decoder)`.
+        is_scaled: Whether the file's scaling applies to these layers.
+        is_interleaved: How the family pairs values (see `Rope`).
+        has_factors: Whether the family divides frequencies by tensors of the file, if it has them: `rope_freqs`, or
+            `rope_factors_long` and `rope_factors_short` for contexts that are longer than the original one, or not.
+        sections: How the family deals pairs out to the axes of an image, in blocks or in turns. In a text all axes but the
+            last are the position; pairs of the last stay as they are.
+        yarn_keys: Which of the keys `rope.scaling.yarn_*` the family reads: `beta_fast`, `beta_slow`, `log_multiplier`,
+            `ext_factor`.
+
+    Source: the keys `rope.scaling.*` as llama.cpp reads them; 0 stands for "not set".
+    """
+    keys = decoder.keys
+    base = base_of(decoder) if base is None else base
+    kind = keys.text("rope.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise UnsupportedError(
+            f"{decoder.file.path}: {keys.full('rope.scaling.type')!r} is {kind!r}; known are none, linear, yarn and longrope",
+        )
+    factor = (keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0) if kind != "none" else 1.0
+    if factor < _LEAST:
+        keys.number("rope.scaling.factor", factor, least=_LEAST)
+    magnitude = keys.number("rope.scaling.attn_factor", 0.0) or 1.0
+    n_ctx_original = keys.count("rope.scaling.original_context_length", 0, least=0, most=MAX_POSITIONS) or decoder.n_ctx_train
+    yarn = None
+    if kind == "yarn":
+        strength = keys.file.get(keys.full("rope.scaling.yarn_ext_factor"), float, -1.0) if "ext_factor" in yarn_keys else -1.0
+
+        def number(name: str, default: float, least: float = _LEAST) -> float:
+            return keys.number(f"rope.scaling.yarn_{name}", default, least=least) if name in yarn_keys else default
+
+        yarn = Yarn(
+            factor=factor,
+            n_ctx_original=n_ctx_original,
+            beta_fast=number("beta_fast", 32.0),
+            beta_slow=number("beta_slow", 1.0),
+            strength=strength if 0.0 <= strength <= 1.0 else 1.0,  # negative where not set
+            log_multiplier=number("log_multiplier", 0.0, 0.0),
+        )
+        magnitude *= yarn.magnitude if is_scaled else yarn.magnitude / (1.0 + 0.1 * math.log(factor))
+
+    def scaled(factors: np.ndarray | None) -> np.ndarray:
+        frequencies = plain(decoder.n_rot, base, factors)
+        if sections is not None:
+            frequencies[_is_of_last_axis(decoder, len(frequencies), sections)] = 0.0
+        if not is_scaled:
+            return frequencies
+        return linear(frequencies, factor) if yarn is None else yarn.frequencies(frequencies, base)
+
+    short, long = _factors(decoder) if has_factors else (None, None)
+    if short is long:
+        return Rope(scaled(short), magnitude, is_interleaved)
+    return Rope(scaled(short), magnitude, is_interleaved, scaled(long), n_ctx_original)
+
+
+def base_of(decoder: Decoder, key: str = "rope.freq_base", default: float = 10000.0) -> float:
+    """What frequencies are powers of."""
+    return decoder.keys.number(key, default, least=_LEAST_BASE)
+
+
+def _factors(decoder: Decoder) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What divides frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
+    divisors: dict[str, np.ndarray | None] = {}
+    for name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"):
+        divisors[name] = values = None
+        if name in decoder.file.tensors:
+            divisors[name] = values = decoder.values(name, decoder.n_rot // 2)
+            if not values.all():
+                raise ModelFileError(f"{decoder.file.path}: tensor {name!r} holds a 0, expected divisors")
+    always, short, long = divisors.values()
+    return (short, long) if always is None else (always, always)
+
+
+def _is_of_last_axis(decoder: Decoder, n_pairs: int, sections: str) -> np.ndarray:
+    """Which pairs turn by the last of four axes, (n_pairs,) bool, as ggml's rope deals them out."""
+    sizes = decoder.keys.counts("rope.dimension_sections", 4, least=0)
+    if sum(sizes) == 0:
+        decoder.keys.fail("rope.dimension_sections", list(sizes), "sizes of which one is above 0")
+    sector = np.arange(n_pairs) % sum(sizes)
+    if sections == "blocks":
+        return sector >= sum(sizes[:3])
+    return sector >= 3 * np.array(sizes)[sector % 3]
 
 
 def plain(n_rot: int, base: float, factors: np.ndarray | None = None) -> np.ndarray:

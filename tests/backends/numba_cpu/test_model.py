@@ -17,10 +17,9 @@ from augury.backends.reference import Reference
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
-from augury.plugins.architectures.gemma3 import Gemma3
+from augury.plugins.architectures.gemma import Gemma3
 from augury.plugins.architectures.llama import Llama
-from augury.plugins.architectures.qwen2 import Qwen2
-from augury.plugins.architectures.qwen3 import Qwen3
+from augury.plugins.architectures.qwen import Qwen2, Qwen3
 from augury.types import ModelOptions
 
 ARCHITECTURES = {architecture.name: architecture for architecture in (Gemma3, Llama, Qwen2, Qwen3)}

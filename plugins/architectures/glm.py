@@ -1,0 +1,65 @@
+"""ChatGLM and GLM 4, their dense models, and CogVLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from augury.blocks import Linear, Rope, Rows
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures import rope
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.transformer import Transformer
+
+
+class ChatGLM(Transformer):
+    """Rope over a part of each head, fused gates."""
+
+    name = "chatglm"
+    rotary = {"is_interleaved": True}
+    feeding = {"gate": "fused", "has_scales": False}
+
+
+class Glm4(Transformer):
+    """Norms after attention and feed-forward, too; those that see images have positions on axes."""
+
+    name = "glm4"
+    mixing = {"has_post_norm": True}
+    feeding = {"gate": "fused", "has_post_norm": True, "has_scales": False}
+
+    @classmethod
+    def rope(cls, decoder: Decoder) -> Rope:
+        """The rotary positions of all layers."""
+        sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
+        return decoder.rope(sections="blocks") if sections[0] and sections[1] else decoder.rope(is_interleaved=True)
+
+
+class CogVLM(Transformer):
+    """Its matrices for text; images have others."""
+
+    name = "cogvlm"
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def rope(cls, decoder: Decoder) -> Rope:
+        """The rotary positions of all layers, whatever the file says of them."""
+        return Rope(rope.plain(decoder.head_dim, 10000.0))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """Queries, keys and values, of one matrix that has as many rows for each."""
+        n, head_dim = decoder.n_heads[layer] * decoder.head_dim, decoder.head_dim
+        sizes = (n, decoder.n_kv_heads[layer] * head_dim, decoder.n_kv_heads[layer] * head_dim)
+        names = ("q", "k", "v")
+        decoder.file.tensor(f"blk.{layer}.attn_qkv.weight", (3 * n, decoder.n_embd))
+        return {
+            name: Linear(f"blk.{layer}.attn_qkv.weight", decoder.n_embd, size, rows=Rows(i * n, size, 3 * n, 3 * n))
+            for i, (name, size) in enumerate(zip(names, sizes, strict=True))
+        }
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `chatglm`, `glm4` and `cogvlm`."""
+    return (ChatGLM, Glm4, CogVLM)

@@ -1,0 +1,230 @@
+"""GPT-2 and what came before gates: layer norms with biases, and a feed-forward of two matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from augury.blocks import Activation, Layer, Linear, NormKind, Output, Rope, Vector
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.transformer import Transformer, slopes
+
+_UNGATED: dict[str, Any] = {"activation": Activation.GELU_HALF, "gate": None, "has_scales": False}
+
+
+class Gpt2(Transformer):
+    """Positions are learned."""
+
+    name = "gpt2"
+    reading = {"norm": NormKind.LAYER}
+    rotary = None
+    feeding = _UNGATED
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """The learned positions."""
+        return {"positions": decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)}
+
+
+class Starcoder(Gpt2):
+    """As GPT-2, with few key and value heads."""
+
+    name = "starcoder"
+
+
+class Starcoder2(Transformer):
+    """With rope."""
+
+    name = "starcoder2"
+    reading = {"norm": NormKind.LAYER}
+    feeding = _UNGATED
+
+
+class Codeshell(Starcoder2):
+    """As StarCoder 2; the output's weights may serve as the embedding."""
+
+    name = "codeshell"
+
+    @classmethod
+    def decoder(cls, file: ModelFile) -> Decoder:
+        """The sizes of a file."""
+        name = "token_embd" if "token_embd.weight" in file.tensors else "output"
+        return Decoder(file, **cls.reading, embedding=name)
+
+
+class PocketTTS(Transformer):
+    """The language model of Pocket TTS, which has no logits of its own."""
+
+    name = "pockettts"
+    reading = {"norm": NormKind.LAYER}
+    rotary = {"is_interleaved": True}
+    feeding = _UNGATED
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output(is_tied=True)
+
+
+class GptNeox(Transformer):
+    """Attention and feed-forward in parallel, each with a norm of its own, or in sequence, as the file says."""
+
+    name = "gptneox"
+    reading = {"norm": NormKind.LAYER}
+    feeding = _UNGATED
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        is_parallel = decoder.keys.flag("use_parallel_residual")
+        return Layer(decoder.attention(layer, rope), decoder.feed_forward(layer, **cls.feeding), is_parallel)
+
+
+class Falcon(Transformer):
+    """Attention and feed-forward in parallel; the larger ones have two norms."""
+
+    name = "falcon"
+    reading = {"norm": NormKind.LAYER}
+    feeding = {**_UNGATED, "norm": "attn_norm", "has_biases": False}
+    mixing = {"has_output_bias": False}
+    is_parallel = True
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """The norm of its own that attention may have."""
+        has_two = f"blk.{layer}.attn_norm_2.weight" in decoder.file.tensors
+        return {"norm": "attn_norm_2" if has_two else "attn_norm"}
+
+
+class Bloom(Transformer):
+    """Distances lower scores in place of rope; the embedding is normed."""
+
+    name = "bloom"
+    reading = {"norm": NormKind.LAYER}
+    rotary = None
+    feeding = _UNGATED
+    largest_slope: ClassVar[float | None] = 8.0  # None: as the file says
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """Its slopes."""
+        largest = cls.largest_slope
+        if largest is None:
+            largest = decoder.keys.number("attention.max_alibi_bias", 0.0, most=1024.0)
+        return {"slopes": slopes(decoder.n_heads[layer], largest)}
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """The norm of the embedding."""
+        return {"norm": decoder.norm("token_embd_norm")}
+
+
+class Jais(Bloom):
+    """With gates, and scores scaled by 1 / D."""
+
+    name = "jais"
+    feeding = {"has_scales": False}
+    largest_slope = None
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """Its slopes and the scale of its scores."""
+        return {**super().mixing_of(decoder, layer), "scale": 1.0 / decoder.head_dim}
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        """Nothing beside its weight."""
+        return {}
+
+
+class Mpt(Bloom):
+    """Clamped queries, keys and values; some models have learned positions, normed queries and keys, or divisors."""
+
+    name = "mpt"
+    largest_slope = None
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """Its slopes, clamp and norms."""
+        at = f"blk.{layer}"
+        parts = {**super().mixing_of(decoder, layer), "clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
+        if f"{at}.attn_q_norm.weight" in decoder.file.tensors:
+            sizes = (heads[layer] * decoder.head_dim for heads in (decoder.n_heads, decoder.n_kv_heads))
+            q_norm, k_norm = (decoder.norm(f"{at}.attn_{part}_norm", size) for part, size in zip("qk", sizes, strict=True))
+            # llama.cpp clamps before it norms, as `Attention` does
+            parts |= {"q_norm": q_norm, "k_norm": k_norm, "has_joint_norms": True}
+        return parts
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        name = f"blk.{layer}.ffn.act.scales"
+        divisors = None
+        if name in decoder.file.tensors:
+            divisors = Vector(name, decoder.n_ff[layer])
+            decoder.file.tensor(name, (divisors.size,))
+        feed_forward = decoder.feed_forward(layer, **cls.feeding, divisors=divisors)
+        return Layer(decoder.attention(layer, rope, **cls.mixing_of(decoder, layer)), feed_forward)
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """The learned positions, where there are such."""
+        positions: Linear | None = None
+        if "position_embd.weight" in decoder.file.tensors:
+            positions = decoder.linear("position_embd", decoder.n_embd, decoder.n_ctx_train)
+        return {"positions": positions}
+
+
+class Jais2(Transformer):
+    """Squared ReLU without a gate."""
+
+    name = "jais2"
+    reading = {"norm": NormKind.LAYER}
+    feeding = {**_UNGATED, "activation": Activation.RELU_SQUARED}
+
+
+class Nemotron(Jais2):
+    """As Jais 2."""
+
+    name = "nemotron"
+
+
+class Orion(Transformer):
+    """With gates."""
+
+    name = "orion"
+    reading = {"norm": NormKind.LAYER}
+    feeding = {"has_scales": False}
+
+
+class StableLM(Transformer):
+    """With gates; the 12B model norms heads, each with weights of its own, and has one norm for both, which see the same."""
+
+    name = "stablelm"
+    reading = {"norm": NormKind.LAYER}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        is_parallel = f"blk.{layer}.ffn_norm.weight" not in decoder.file.tensors
+        norm = "attn_norm" if is_parallel else "ffn_norm"
+        heads = {"q": decoder.n_heads[layer], "k": decoder.n_kv_heads[layer]}
+        names = {part: f"blk.{layer}.attn_{part}_norm" for part in heads}
+        norms: dict[str, Any] = {
+            f"{part}_norm": decoder.norm(names[part], decoder.head_dim, shape=(n, decoder.head_dim))
+            for part, n in heads.items()
+            if f"{names[part]}.weight" in decoder.file.tensors
+        }
+        return Layer(
+            decoder.attention(layer, rope, **norms), decoder.feed_forward(layer, norm=norm, has_scales=False), is_parallel
+        )
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer GPT-2 and its descendants."""
+    rotary = (Codeshell, Falcon, GptNeox, Jais2, Nemotron, Orion, PocketTTS, StableLM, Starcoder2)
+    return (Bloom, Gpt2, Jais, Mpt, Starcoder, *rotary)

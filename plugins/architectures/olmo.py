@@ -1,0 +1,82 @@
+"""OLMo 1 to 3, their dense models, and OpenELM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from augury.blocks import Layer, ModelPlan, Norm, NormKind, Output, Rope
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.transformer import Transformer
+
+
+class Olmo(Transformer):
+    """Layer norms without weights; queries, keys and values may be clamped."""
+
+    name = "olmo"
+    reading = {"norm": NormKind.LAYER}
+    rotary = {"is_interleaved": True}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        norm, clamp = decoder.plain_norm(), decoder.keys.number("attention.clamp_kqv", 0.0) or None
+        attention = decoder.attention(layer, rope, norm=norm, clamp=clamp, has_output_bias=False)
+        return Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False))
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output(norm=decoder.plain_norm())
+
+
+class Olmo2(Architecture):
+    """Norms after attention and feed-forward alone; queries and keys are normed over all heads; OLMo 3 has windows."""
+
+    name = "olmo2"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file)
+        wide_rope, windows = decoder.rope(), decoder.windows(4)
+        local_rope = Rope(decoder.rope(is_scaled=False).frequencies)
+        layers = []
+        for layer, window in enumerate(windows):
+            attention = decoder.attention(
+                layer,
+                wide_rope if window is None else local_rope,
+                norm=None,
+                has_post_norm=True,
+                window=window,
+                has_joint_norms=True,
+                q_norm=cls._norm(decoder, layer, "q", decoder.n_heads),
+                k_norm=cls._norm(decoder, layer, "k", decoder.n_kv_heads),
+            )
+            layers.append(Layer(attention, decoder.feed_forward(layer, norm=None, has_post_norm=True, has_scales=False)))
+        return {"main": decoder.plan(layers)}
+
+    @staticmethod
+    def _norm(decoder: Decoder, layer: int, part: str, n_heads: tuple[int, ...]) -> Norm:
+        return decoder.norm(f"blk.{layer}.attn_{part}_norm", n_heads[layer] * decoder.head_dim)
+
+
+class OpenElm(Transformer):
+    """Normed heads; how many differs by layer."""
+
+    name = "openelm"
+    mixing = {"has_head_norms": True, "has_scales": False}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output(is_tied=True)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `olmo`, `olmo2`, which OLMo 3 says, too, and `openelm`."""
+    return (Olmo, Olmo2, OpenElm)

@@ -1,0 +1,31 @@
+"""Phi 2 to 4, their dense models."""
+
+from __future__ import annotations
+
+from augury.blocks import Activation, NormKind
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.transformer import Transformer
+
+
+class Phi2(Transformer):
+    """Attention and feed-forward see one layer norm of the same input; no gates, biases everywhere."""
+
+    name = "phi2"
+    reading = {"norm": NormKind.LAYER}
+    feeding = {"activation": Activation.GELU_HALF, "gate": None, "norm": "attn_norm", "has_scales": False}
+    is_parallel = True
+
+
+class Phi3(Transformer):
+    """Fused matrices and LongRoPE. llama.cpp lets it see everything whatever its window is, and so does this."""
+
+    name = "phi3"
+    rotary = {"has_factors": True}
+    feeding = {"gate": "fused", "has_scales": False}
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `phi2` and `phi3`, which Phi 4 says, too."""
+    return (Phi2, Phi3)

@@ -1,0 +1,70 @@
+"""Qwen 1 to 3, their dense models, and what builds on them."""
+
+from __future__ import annotations
+
+from augury.blocks import Layer, Output, Rope
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.transformer import Transformer
+
+
+class Qwen(Transformer):
+    """As Qwen2; its files state twice the size of the feed-forward."""
+
+    name = "qwen"
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        feed_forward = decoder.feed_forward(layer, has_scales=False, n_ff=decoder.n_ff[layer] // 2)
+        return Layer(decoder.attention(layer, rope), feed_forward)
+
+
+class Qwen2(Transformer):
+    """Pre-norm attention with biased q, k and v, gated feed-forward."""
+
+    name = "qwen2"
+    feeding = {"has_scales": False}
+
+
+class Qwen2VL(Transformer):
+    """As Qwen2, with positions on the axes of an image; texts have one."""
+
+    name = "qwen2vl"
+    rotary = {"sections": "blocks"}
+    reading = {"least_eps": 1e-30}  # llama.cpp reads none, and writes 0
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output(has_bias=False)
+
+
+class Qwen3(Transformer):
+    """Pre-norm attention with normed query and key heads, gated feed-forward."""
+
+    name = "qwen3"
+    mixing = {"has_head_norms": True}
+
+
+class Qwen3VL(Transformer):
+    """As Qwen3, with positions on the axes of an image; texts have one."""
+
+    name = "qwen3vl"
+    rotary = {"sections": "turns"}
+    mixing = {"has_head_norms": True}
+    feeding = {"has_scales": False}
+
+
+class Qwen3TTS(Qwen3VL):
+    """The language model of Qwen3-TTS."""
+
+    name = "qwen3tts"
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the dense models of all generations."""
+    return (Qwen, Qwen2, Qwen2VL, Qwen3, Qwen3VL, Qwen3TTS)

@@ -1,0 +1,96 @@
+"""What an architecture page states where a family differs from others in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from augury.blocks import FeedForward, Layer, MixtureOfExperts, ModelPlan, Output, Rope
+from augury.files.gguf import ModelFile
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, mixture
+
+__all__ = ["Transformer", "slopes"]
+
+
+class Transformer(Architecture):
+    """Layers of attention and feed-forward, all alike: those of Llama, but for what a family states.
+
+    Attributes:
+        reading: Arguments of `Decoder`.
+        rotary: Arguments of `Decoder.rope`; None: it has no rotary positions.
+        mixing: Arguments of `Decoder.attention`.
+        feeding: Arguments of `Decoder.feed_forward`.
+        experts: Arguments of `mixture`, which stands in place of a feed-forward in layers with a router; None: none has one.
+        is_parallel: Whether both see the same input.
+    """
+
+    reading: ClassVar[Mapping[str, Any]] = {}
+    rotary: ClassVar[Mapping[str, Any] | None] = {}
+    mixing: ClassVar[Mapping[str, Any]] = {}
+    feeding: ClassVar[Mapping[str, Any]] = {}
+    experts: ClassVar[Mapping[str, Any] | None] = None
+    is_parallel: ClassVar[bool] = False
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = cls.decoder(file)
+        rope = cls.rope(decoder)
+        layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
+        return {"main": decoder.plan(layers, output=cls.output(decoder), **cls.embedding(decoder))}
+
+    @classmethod
+    def decoder(cls, file: ModelFile) -> Decoder:
+        """The sizes of a file."""
+        return Decoder(file, **{"may_have_experts": cls.experts is not None, **cls.reading})
+
+    @classmethod
+    def rope(cls, decoder: Decoder) -> Rope | None:
+        """The rotary positions of all layers."""
+        return None if cls.rotary is None else decoder.rope(**cls.rotary)
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        mixer = decoder.attention(layer, rope, **{**cls.mixing, **cls.mixing_of(decoder, layer)})
+        return Layer(mixer, cls.feed_forward(decoder, layer), cls.is_parallel)
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        if cls.experts is not None and has_experts(decoder, layer):
+            return mixture(decoder, layer, **cls.experts)
+        return decoder.feed_forward(layer, **cls.feeding)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - families read them
+        """Arguments of `Decoder.attention` that depend on the file."""
+        return {}
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:  # noqa: ARG003 - families read it
+        """What the embedding has beside its weight."""
+        return {}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output()
+
+
+def slopes(n_heads: int, largest: float) -> tuple[float, ...] | None:
+    """By head how fast a score falls with distance; None where `largest` is 0.
+
+    Source: Press et al. 2021, "Train Short, Test Long", and ggml's soft_max for other numbers of heads than powers of two.
+
+    >>> slopes(4, 8.0)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    """
+    if not largest:
+        return None
+    n_even = 1 << (n_heads.bit_length() - 1)
+    even = (2.0 ** (-largest * (head + 1) / n_even) for head in range(n_even))
+    between = (2.0 ** (-largest / 2 * (2 * head + 1) / n_even) for head in range(n_heads - n_even))
+    return (*even, *between)
