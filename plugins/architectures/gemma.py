@@ -21,7 +21,7 @@ class Gemma(Transformer):
     """Embeddings scaled by sqrt(E), GELU gates; its norms multiply by 1 + w, and files hold the sum."""
 
     name = "gemma"
-    feeding = {"activation": Activation.GELU, "has_scales": False}
+    feeding = {"activation": Activation.GELU_HALF, "has_scales": False}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's

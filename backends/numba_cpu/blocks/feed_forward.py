@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.heads import Ways
-from augury.backends.numba_cpu.kernels.activation import gelu, relu, relu_squared, silu
+from augury.backends.numba_cpu.kernels.activation import gelu, gelu_half, relu, relu_squared, silu
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
@@ -67,7 +67,13 @@ def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
     return kernel(activate)
 
 
-FUNCTIONS = {Activation.SILU: silu, Activation.GELU: gelu, Activation.RELU: relu, Activation.RELU_SQUARED: relu_squared}
+FUNCTIONS = {
+    Activation.SILU: silu,
+    Activation.GELU: gelu,
+    Activation.GELU_HALF: gelu_half,
+    Activation.RELU: relu,
+    Activation.RELU_SQUARED: relu_squared,
+}
 _KERNELS = {
     (activation, is_gated): _kernel(function, activation.value, is_gated=is_gated)
     for activation, function in FUNCTIONS.items()

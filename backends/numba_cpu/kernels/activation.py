@@ -17,6 +17,7 @@ from augury.backends.numba_cpu.kernels.simd import (
     minimum,
     mul,
     round_even,
+    round_f16,
     splat_f32,
     sub,
     zero_f32,
@@ -83,6 +84,12 @@ def gelu(x):
     """x/2 * (1 + tanh(u)) = x * sigmoid(2u), where u = sqrt(2/pi) * (x + 0.044715 x^3)."""
     cubic = fma(mul(mul(x, x), splat_f32(f32(0.044715))), x, x)
     return mul(x, sigmoid(mul(cubic, splat_f32(f32(1.5957691216057308)))))
+
+
+@helper
+def gelu_half(x):
+    """GELU as ggml has it, in a table: of x rounded to half precision, and rounded so; 0 below -10, x above 10."""
+    return choose_below(absolute(x), f32(10.0), round_f16(gelu(round_f16(x))), maximum(x, zero_f32()))
 
 
 @helper

@@ -186,6 +186,7 @@ splat_f32 = operation("splat_f32", f32x16, (f32,), lambda b, x: splat(b, x, F32X
 add = operation("add", f32x16, (f32x16, f32x16), lambda b, x, y: b.fadd(x, y))
 sub = operation("sub", f32x16, (f32x16, f32x16), lambda b, x, y: b.fsub(x, y))
 mul = operation("mul", f32x16, (f32x16, f32x16), lambda b, x, y: b.fmul(x, y))
+round_f16 = operation("round_f16", f32x16, (f32x16,), lambda b, x: b.fpext(b.fptrunc(x, ir.VectorType(F16, 16)), F32X16))
 div = operation("div", f32x16, (f32x16, f32x16), lambda b, x, y: b.fdiv(x, y))
 fma = operation("fma", f32x16, (f32x16,) * 3, emit_fma)
 fnma = operation("fnma", f32x16, (f32x16,) * 3, lambda b, x, y, z: emit_fma(b, b.fneg(x), y, z))  # z - x*y

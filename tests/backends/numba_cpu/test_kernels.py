@@ -55,6 +55,19 @@ def test_gates_are_good_to_a_few_last_places(values):
     assert np.max(np.abs(applied(lanes(activation.gelu), values) - gelu) / (1 + abs(x))) < 1e-6
 
 
+def test_half_precision_gelu_rounds_before_and_after_and_is_a_line_far_out(values):
+    x = np.concatenate([values / 9, values])
+    half = x.astype(np.float16).astype(np.float64)
+    near = (half * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (half + 0.044715 * half**3)))).astype(np.float16)
+    right = np.where(np.abs(x) < 10, near, np.maximum(x, 0))
+
+    found = applied(lanes(activation.gelu_half), x)
+
+    assert np.array_equal(found[np.abs(x) >= 10], right[np.abs(x) >= 10])
+    assert np.mean(found != right) < 1e-3  # where the exponential's last place decides
+    assert np.max(np.abs(found - right) / (1e-3 + abs(right))) < 1e-3
+
+
 def test_tangents_are_good_to_the_last_places(values):
     x = np.concatenate([values / 20, values / 1e4])
 

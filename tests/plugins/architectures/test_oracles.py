@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles.models import ORACLES, expected, nmse, tiny_file
+from oracles.models import ORACLES, architecture_of, expected, nmse, tiny_file
 from oracles.passes import run_of
 
 from augury import Registry
-from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.testing import check_architecture
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-LIMIT = 1e-9  # llama.cpp itself differs from itself by up to 1e-12, and its GELU is a float16 table
+# llama.cpp differs from itself by up to 1e-12; where its GELU rounds to half precision, an input's last place may decide
+LIMITS = {"reference": 1e-9, "numba-cpu": 3e-9}
 
 
 def load(backend, name, **options):
@@ -24,28 +24,19 @@ def load(backend, name, **options):
     return kind(kind.options_class()).load(file, plan_of(file, REGISTRY), ModelOptions(**given), Progress())
 
 
-def loaded(backend, name, **options):
-    """The model, or None where the backend says that it lacks a block: `reference` lacks none."""
-    try:
-        return load(backend, name, **options)
-    except UnsupportedError:
-        if backend == "reference":
-            raise
-        return None
-
-
 def test_every_architecture_has_an_oracle():
-    assert {tiny_file(name).architecture for name in ORACLES} == set(REGISTRY.architectures)
+    assert {architecture_of(name) for name in ORACLES} == set(REGISTRY.architectures)
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", ORACLES)
 @pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
 def test_logits_are_those_of_llama_cpp(backend, name):
     tokens, right = expected(name)
 
-    if (model := loaded(backend, name)) is not None:
-        assert nmse(model.forward(run_of(tokens)).rows(), right) < LIMIT
+    logits = load(backend, name).forward(run_of(tokens)).rows()
+
+    assert nmse(logits, right) < LIMITS[backend]
 
 
 @pytest.mark.sample(12)
@@ -53,8 +44,7 @@ def test_logits_are_those_of_llama_cpp(backend, name):
 @pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
 def test_tokens_one_by_one_give_the_same_bits(backend, name):
     tokens, _ = expected(name)
-    if (model := loaded(backend, name, n_slots=2)) is None:
-        return
+    model = load(backend, name, n_slots=2)
     at_once = model.forward(run_of(tokens, slot=1)).rows().copy()
 
     one_by_one = [model.forward(run_of([token], start=i)).rows().copy() for i, token in enumerate(tokens)]

@@ -171,7 +171,7 @@ def test_gemma3_scales_its_embedding_and_norms_what_is_added():
     assert plan.embedding.scale == 16.0
     assert plan.layers[0].mixer.post_norm.weight == "blk.0.post_attention_norm.weight"
     assert plan.layers[0].feed_forward.post_norm.weight == "blk.0.post_ffw_norm.weight"
-    assert plan.layers[0].feed_forward.activation is Activation.GELU
+    assert plan.layers[0].feed_forward.activation is Activation.GELU_HALF
 
 
 def test_gemma3_mixes_local_and_global_layers_with_ropes_of_their_own():
