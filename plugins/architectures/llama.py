@@ -125,7 +125,6 @@ class Refact(Transformer):
     rotary = None
     mixing = {"has_output_bias": False}
     feeding = {"has_scales": False, "has_biases": False}
-    experts = {**_EXPERTS, "has_scales": False}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
