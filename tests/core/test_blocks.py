@@ -1,3 +1,5 @@
+from enum import Enum
+
 import attrs
 import numpy as np
 import pytest
@@ -5,11 +7,11 @@ import pytest
 from augury import blocks
 from augury.backends import numba_cpu, reference
 from augury.backends.numba_cpu.blocks import KNOWN as NUMBA_CPU
-from augury.backends.reference.mixers import KNOWN as REFERENCE
+from augury.backends.reference.blocks import KNOWN as REFERENCE
 from augury.blocks import (
     Activation,
     Attention,
-    Convolution,
+    Block,
     Embedding,
     FeedForward,
     Layer,
@@ -18,112 +20,72 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
-    Projection,
     Rope,
     Rows,
-    ShortConvolution,
-    Temperature,
-    Vector,
 )
 from augury.errors import CapacityError, UnsupportedError
-from augury.options import NoOptions
 from augury.types import ModelOptions
 
 NORM = Norm("norm", 8, 1e-5)
 SQUARE = Linear("matrix", 8, 8)
 ROPE = Rope(np.ones(2))
 ATTENTION = Attention(NORM, SQUARE, SQUARE, SQUARE, SQUARE, 2, 2, 4, 4, 0.5, ROPE)
-FEED_FORWARD = FeedForward(NORM, SQUARE, SQUARE, SQUARE, Activation.SILU)
-CONVOLUTION = ShortConvolution(NORM, Linear("inputs", 8, 24), Convolution("taps", 8, 3), SQUARE)
-LAYER = Layer(ATTENTION, FEED_FORWARD)
+LAYER = Layer(ATTENTION, FeedForward(NORM, SQUARE, SQUARE, SQUARE, Activation.SILU))
 PLAN = ModelPlan("toy", Embedding("embedding", 16, 8), (LAYER,), Output(NORM, Linear("output", 8, 16)), 64)
 BACKENDS = {"reference": (REFERENCE, reference.Reference), "numba-cpu": (NUMBA_CPU, numba_cpu.NumbaCpu)}
+LATE = {"long_frequencies", "n_ctx_short"}  # `ModelPlan.for_context` chooses before a backend sees them
 
-VALUES = {  # of each optional field, something else than its default
-    Embedding: {"scale": 2.0, "positions": Linear("positions", 8, 1024), "norm": NORM},
-    Attention: {
-        "norm": None,
-        "rope": None,
-        **dict.fromkeys(("q_norm", "k_norm", "v_norm", "out_norm", "post_norm"), NORM),
-        **dict.fromkeys(("has_joint_norms", "is_rope_first"), True),
-        **dict.fromkeys(("window", "chunk"), 3),
-        **dict.fromkeys(("clamp", "softcap"), 30.0),
-        "temperature": Temperature(0.1, 8192),
-        "slopes": (0.5, 0.25),
-        "sinks": Vector("sinks", 2),
-        "gate": SQUARE,
-    },
-    FeedForward: {
-        "norm": None,
-        "gate": None,
-        "activation": Activation.RELU,
-        "post_norm": NORM,
-        "hidden_norm": NORM,
-        "divisors": Vector("divisors", 8),
-    },
-    Output: {"softcap": 30.0},
-    Layer: {"mixer": None, "feed_forward": None, "is_parallel": True, "skip": 0.5, "norm": NORM},
-    Linear: {"bias": "bias", "scale": 2.0, "bias_scale": 2.0, "rows": Rows(0, 8, 24, 24), "has_own_bias": True},
-    Norm: {"weight": None, "bias": "bias", "kind": NormKind.LAYER, "weight_shape": (2, 4)},
-    Rope: {"magnitude": 2.0, "is_interleaved": True},
-    Temperature: {"offset": 1.0},
-    Convolution: {"bias": "bias"},
-}
+VOCABULARY = [kind for kind in (getattr(blocks, name) for name in blocks.__all__) if attrs.has(kind)]
+FIELDS = [
+    (kind, each.name, None if each.default is attrs.NOTHING else "something else")
+    for kind in VOCABULARY
+    for each in attrs.fields(kind)
+    if kind is not ModelPlan
+    if each.name not in LATE and not isinstance(each.default, Enum)
+    if each.default is not attrs.NOTHING or str(each.type).endswith("| None")
+]
 
 
-def with_field(kind, name):
-    """The plan with one field that is not as usual."""
-    value = VALUES[kind][name]
-    if kind is Embedding:
-        return attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, **{name: value}))
-    if kind is Output:
-        return attrs.evolve(PLAN, output=attrs.evolve(PLAN.output, **{name: value}))
-    changed = {
-        Attention: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, **{name: value})),
-        FeedForward: lambda: attrs.evolve(LAYER, feed_forward=attrs.evolve(FEED_FORWARD, **{name: value})),
-        Layer: lambda: attrs.evolve(LAYER, **{name: value}),
-        Linear: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, o=attrs.evolve(SQUARE, **{name: value}))),
-        Norm: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, norm=attrs.evolve(NORM, **{name: value}))),
-        Rope: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, rope=attrs.evolve(ROPE, **{name: value}))),
-        Convolution: lambda: Layer(attrs.evolve(CONVOLUTION, conv=attrs.evolve(CONVOLUTION.conv, **{name: value}))),
-        Temperature: lambda: attrs.evolve(LAYER, mixer=attrs.evolve(ATTENTION, temperature=Temperature(1.0, 8, 1.0))),
-    }[kind]()
-    return attrs.evolve(PLAN, layers=(changed,))
-
-
-FIELDS = [(kind, name) for kind, values in VALUES.items() for name in values]
-
-
-def test_every_optional_field_of_the_vocabulary_has_a_value_here():
-    late = {"long_frequencies", "n_ctx_short"}  # `for_context` chooses before a backend sees them
-    for kind in (getattr(blocks, name) for name in blocks.__all__):
-        if attrs.has(kind) and kind is not ModelPlan:
-            optional = {each.name for each in attrs.fields(kind) if each.default is not attrs.NOTHING}
-            assert optional - late <= set(VALUES.get(kind, ())), kind
+def plan_with(kind, **fields):
+    """A plan that has a part of a kind, of which nothing else is set."""
+    required = {each.name: "whatever" for each in attrs.fields(kind) if each.default is attrs.NOTHING}
+    return attrs.evolve(PLAN, embedding=kind(**required | fields))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda each: getattr(each, "__name__", each))
-def test_a_backend_refuses_by_name_each_field_that_it_does_not_list(backend, kind, name):
-    known, backend_class = BACKENDS[backend]
-    value = VALUES[kind][name]
-    is_known = value in known[type(value)] if type(value) in (Activation, NormKind) else name in known.get(kind, ())
-    is_known = is_known and all(type(each) in known for each in (value,) if attrs.has(type(each)))
-    loaded = backend_class(backend_class.options_class())
+@pytest.mark.parametrize(("kind", "name", "value"), FIELDS, ids=lambda each: getattr(each, "__name__", each))
+def test_a_field_that_a_backend_does_not_list_is_refused_by_name(backend, kind, name, value):
+    known, _ = BACKENDS[backend]
+    plan, others = plan_with(kind, **{name: value}), {**known, kind: set(known.get(kind, ())) - {name}}
 
-    if is_known:
-        loaded.state_spec(with_field(kind, name), ModelOptions(n_ctx=64))
-    else:
-        with pytest.raises(UnsupportedError, match=f"(?i){name if kind in known else kind.__name__}"):
-            loaded.state_spec(with_field(kind, name), ModelOptions(n_ctx=64))
+    if name in known.get(kind, ()):
+        plan.check_blocks(known)
+    with pytest.raises(UnsupportedError, match=f"toy models have {kind.__name__}.*{name}, which this backend does not compute"):
+        plan.check_blocks(others)
 
 
-def test_a_block_that_is_not_listed_is_refused_by_name():
-    plan = attrs.evolve(PLAN, layers=(Layer(Projection(NORM, SQUARE)),))
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("member", [NormKind.LAYER, Activation.RELU])
+def test_a_member_of_an_enumeration_that_a_backend_does_not_list_is_refused_by_name(backend, member):
+    known, _ = BACKENDS[backend]
+    plan = plan_with(FeedForward, activation=member)
 
-    with pytest.raises(UnsupportedError, match="toy models have a block Projection, which this backend does not compute"):
-        plan.check_blocks({kind: known for kind, known in REFERENCE.items() if kind is not Projection})
-    reference.Reference(NoOptions()).state_spec(plan, ModelOptions())
+    plan.check_blocks(known)
+    with pytest.raises(UnsupportedError, match=rf"toy models have {member.name} as FeedForward\.activation"):
+        plan.check_blocks({**known, type(member): set(type(member)) - {member}})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backends_check_a_plan_before_anything_else(backend):
+    @attrs.frozen
+    class Crystal(Block):
+        """Not in any vocabulary."""
+
+    _, kind = BACKENDS[backend]
+    plan = attrs.evolve(PLAN, layers=(Layer(Crystal()),))
+
+    with pytest.raises(UnsupportedError, match="toy models have a block Crystal, which this backend does not compute"):
+        kind(kind.options_class()).state_spec(plan, ModelOptions())
 
 
 def test_rows_of_a_fused_matrix_say_what_the_file_stores():
