@@ -1,7 +1,9 @@
-"""Blocks of IQ1, IQ2 and IQ3 in a model file: indices into a codebook of four or eight weights, their signs, their scales.
+"""Blocks whose weights are written out when they are packed: those of IQ1, IQ2, IQ3 and TQ1_0; emitted as LLVM IR.
 
-A codebook is a table of bytes: of each weight of an entry the place of its magnitude among those of the type. Emitted as LLVM
-IR. Source: block structs and dequantisation of ggml-quants.c, as in gguf's quants.py.
+IQ1 to IQ3 are indices into a codebook of four or eight weights, their signs, their scales. A codebook is a table of bytes: of
+each weight of an entry the place of its magnitude among those of the type. TQ1_0 has five weights to a byte.
+
+Source: block structs and dequantisation of ggml-quants.c, as in gguf's quants.py.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
-from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, call, load
+from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, call, int32, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +37,8 @@ class _Reader:
     def bits(self, value: ir.Value, start: int, width: int, to: int = 0) -> ir.Value:
         """Take some bits of an i32, and move them up to bit `to`."""
         b = self.b
-        found = b.and_(b.lshr(value, _int(start)), _int((1 << width) - 1))
-        return b.shl(found, _int(to)) if to else found
+        found = b.and_(b.lshr(value, int32(start)), int32((1 << width) - 1))
+        return b.shl(found, int32(to)) if to else found
 
 
 def emit_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: int, table: ir.Value) -> ir.Value:
@@ -65,11 +67,11 @@ def emit_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: int,
     if seven is not None:
         signs = b.or_(seven, r.bits(call(b, "llvm.ctpop.i32", I32, seven), 0, 1, to=7))
     entry, place = (4, 0) if kind.startswith("iq3") else (8, 4 * (u % 2))
-    codes = load(b, b.add(table, b.zext(b.add(b.mul(index, _int(entry)), _int(place)), I64)), I32)
+    codes = load(b, b.add(table, b.zext(b.add(b.mul(index, int32(entry)), int32(place)), I64)), I32)
     if signs is None:
         return codes
-    spread = b.and_(b.mul(r.bits(signs, 4 * (u % 2), 4), _int(0x00204081)), _int(0x01010101))  # bit c to byte c
-    return b.or_(codes, b.shl(spread, _int(3 if kind.startswith("iq3") else 2)))
+    spread = b.and_(b.mul(r.bits(signs, 4 * (u % 2), 4), int32(0x00204081)), int32(0x01010101))  # bit c to byte c
+    return b.or_(codes, b.shl(spread, int32(3 if kind.startswith("iq3") else 2)))
 
 
 def emit_numbers(b: ir.IRBuilder, kind: str, source: ir.Value) -> Sequence[ir.Value]:
@@ -80,7 +82,7 @@ def emit_numbers(b: ir.IRBuilder, kind: str, source: ir.Value) -> Sequence[ir.Va
         if kind == "iq1_s":
             both = r.read(34, 2, I16)
             numbers += [r.bits(both, 12, 3)] * 2
-            shared.append(b.mul(r.bits(both, 15, 1), _int(15)))
+            shared.append(b.mul(r.bits(both, 15, 1), int32(15)))
         elif kind == "iq1_m":
             scales = r.read(48 + j // 2 * 2, llvm=I16)
             numbers += [r.bits(scales, 6 * (j % 2) + 3 * half, 3) for half in range(2)]
@@ -106,5 +108,23 @@ def emit_scattered_scale(b: ir.IRBuilder, source: ir.Value) -> ir.Value:
     return b.trunc(b.or_(b.or_(*parts[:2]), b.or_(*parts[2:])), I16)
 
 
-def _int(value: int) -> ir.Constant:
-    return ir.Constant(I32, value)
+def emit_ternary_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int) -> ir.Value:
+    """Read word u of block j of TQ1_0: digits 0 to 2 of bytes that are fractions in base 3, in 256ths.
+
+    32 bytes have a digit of each of the blocks 0..4, 16 bytes one of each 16 columns after that, 4 bytes of each four at last.
+    """
+    is_first = b.icmp_unsigned("<", j, int32(5))
+    sixteen = b.add(b.mul(b.sub(j, int32(5)), int32(2)), int32(u // 4))
+    place, digit = int32(32 + 4 * (u % 4)), sixteen
+    if u >= 4:
+        is_last = b.icmp_unsigned("==", j, int32(7))
+        place, digit = b.select(is_last, int32(48), place), b.select(is_last, int32(u - 4), digit)
+    place, digit = b.select(is_first, int32(4 * u), place), b.select(is_first, j, digit)
+    powers = ir.Constant(I64, sum(3**n << 8 * n for n in range(5)))
+    power = b.and_(b.trunc(b.lshr(powers, b.zext(b.mul(digit, int32(8)), I64)), I32), int32(255))
+    word, mask = load(b, b.add(source, b.zext(place, I64)), I32), int32(0x00FF00FF)
+    digits = []
+    for byte in (0, 1):  # even and odd bytes
+        fraction = b.and_(b.mul(b.and_(b.lshr(word, int32(8 * byte)), mask), power), mask)
+        digits.append(b.shl(b.and_(b.lshr(b.mul(fraction, int32(3)), int32(8)), mask), int32(8 * byte)))
+    return b.or_(*digits)

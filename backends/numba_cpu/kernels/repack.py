@@ -14,10 +14,16 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.codebook import CODEBOOK_TYPES, emit_numbers, emit_scattered_scale, emit_word
+from augury.backends.numba_cpu.kernels.codebook import (
+    CODEBOOK_TYPES,
+    emit_numbers,
+    emit_scattered_scale,
+    emit_ternary_word,
+    emit_word,
+)
 from augury.backends.numba_cpu.kernels.format import BLOCK, FORMATS, PANEL_ROWS, VECTOR
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, load, store
+from augury.backends.numba_cpu.kernels.simd import I8, I16, I32, I64, int32, load, store
 from augury.backends.numba_cpu.kernels.unpack import LOGICAL, at
 
 if TYPE_CHECKING:
@@ -56,12 +62,8 @@ _PLACES = {
 _RUNS = {"q2_k": (32, 2), "q3_k": (32, 2), "q4_k": (32, 4), "q5_k": (32, 4), "q6_k": (64, 4), "tq2_0": (32, 2)}
 
 
-def _int(value: int) -> ir.Constant:
-    return ir.Constant(I32, value)
-
-
 def _in_each_byte(value: int) -> ir.Constant:
-    return _int(value * 0x01010101)
+    return int32(value * 0x01010101)
 
 
 def _plane_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int, place: int, split: tuple[int, int]) -> ir.Value:
@@ -73,33 +75,11 @@ def _plane_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int, place: i
     run, width = split
     beside = run // BLOCK
     blocks = 8 // width * beside
-    inside = b.urem(j, _int(blocks))
-    offset = b.add(b.mul(b.udiv(j, _int(blocks)), _int(run)), b.mul(b.urem(inside, _int(beside)), _int(BLOCK)))
+    inside = b.urem(j, int32(blocks))
+    offset = b.add(b.mul(b.udiv(j, int32(blocks)), int32(run)), b.mul(b.urem(inside, int32(beside)), int32(BLOCK)))
     word = load(b, at(b, b.add(source, b.zext(offset, I64)), place + 4 * u), I32)
-    shift = b.mul(b.udiv(inside, _int(beside)), _int(width))
+    shift = b.mul(b.udiv(inside, int32(beside)), int32(width))
     return b.and_(b.lshr(word, shift), _in_each_byte((1 << width) - 1))
-
-
-def _ternary_word(b: ir.IRBuilder, source: ir.Value, j: ir.Value, u: int) -> ir.Value:
-    """Read word u of block j of TQ1_0: digits 0 to 2 of bytes that are fractions in base 3, in 256ths.
-
-    32 bytes have a digit of each of the blocks 0..4, 16 bytes one of each 16 columns after that, 4 bytes of each four at last.
-    """
-    is_first = b.icmp_unsigned("<", j, _int(5))
-    sixteen = b.add(b.mul(b.sub(j, _int(5)), _int(2)), _int(u // 4))
-    place, digit = _int(32 + 4 * (u % 4)), sixteen
-    if u >= LOGICAL // 2:
-        is_last = b.icmp_unsigned("==", j, _int(7))
-        place, digit = b.select(is_last, _int(48), place), b.select(is_last, _int(u - 4), digit)
-    place, digit = b.select(is_first, _int(4 * u), place), b.select(is_first, j, digit)
-    powers = ir.Constant(I64, sum(3**n << 8 * n for n in range(5)))
-    power = b.and_(b.trunc(b.lshr(powers, b.zext(b.mul(digit, _int(8)), I64)), I32), _int(255))
-    word, mask = load(b, b.add(source, b.zext(place, I64)), I32), _int(0x00FF00FF)
-    digits = []
-    for byte in (0, 1):  # even and odd bytes
-        fraction = b.and_(b.mul(b.and_(b.lshr(word, _int(8 * byte)), mask), power), mask)
-        digits.append(b.shl(b.and_(b.lshr(b.mul(fraction, _int(3)), _int(8)), mask), _int(8 * byte)))
-    return b.or_(*digits)
 
 
 def _source_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: int, table: ir.Value) -> ir.Value:
@@ -108,12 +88,12 @@ def _source_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: i
     if kind in CODEBOOK_TYPES:
         return emit_word(b, kind, source, j, u, table)
     if kind == "tq1_0":
-        return _ternary_word(b, source, j, u)
+        return emit_ternary_word(b, source, j, u)
     if kind in _RUNS:
         word = _plane_word(b, source, j, u, low, _RUNS[kind])
         if fmt.high:
             above = _plane_word(b, source, j, u, high, (32, fmt.high))
-            word = b.or_(word, b.shl(above, _int(fmt.low)))
+            word = b.or_(word, b.shl(above, int32(fmt.low)))
         return word
     if kind == "q8_0":
         return b.xor(load(b, at(b, source, low + 4 * u), I32), _in_each_byte(0x80))
@@ -123,11 +103,11 @@ def _source_word(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, u: i
     place, upper = divmod(4 * u, columns)
     upper, place = upper >= columns // 2, place * columns // 2 + upper % (columns // 2)
     word = load(b, at(b, source, low + place), I32)
-    word = b.and_(b.lshr(word, _int(4)) if upper else word, _in_each_byte(15))
+    word = b.and_(b.lshr(word, int32(4)) if upper else word, _in_each_byte(15))
     if fmt.high:
-        bits = b.and_(b.lshr(load(b, at(b, source, high), I32), _int(4 * u)), _int(15))
-        spread = b.and_(b.mul(bits, _int(0x00204081)), _in_each_byte(1))  # bit c to byte c
-        word = b.or_(word, b.shl(spread, _int(4)))
+        bits = b.and_(b.lshr(load(b, at(b, source, high), I32), int32(4 * u)), int32(15))
+        spread = b.and_(b.mul(bits, int32(0x00204081)), _in_each_byte(1))  # bit c to byte c
+        word = b.or_(word, b.shl(spread, int32(4)))
     return word
 
 
@@ -137,10 +117,10 @@ def _emit_planes(b: ir.IRBuilder, kind: str, source: ir.Value, j: ir.Value, to: 
     words = [_source_word(b, kind, source, j, u, table) for u in range(LOGICAL)]
     for width, down in ((fmt.low, 0), (fmt.high, fmt.low)):
         for first in range(0, LOGICAL if width else 0, 8 // (width or 8)):
-            packed = _int(0)
+            packed = int32(0)
             for i, word in enumerate(words[first : first + 8 // width]):
-                bits = b.and_(b.lshr(word, _int(down)), _in_each_byte((1 << width) - 1))
-                packed = b.or_(packed, b.shl(bits, _int(width * i)))
+                bits = b.and_(b.lshr(word, int32(down)), _in_each_byte((1 << width) - 1))
+                packed = b.or_(packed, b.shl(bits, int32(width * i)))
             store(b, at(b, to, stored * 2 * VECTOR), packed)
             stored += 1
 
@@ -174,19 +154,19 @@ def _emit_scales(b: ir.IRBuilder, kind: str, source: ir.Value, row: ir.Value, to
         return
     if fmt.coding in {"odd", "odd_single"}:
         numbers = emit_numbers(b, kind, source)
-        put(first, [b.or_(low, b.shl(high, _int(4))) for low, high in zip(numbers[::2], numbers[1::2], strict=True)])
+        put(first, [b.or_(low, b.shl(high, int32(4))) for low, high in zip(numbers[::2], numbers[1::2], strict=True)])
         return
     fields = {"six": _six_k45, "six_signed": _six_k3, "six_single": _six_iq4}[fmt.coding](b, byte)
     for four in range(len(fields) // 4):
-        word = _int(0)
+        word = int32(0)
         for i, field in enumerate(fields[4 * four : 4 * four + 4]):
-            word = b.or_(word, b.shl(field, _int(6 * i)))
-        put(first + 3 * PANEL_ROWS * four, [b.lshr(word, _int(8 * plane)) for plane in range(3)])
+            word = b.or_(word, b.shl(field, int32(6 * i)))
+        put(first + 3 * PANEL_ROWS * four, [b.lshr(word, int32(8 * plane)) for plane in range(3)])
 
 
 def _float8(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Clear the sign, which counts for nothing but that 127 stands for 0 without it."""
-    return b.select(b.icmp_unsigned("==", value, _int(127)), _int(0), b.and_(value, _int(127)))
+    return b.select(b.icmp_unsigned("==", value, int32(127)), int32(0), b.and_(value, int32(127)))
 
 
 def _six_k45(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
@@ -195,10 +175,10 @@ def _six_k45(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]
     for j in range(8):
         for i in (0, 4):
             if j < 4:
-                fields.append(b.and_(byte(j + i), _int(63)))
+                fields.append(b.and_(byte(j + i), int32(63)))
             else:
-                low = b.and_(b.lshr(byte(j + 4), _int(i)), _int(15))
-                fields.append(b.or_(low, b.shl(b.lshr(byte(j - 4 + i), _int(6)), _int(4))))
+                low = b.and_(b.lshr(byte(j + 4), int32(i)), int32(15))
+                fields.append(b.or_(low, b.shl(b.lshr(byte(j - 4 + i), int32(6)), int32(4))))
     return fields
 
 
@@ -206,9 +186,9 @@ def _six_k3(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]:
     """Decode the 16 scales of Q3_K."""
     fields = []
     for i in range(16):
-        low = b.and_(b.lshr(byte(i % 8), _int(i // 8 * 4)), _int(15))
-        high = b.and_(b.lshr(byte(8 + i % 4), _int(i // 4 * 2)), _int(3))
-        fields.append(b.or_(low, b.shl(high, _int(4))))
+        low = b.and_(b.lshr(byte(i % 8), int32(i // 8 * 4)), int32(15))
+        high = b.and_(b.lshr(byte(8 + i % 4), int32(i // 4 * 2)), int32(3))
+        fields.append(b.or_(low, b.shl(high, int32(4))))
     return fields
 
 
@@ -216,9 +196,9 @@ def _six_iq4(b: ir.IRBuilder, byte: Callable[[int], ir.Value]) -> list[ir.Value]
     """Decode the 8 scales of IQ4_XS."""
     fields = []
     for j in range(8):
-        low = b.and_(b.lshr(byte(2 + j // 2), _int(j % 2 * 4)), _int(15))
-        high = b.and_(b.lshr(byte(j // 4), _int(j % 4 * 2)), _int(3))
-        fields.append(b.or_(low, b.shl(high, _int(4))))
+        low = b.and_(b.lshr(byte(2 + j // 2), int32(j % 2 * 4)), int32(15))
+        high = b.and_(b.lshr(byte(j // 4), int32(j % 4 * 2)), int32(3))
+        fields.append(b.or_(low, b.shl(high, int32(4))))
     return fields
 
 

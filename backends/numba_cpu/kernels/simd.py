@@ -100,6 +100,11 @@ def constant(llvm: ir.VectorType, value: float) -> ir.Constant:
     return ir.Constant(llvm, [value] * llvm.count)
 
 
+def int32(value: int) -> ir.Constant:
+    """Make an i32 constant."""
+    return ir.Constant(I32, value)
+
+
 def emit_fma(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
     """Compute x*y + z with one rounding, in 16 lanes of float32."""
     return call(builder, "llvm.fma.v16f32", F32X16, x, y, z)
