@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from augury.cli.draft_params import DraftParams
 from augury.cli.foreign_flags import FOREIGN_DRAFTERS, FOREIGN_FLAGS
+from augury.cli.option_flags import Targets, add_option_flag, flags_of
 from augury.cli.parser import Parser, converted, count
 from augury.cli.report import say, synthetic_text
 from augury.errors import AuguryError, OptionError, PluginError
@@ -21,7 +22,6 @@ __all__ = [
     "add_speculation_flags",
     "drafter_of_model",
     "drafter_options",
-    "flag_of",
     "memory_options",
     "names_in_use",
     "split_draft_limits",
@@ -32,11 +32,6 @@ _DEST = "drafter_values"
 _SPEC_TYPE = ("--spec-type", "--spec-config", "--spec-draftless")
 _LIMITS = {"n_max": ("draft_max", "--draft-max"), "n_min": ("draft_min", "--draft-min")}
 _DRAFT_MODEL = ("-md", "--model-draft", "--spec-draft-model", "-draft", "--draft-params")
-
-
-def flag_of(alias: str) -> str:
-    """How an alias is typed: llama.cpp's short ones, such as `-ctkd`, take one dash."""
-    return f"-{alias}" if len(alias) <= 4 and "-" not in alias else f"--{alias}"
 
 
 def add_speculation_flags(parser: Any, registry: Registry) -> None:
@@ -104,7 +99,7 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
     general: list[tuple[str, str, str]] = []
     for name, drafter in registry.drafters.items():
         for option in options_of(drafter.options_class).values():
-            for flag in _spellings(name, option):
+            for flag in flags_of("drafter", name, option):
                 if flag in parser.flags:
                     general.append((parser.flags[flag].dest, name, option.name))
                 else:
@@ -129,36 +124,14 @@ def add_drafter_flags(parser: Parser, registry: Registry, argv: Sequence[str]) -
             help='the draft model as "-m MODEL -c 2048 -t 2 -ctk f16 -ctv f16 --backend NAME"; later values win',
         )
     for (key, option), flags in _grouped(owners).items():
-        names = [name for name, _ in key]
-        group.add_argument(
-            *flags,
-            action=_Keep,
-            targets=key,
-            option=option,
-            dest=_DEST,
-            default=(),
-            nargs="?" if option.kind is bool else None,
-            metavar=option.name.upper(),
-            help=_help(option) if set(names) & set(in_use) else argparse.SUPPRESS,
-        )
+        add_option_flag(group, flags, option, key, _DEST, is_shown=any(name in in_use for name, _ in key))
 
 
 def add_memory_flags(group: Any, registry: Registry) -> None:
     """Add the flags of the memory managers' options: `--memory-NAME-FIELD`, and their aliases."""
     for name, manager in registry.memory_managers.items():
         for option in options_of(manager.options_class).values():
-            own = f"--memory-{name}-{option.name.replace('_', '-')}"
-            group.add_argument(
-                *dict.fromkeys([*map(flag_of, option.aliases), own]),
-                action=_Keep,
-                targets=((name, option.name),),
-                option=option,
-                dest="memory_values",
-                default=(),
-                nargs="?" if option.kind is bool else None,
-                metavar=option.name.upper(),
-                help=_help(option),
-            )
+            add_option_flag(group, flags_of("memory", name, option), option, ((name, option.name),), "memory_values")
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -253,28 +226,9 @@ def _rates(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError("probabilities separated by commas, such as 0.9,0.8") from None
 
 
-class _Keep(argparse.Action):
-    """Collects values in the order of the command line, by the plugins that they are for."""
-
-    def __init__(self, *, targets: tuple[tuple[str, str], ...], option: Option, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._targets, self._option = targets, option
-
-    def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
-        value = self._option.convert("true" if values is None else values, str(flag))
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest), (self._targets, value)))
-
-
-def _spellings(name: str, option: Option) -> Iterator[str]:
-    yield f"--spec-{name}-{option.name.replace('_', '-')}"
-    yield from (flag_of(alias) for alias in option.aliases)
-
-
-def _grouped(
-    owners: dict[str, list[tuple[str, Option]]],
-) -> dict[tuple[tuple[tuple[str, str], ...], Option], list[str]]:
+def _grouped(owners: dict[str, list[tuple[str, Option]]]) -> dict[tuple[Targets, Option], list[str]]:
     """Group flags that mean the same option of the same drafters into one entry of the help."""
-    groups: dict[tuple[tuple[tuple[str, str], ...], Option], list[str]] = {}
+    groups: dict[tuple[Targets, Option], list[str]] = {}
     for flag, found in owners.items():
         key = tuple((name, option.name) for name, option in found)
         groups.setdefault((key, found[0][1]), []).append(flag)
@@ -294,9 +248,3 @@ def _spec_types(argv: Sequence[str], registry: Registry) -> list[str]:
         is_model_given = is_model_given or flag in _DRAFT_MODEL
     drafter = drafter_of_model(registry)
     return texts or ([drafter] if is_model_given and drafter is not None else [])
-
-
-def _help(option: Option) -> str:
-    facts = [text for text in (option.range, "|".join(option.choices)) if text]
-    facts += [] if option.default is None else [f"default: {option.default}"]
-    return (option.help + (f" ({', '.join(facts)})" if facts else "")).replace("%", "%%")

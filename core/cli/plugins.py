@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from augury.cli.drafter_flags import flag_of
+from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import fold, table
 from augury.options import Option, options_of
@@ -70,9 +70,6 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
 
 
 def _option_as_json(option: Option, record: PluginRecord) -> dict[str, Any]:
-    flags = [flag_of(alias) for alias in option.aliases]
-    if record.kind == "drafter":
-        flags.insert(0, f"--spec-{record.name}-{option.name.replace('_', '-')}")
     return {
         "name": option.name,
         "type": option.kind.__name__,
@@ -81,5 +78,5 @@ def _option_as_json(option: Option, record: PluginRecord) -> dict[str, Any]:
         "range": option.range,
         "choices": list(option.choices),
         "per_request": option.is_per_request,
-        "flags": flags,
+        "flags": flags_of(record.kind, record.name, option),
     }
