@@ -177,6 +177,10 @@ class Session(ABC):
         """The tokenizer of a second model's file, without loading its weights."""
 
     @abstractmethod
+    def drafters(self, text: str) -> list[Drafter]:
+        """New drafters for this slot, as `--spec-type` names them: for a drafter that wraps others."""
+
+    @abstractmethod
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What all slots share under `key`, made by the first that asks; `close()` of it, if any, is called with the engine."""
 
@@ -201,6 +205,9 @@ class Drafter(Plugin, ABC):
     n_top: int = 0
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
+
+    memory_options: Mapping[str, str] = MappingProxyType({})
+    """Options that the target's memory manager is given, where it has them and the user does not set them."""
 
     features: tuple[str, ...] = ()
     """What it wants to be fed of every token besides the token, by names in the target's `Model.features`. A target that has no

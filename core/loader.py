@@ -17,7 +17,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.log import get_logger
-from augury.options import Spec, build, parse_specs
+from augury.options import Spec, build, options_of, parse_specs
 from augury.text.tokenizer import Tokenizer, load_tokenizer
 from augury.types import ModelInfo, ModelOptions, StateSpec
 
@@ -55,11 +55,16 @@ def _only(what: str, text: str) -> Spec:
 
 
 def choose_memory(
-    registry: Registry, text: str, model: ModelInfo, spec: StateSpec, options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS
+    registry: Registry,
+    text: str,
+    model: ModelInfo,
+    spec: StateSpec,
+    options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
+    implied: Mapping[str, Any] = _NO_OPTIONS,
 ) -> Callable[[StateSpec, SlotStates], MemoryManager]:
     """What makes the memory manager that `name:key=value,...` asks for; `auto` is the preferred one that suits the state.
 
-    `options` are by manager, and less than those in the text.
+    `options` are by manager, and give way to those in the text, as do those that are `implied` to both.
 
     Raises:
         PluginError: There is no such memory manager.
@@ -78,7 +83,9 @@ def choose_memory(
         if registry.find("memory", name) is not cls and values:
             told = {"memory": cls.name, "model": model.name, "options": ",".join(values), "of": name}
             get_logger("augury.loader").warning("options have no effect: they are of another memory manager", **told)
-    values = {**options.get(cls.name, {}), **dict(wanted.values)}
+    known = options_of(cls.options_class)
+    values = {key: value for key, value in implied.items() if key in known}
+    values |= {**options.get(cls.name, {}), **dict(wanted.values)}
     return partial(cls, build(cls.options_class, values, f"--memory {cls.name}"))
 
 
@@ -159,6 +166,7 @@ class Loader:
         backend: str | None = None,
         memory: str = "auto",
         memory_options: Mapping[str, Mapping[str, Any]] = _NO_OPTIONS,
+        implied: Mapping[str, Any] = _NO_OPTIONS,
         plan_name: str = "main",
     ) -> EngineContext:
         """The model that `reference` means, with its memory; the same arguments load once.
@@ -172,6 +180,7 @@ class Loader:
             backend: The name of another backend than the engine's.
             memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
             memory_options: Options by memory manager.
+            implied: Options of whichever manager it is, see `Drafter.memory_options`.
             plan_name: Which of the plans that the architecture offers of the file.
         """
 
@@ -181,7 +190,7 @@ class Loader:
             plan = plan_of(file, self.registry, plan_name)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
-            make_manager = choose_memory(self.registry, memory, info, spec, memory_options)
+            make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)
             kind = CheckedContext if purpose == "draft" else EngineContext
             self.contexts.append(kind(model, make_manager(model.state_spec, model)))

@@ -26,6 +26,7 @@ __all__ = ["NoOptions", "Option", "Spec", "build", "check_count", "nearest", "op
 
 _KEY = "augury_option"
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_INNER = "inner"  # the option that what is in parentheses after a name is
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -204,28 +205,56 @@ class Spec:
     values: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return self.name + (":" + ",".join(f"{key}={value}" for key, value in self.values) if self.values else "")
+        rest = ",".join(f"{key}={value}" for key, value in self.values if key != _INNER)
+        inner = "".join(f"({value})" for key, value in self.values if key == _INNER)
+        return f"{self.name}{inner}" + (f":{rest}" if rest else "")
 
 
 def parse_specs(text: str, kind: str = "plugin") -> tuple[Spec, ...]:
     """Parse `name:k=v,k2=v2;other`, names of a kind of plugin; plain names may also be separated by commas.
 
+    `outer(inner:k=v):k2=v2` is `outer` with what is in parentheses as its option `inner`.
+
     >>> [str(spec) for spec in parse_specs("ngram-simple:n=3,m=8;draft-model")]
     ['ngram-simple:n=3,m=8', 'draft-model']
     >>> [spec.name for spec in parse_specs("ngram-simple,draft-model")]
     ['ngram-simple', 'draft-model']
+    >>> parse_specs("recurrent-checkpoint(suffix;ngram-mod:n_max=8)")[0].values
+    (('inner', 'suffix;ngram-mod:n_max=8'),)
 
     Raises:
         OptionError: The text is not of that form.
     """
     specs: list[Spec] = []
-    for part in text.split(";"):
-        head, colon, rest = (piece.strip() for piece in part.partition(":"))
-        if colon:
-            specs.append(Spec(_name(head, text, kind), tuple(_pair(item, text) for item in rest.split(",") if item.strip())))
+    for part in _split(text, ";"):
+        head, *rest = _split(part, ":", 1)
+        if rest:
+            pairs = (_pair(item, text) for item in _split(rest[0], ",") if item.strip())
+            spec = _nested(head, text, kind)
+            specs.append(Spec(spec.name, (*spec.values, *pairs)))
         else:
-            specs.extend(Spec(_name(name.strip(), text, kind)) for name in head.split(","))
+            specs.extend(_nested(name, text, kind) for name in _split(head, ","))
     return tuple(specs)
+
+
+def _split(text: str, separator: str, n_most: int = -1) -> list[str]:
+    """Split a text where it is not inside parentheses."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == separator and depth == 0 and len(parts) != n_most + 1:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts if depth == 0 else text.split(separator, n_most)
+
+
+def _nested(text: str, whole: str, kind: str) -> Spec:
+    """A name, perhaps with others in parentheses."""
+    name, opening, inner = text.strip().partition("(")
+    if opening and inner.endswith(")"):
+        return Spec(_name(name.strip(), whole, kind), ((_INNER, inner[:-1].strip()),))
+    return Spec(_name(text.strip(), whole, kind))
 
 
 def _name(name: str, text: str, kind: str) -> str:

@@ -15,4 +15,5 @@ SPECS = {  # some in several ways; a drafter without an entry runs as it is
     # the same model in a coarser weight type: often right, often not
     "draft-model": f"draft-model:model={tiny_model('llama-dense-q4_0')}",
     "draft-model in trees": f"draft-model:model={tiny_model('llama-dense-q4_0')},tree=2x3",
+    "recurrent-checkpoint": "recurrent-checkpoint(ngram-map-k:n=1,m=5;ngram-simple:n=1,m=5)",
 }

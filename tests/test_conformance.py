@@ -24,6 +24,7 @@ OPTIONS = {  # with which a drafter drafts on short texts; one without an entry 
     "draft-model in trees": {"model": TINY_DRAFT, "tree": "2x3"},
     "self-spec": {"draft_min": 3, "draft_max": 8},
     "self-spec in layers": {"mode": "layers", "layers": 2},
+    "recurrent-checkpoint": {"inner": "ngram-map-k:n=3,m=8;ngram-simple:n=3,m=8"},
 }
 NAMES = sorted({*REGISTRY.drafters, *OPTIONS} - {"toy-period"})
 PAIRS = list(

@@ -194,7 +194,9 @@ class Engine:
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
-            context = loader.load(model, options, purpose="target", memory=memory, memory_options=memory_options or {})
+            implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
+            how: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
+            context = loader.load(model, options, purpose="target", **how)
             target = context.model
             first_layers = EngineTarget(context)
             sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]

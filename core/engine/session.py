@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from augury.interfaces import Session
+from augury.interfaces import Drafter, Session
 from augury.loader import Loader
 from augury.passes import Context, Target
+from augury.speculation.config import choose_drafters
 from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, ModelOptions
 
@@ -41,6 +42,10 @@ class EngineSession(Session):
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""
         return self._loader.load_tokenizer(reference)
+
+    def drafters(self, text: str) -> list[Drafter]:
+        """See `Session.drafters`."""
+        return [drafter(member.options, self) for drafter, member in choose_drafters(self._loader.registry, text)]
 
     def shared(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """See `Session.shared`."""

@@ -73,6 +73,22 @@ def test_configuration_strings_survive_the_round_trip(specs):
     assert parse_specs(";".join(map(str, specs))) == tuple(specs)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a(b)", [Spec("a", (("inner", "b"),))]),
+        ("a(b:k=v,l=w;c):n=1;d", [Spec("a", (("inner", "b:k=v,l=w;c"), ("n", "1"))), Spec("d")]),
+        ("a(b(c:k=v);d), e", [Spec("a", (("inner", "b(c:k=v);d"),)), Spec("e")]),
+        ("a()", [Spec("a", (("inner", ""),))]),
+        ("a:file=/x(1),n=2", [Spec("a", (("file", "/x(1)"), ("n", "2")))]),
+        ("a:file=/x(1;b", [Spec("a", (("file", "/x(1"),)), Spec("b")]),
+    ],
+)
+def test_what_is_in_parentheses_is_an_option_of_the_name_before_them(text, expected):
+    assert list(parse_specs(text)) == expected
+    assert parse_specs(";".join(map(str, expected))) == tuple(expected)
+
+
 def test_a_drafter_after_another_ones_options_is_told_to_take_a_semicolon():
     with pytest.raises(OptionError, match="'b' is not key=value; after options, ';' separates"):
         parse_specs("a:n=1,b")

@@ -98,6 +98,9 @@ class FakeSession(Session):
     def load_tokenizer(self, reference):
         return self._draft_tokenizer
 
+    def drafters(self, text):
+        raise NotImplementedError
+
     def shared(self, key, make):
         if key not in self._common:
             self._common[key] = make()
