@@ -23,6 +23,7 @@ from augury.types import ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
+    from augury.files.override import Scalar, Untyped
     from augury.interfaces import Backend, MemoryManager, Model, Progress
     from augury.registry import Registry
     from augury.slot_states import SlotStates
@@ -138,12 +139,20 @@ class Shared:
 class Loader:
     """Loads each model once, and remembers what is to be closed."""
 
-    def __init__(self, registry: Registry, backend: Backend, progress: Progress) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        backend: Backend,
+        progress: Progress,
+        override_kv: Mapping[str, Mapping[str, Scalar | Untyped]] | None = None,
+    ) -> None:
+        """Prepare to load; `override_kv` are metadata values that take the place of a file's own, by reference."""
         self.shared = Shared()
         self.contexts: list[EngineContext] = []
         self.registry = registry
         self._backend = backend
         self._progress = progress
+        self._override_kv = override_kv or {}
         self._files: dict[str, ModelFile] = {}
 
     @property
@@ -154,7 +163,8 @@ class Loader:
     def open(self, reference: str | Path) -> ModelFile:
         """The file that `reference` means, open until `close_files`: reading a large header twice would be felt."""
         if str(reference) not in self._files:
-            self._files[str(reference)] = ModelFile.open(resolve(reference, self.registry, self._progress))
+            path = resolve(reference, self.registry, self._progress)
+            self._files[str(reference)] = ModelFile.open(path, self._override_kv.get(str(reference)))
         return self._files[str(reference)]
 
     def load(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from augury.cli.model_flags import add_override_flag, overrides_of
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
@@ -33,6 +34,7 @@ def add_parser(subparsers: Any, registry: Registry) -> None:
         description="Show metadata, types and sizes of the tensors, and the chat template of a GGUF file.",
     )
     parser.add_argument("model", metavar="MODEL", help="a path (of any part of a split model), or a name as for `augury pull`")
+    add_override_flag(parser)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all tensors")
     parser.set_defaults(run=_run, registry=registry)
@@ -43,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
 
     with ProgressDisplay() as progress:
         path = resolve(args.model, args.registry, progress)
-    with ModelFile.open(path) as file:
+    with ModelFile.open(path, overrides_of(args)) as file:
         if args.json:
             print_json(_as_json(file))
         else:

@@ -23,6 +23,7 @@ from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
 from augury.errors import OptionError
+from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Progress
 from augury.registry import Registry
 from augury.types import CACHE_TYPES
@@ -30,7 +31,7 @@ from augury.types import CACHE_TYPES
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
-__all__ = ["add_model_flags", "load_engine"]
+__all__ = ["add_model_flags", "add_override_flag", "load_engine", "override_words", "overrides_of"]
 
 
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, has_slots: bool) -> None:
@@ -62,6 +63,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         group.add_argument(
             *flags, default="f16", choices=CACHE_TYPES, metavar="TYPE", help=f"type of the {what} in the KV cache: {types}"
         )
+    add_override_flag(group)
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
     group.add_argument(
         "--memory",
@@ -82,6 +84,33 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     )
     add_speculation_flags(parser.add_argument_group("speculation"), registry)
     add_drafter_flags(parser, registry, argv)
+
+
+def add_override_flag(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that overrides a model file's metadata."""
+    parser.add_argument(
+        "--override-kv",
+        "-okv",
+        action="append",
+        default=[],
+        metavar="KEY=TYPE:VALUE",
+        help="metadata that takes the place of the model file's own, of type int, float, bool or str; several are separated by "
+        "commas; without TYPE the value is read as what the file has there",
+    )
+
+
+def overrides_of(args: argparse.Namespace) -> dict[str, Scalar | Untyped]:
+    """What `--override-kv` says, however often it was given: of a key that comes again the last value.
+
+    Raises:
+        OptionError: It is malformed.
+    """
+    return {key: value for text in args.override_kv for key, value in parse_overrides(text)}
+
+
+def override_words(args: argparse.Namespace) -> list[str]:
+    """`--override-kv` as it was given, for another process."""
+    return [word for text in args.override_kv for word in ("--override-kv", text)]
 
 
 def load_engine(
@@ -124,6 +153,7 @@ def load_engine(
             slots=args.parallel,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
+            override_kv=overrides_of(args),
             progress=shown,
             registry=args.registry,
         )

@@ -120,6 +120,7 @@ class Engine:
         max_queue: int | None = None,
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
+        override_kv: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         registry: Registry | None = None,
     ) -> Self:
@@ -156,6 +157,7 @@ class Engine:
             max_queue: Requests that may wait for a slot; one more is a `CapacityError`. None for any number.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
+            override_kv: Metadata that takes the place of the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
             progress: Told how far downloading, compiling and loading have come.
             registry: Plugins to choose from; None discovers those installed.
 
@@ -183,7 +185,7 @@ class Engine:
         if speculation.synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
         device = make_backend(registry, backend)
-        loader = Loader(registry, device, progress or Progress())
+        loader = Loader(registry, device, progress or Progress(), {str(model): override_kv or {}})
         try:
             file = loader.open(model)
             n_trained = plan_of(file, registry).n_ctx_train

@@ -18,6 +18,7 @@ from attrs import field, frozen
 
 from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
+from augury.files.override import Scalar, Untyped, overridden
 from augury.files.tensor_type import TensorType
 from augury.memory_limit import lack_of_memory
 
@@ -86,7 +87,7 @@ class ModelFile:
         path: The file that was asked for.
         paths: All files of the model, in order.
         n_bytes: Their size together.
-        metadata: Key → value, as the first part states them.
+        metadata: Key → value, as the first part states them, or as overridden.
         tensors: Name → tensor, of all parts, in the order of the files.
         identity: Device, inode, size and times of last change (ns) of each file when it was opened. Files whose identity is
             the same have the same content. Empty if it was not read from files.
@@ -113,14 +114,26 @@ class ModelFile:
         self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
 
     @classmethod
-    def open(cls, path: str | Path) -> ModelFile:
+    def open(cls, path: str | Path, override_kv: Mapping[str, Scalar | Untyped] | None = None) -> ModelFile:
         """Read the header of a model file and map its tensors; any part of a split model stands for the whole.
+
+        Args:
+            path: The file.
+            override_kv: Metadata values that take the place of the file's own.
 
         Raises:
             ModelFileError: A file is missing, unreadable, not GGUF 2 or 3, or damaged, or the parts do not match.
             UnsupportedError: A tensor has a type that augury does not read.
+            OptionError: A value does not fit what it takes the place of.
         """
-        path = Path(path)
+        file = cls._open_parts(Path(path))
+        if override_kv:
+            file.metadata = MappingProxyType(overridden(file.metadata, override_kv, file.path))
+        return file
+
+    @classmethod
+    def _open_parts(cls, path: Path) -> ModelFile:
+        """Open a model by one of its files."""
         asked = cls._open_one(path)
         count = asked.get("split.count", int, 1)
         if count <= 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from attrs import evolve, field, frozen
 
 from augury.errors import UnsupportedError
+from augury.options import nearest
 
 __all__ = ["MARK", "NEWER", "PUNCTUATION", "PreTokenizer", "pre_tokenizer"]
 
@@ -232,7 +233,7 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
         return _PRE_TOKENIZERS[name]
     except KeyError:
         raise UnsupportedError(
-            f"tokenizer.ggml.pre is {name!r}, a way to cut text into words that augury does not know; it knows "
-            f"{', '.join(sorted(_PRE_TOKENIZERS))}. If one of these is the same, name it: "
+            f"tokenizer.ggml.pre is {name!r}, a way to cut text into words that augury does not know"
+            f"{nearest(name, _PRE_TOKENIZERS)}. If one that it knows is the same, name that: "
             "--override-kv tokenizer.ggml.pre=str:NAME; or give token ids instead of text."
         ) from None

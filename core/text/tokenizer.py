@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from augury.errors import OptionError, UnsupportedError
@@ -18,8 +19,6 @@ from augury.text.vocabulary import read_vocabulary
 from augury.text.word_piece import WordPieceCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from augury.text.vocabulary import Vocabulary
 
 __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]

@@ -7,6 +7,7 @@ src/llama-vocab.cpp). What comes before it, and which tokens take part in it, is
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,6 @@ from augury.text.character_map import CharacterMap
 from augury.text.special_token import TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import tokenizers
 
     from augury.text.vocabulary import Vocabulary

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 from attrs import field, frozen
 
 from augury.errors import ModelFileError
 from augury.text.special_token import TokenType, assign_roles
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Vocabulary", "read_vocabulary"]
 

@@ -7,14 +7,13 @@ converted with it in mind: a token that begins a word starts with "▁", and one
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from augury.errors import ModelFileError
 from augury.text.pre_tokenizer import MARK, NEWER, PUNCTUATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from augury.text.vocabulary import Vocabulary
 
 __all__ = ["WordPieceCodec"]

@@ -33,6 +33,13 @@ def test_a_draft_model_may_run_on_a_backend_of_its_own():
         load(draft_model=small, spec_options={"draft-model": {"backend": "numba-cp"}})
 
 
+def test_metadata_is_overridden_in_the_target_alone():
+    how = {"override_kv": {"llama.context_length": 96}, "n_ctx": 0}
+    with load(draft_model=tiny_model("llama-dense-q4_0"), spec_options={"draft-model": {"ctx": 0}}, **how) as engine:
+        assert engine.config["n_ctx"] == 96
+        assert [context.spec.n_ctx for context in engine._loader.contexts][1] != 96
+
+
 def test_slots_share_one_draft_model():
     with load(draft_model=tiny_model("llama-dense"), slots=3) as engine:
         assert len(engine._loader.models) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from augury.cli.log_output import configure_logging
+from augury.cli.model_flags import override_words, overrides_of
 from augury.cli.parser import FlagsAction, are_counts, converted, counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.table import table
@@ -152,8 +153,8 @@ def _peer(args: argparse.Namespace, runner: ModelRunner, model: Model) -> Server
 
 
 def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: int) -> ServerOptions:
-    """Start the program of `--vs` with the same model, threads, context and cache types."""
-    more = tuple(shlex.split(args.vs_args))
+    """Start the program of `--vs` with the same model, threads, context, cache types and metadata."""
+    more = (*override_words(args), *shlex.split(args.vs_args))
     return ServerOptions(args.vs, path, threads, n_ctx, args.cache_type_k, args.cache_type_v, more)
 
 
@@ -168,7 +169,7 @@ def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
     backend = make_backend(args.registry, args.backend)
     options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
     with ProgressDisplay() as progress:
-        loader = Loader(args.registry, backend, progress)
+        loader = Loader(args.registry, backend, progress, {args.model: overrides_of(args)})
         try:
             model = loader.load(args.model, options, purpose="bench").model
             loader.close_files()

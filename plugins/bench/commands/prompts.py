@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from augury.cli.model_flags import load_engine
+from augury.cli.model_flags import load_engine, overrides_of
 from augury.cli.prompts import Prompt
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
@@ -50,7 +50,7 @@ def run_prompts(args: argparse.Namespace) -> int:
     def sides() -> Iterator[tuple[Callable[[Prompt], Answer], Callable[[Prompt], Answer]]]:
         with load_engine(args, spec_type, args.model_draft) as engine, _peer(args, path, engine) as server:
             facts.update(run_facts({**engine.config, "model": engine.info.name}, prompts, n_predict))
-            ids = _token_ids(path, engine.tokenizer, prompts)
+            ids = _token_ids(args, path, engine.tokenizer, prompts)
             yield (
                 lambda prompt: _answer(engine, ids[prompt.id], n_predict),
                 lambda prompt: server.answer(ids[prompt.id], n_predict),
@@ -74,9 +74,11 @@ def _peer(args: argparse.Namespace, path: Path, engine: Engine) -> ServerRunner:
     return ServerRunner(options, np.empty(0, np.int32), engine.info.n_vocab)
 
 
-def _token_ids(path: Path, tokenizer: Tokenizer | None, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+def _token_ids(
+    args: argparse.Namespace, path: Path, tokenizer: Tokenizer | None, prompts: Sequence[Prompt]
+) -> dict[str, list[int]]:
     """Token ids by the prompts' ids: the same for both programs, however each would tokenize the text."""
-    with ModelFile.open(path) as file:
+    with ModelFile.open(path, overrides_of(args)) as file:
         template = ChatTemplate.from_metadata(file.metadata, tokenizer)
     found = {}
     for prompt in prompts:

@@ -81,6 +81,13 @@ def test_json_is_one_object_without_what_json_does_not_know(model, capsys):
     assert told["chat_template"] == TEMPLATE
 
 
+def test_overridden_metadata_is_shown(model, capsys):
+    run(model, "--override-kv", "general.architecture=str:other,x.more=float:0.5")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["general.architecture", "'other'"] in lines
+    assert ["x.more", "0.5"] in lines
+
+
 def test_a_model_is_named_as_other_commands_name_it(model, monkeypatch, capsys):
     monkeypatch.setattr(inspect, "resolve", lambda name, registry, progress: {"tiny": model}[name])
     assert run("tiny") == 0

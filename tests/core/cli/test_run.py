@@ -188,3 +188,12 @@ def test_a_prompt_cache_is_for_one_prompt_and_a_damaged_one_is_an_error(capsys, 
     assert (code, out) == (1, "")
     assert f"{file}: is no saved slot" in err
     assert file.read_bytes() == b"damaged"
+
+
+def test_metadata_of_the_model_is_overridden(capsys):
+    code, _, err = run(capsys, "run", *GREEDY, "--override-kv", "general.architecture=nope", "--prompt-tokens", "1")
+    assert code == 1
+    assert "architecture 'nope' is not supported" in err
+    code, _, err = run(capsys, "run", *GREEDY, "-okv", "general.architecture=text:nope", "--prompt-tokens", "1")
+    assert code == 2
+    assert "the override of general.architecture has the type 'text'" in err

@@ -1,0 +1,114 @@
+"""Metadata values that a user puts in place of a model file's own."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from augury.errors import OptionError
+from augury.options import nearest
+
+__all__ = ["Scalar", "Untyped", "overridden", "parse_overrides"]
+
+Scalar = str | int | float | bool
+
+_TYPED = re.compile(r"([A-Za-z]\w*):(.*)", re.DOTALL)
+
+
+@frozen
+class Untyped:
+    """A value as it was typed, to be read as what the file has in its place."""
+
+    text: str
+
+
+def parse_overrides(text: str) -> list[tuple[str, Scalar | Untyped]]:
+    """Read overrides as llama.cpp spells them: `KEY=TYPE:VALUE`, several separated by commas.
+
+    The type may be left out where the file has the key. A value that contains commas is put in double quotes together with its
+    key.
+
+    >>> parse_overrides("tokenizer.ggml.add_bos_token=bool:false,tokenizer.ggml.pre=str:qwen2")
+    [('tokenizer.ggml.add_bos_token', False), ('tokenizer.ggml.pre', 'qwen2')]
+
+    Raises:
+        OptionError: It is not of that form.
+    """
+    return [_parsed(item) for row in csv.reader([text]) for item in row]
+
+
+def _parsed(item: str) -> tuple[str, Scalar | Untyped]:
+    key, equals, said = item.partition("=")
+    if not equals or not key:
+        raise OptionError(f"the override {item!r} was expected to be KEY=TYPE:VALUE, with a type of {', '.join(_READ)}")
+    if (typed := _TYPED.fullmatch(said)) is None:
+        return key, Untyped(said)
+    if typed[1] not in _READ:
+        raise OptionError(
+            f"the override of {key} has the type {typed[1]!r}, expected {', '.join(_READ)}, as in {key}=str:{said}"
+        )
+    return key, _read(key, typed[1], typed[2])
+
+
+def _read(key: str, kind: str, text: str) -> Scalar:
+    try:
+        return _READ[kind](text)
+    except (ValueError, KeyError):
+        raise OptionError(f"the override of {key} is {text!r}, expected {_EXPECTED[kind]}") from None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
+
+
+_READ: dict[str, Callable[[str], Scalar]] = {
+    "int": int,
+    "float": _finite,
+    "bool": {"true": True, "false": False}.__getitem__,
+    "str": str,
+}
+_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def overridden(metadata: Mapping[str, object], overrides: Mapping[str, Scalar | Untyped], path: Path) -> dict[str, object]:
+    """Put values in place of a model file's own, or beside them where it has none.
+
+    Args:
+        metadata: Of the file.
+        overrides: Key → value. Whole numbers are also taken where the file has other numbers.
+        path: Of the file, for messages.
+
+    Raises:
+        OptionError: The file has something else in that place, or nothing that tells the type.
+    """
+    return {**metadata, **{key: _checked(metadata, key, value, path) for key, value in overrides.items()}}
+
+
+def _checked(metadata: Mapping[str, object], key: str, value: Scalar | Untyped, path: Path) -> Scalar:
+    has = type(metadata[key]).__name__ if key in metadata else None
+    if has is not None and has not in _READ:
+        raise OptionError(f"{path}: metadata key {key!r} is an array; only single values can be overridden")
+    if isinstance(value, Untyped):
+        if has is None:
+            raise OptionError(
+                f"{path}: there is no metadata key {key!r}{nearest(key, metadata).partition('; known')[0]}; to add it, say its "
+                f"type, as in {key}=str:{value.text}"
+            )
+        return _read(key, has, value.text)
+    kind = type(value).__name__
+    if kind not in _READ:
+        raise OptionError(f"the override of {key} is {value!r}, expected a {', a '.join(_READ)}")
+    if has == "float" and kind == "int":
+        return float(value)
+    if has not in (None, kind):
+        raise OptionError(
+            f"{path}: metadata key {key!r} is {_EXPECTED[has]}; it cannot be overridden by {value!r}, {_EXPECTED[kind]}"
+        )
+    return value
