@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
-from oracles.models import altered, nmse, tiny_file
+from oracles.models import altered, expected, nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
@@ -17,7 +17,8 @@ from augury.loader import plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-NAMES = ("qwen3moe-moe-3-of-8", "qwen2moe-moe-2-of-8")  # the second with a shared expert
+# The second with a shared expert, the third with codebooks, which are written out when they are packed.
+NAMES = ("qwen3moe-moe-3-of-8", "qwen2moe-moe-2-of-8", "qwen3moe-moe-iq2_xxs")
 N_CTX = 320
 TOKENS = np.random.default_rng(5).integers(0, 128, N_CTX).astype(np.int32)
 
@@ -56,6 +57,13 @@ def test_slots_and_branches_do_not_change_each_other(name):
 
     assert np.array_equal(both, np.concatenate(alone))
     assert np.array_equal(tree[:3], chain)
+
+
+@pytest.mark.parametrize("backend", ["numba-cpu", "reference"])
+def test_quantised_experts_are_near_llama_cpp(backend):
+    tokens, right = expected(NAMES[2])
+
+    assert nmse(load(NAMES[2], backend=backend).forward(run_of(tokens)).rows(), right) < 2e-4
 
 
 @pytest.mark.parametrize("gating", Gating)

@@ -187,7 +187,7 @@ def _random_rows(label: str, like: np.ndarray, kind: gguf.GGMLQuantizationType) 
 
 
 def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """Copy a float32 model with its matrices in another type."""
+    """Copy a float32 model with its matrices, but for those that choose experts, in another type."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     with gguf_file(path, architecture) as writer:  # which writes the architecture itself
@@ -196,10 +196,10 @@ def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) 
                 item_type = field.types[-1] if len(field.types) > 1 else None
                 writer.add_key_value(field.name, field.contents(), field.types[0], item_type)
         for tensor in reader.tensors:
-            if len(tensor.shape) > 1:
+            if len(tensor.shape) > 1 and "gate_inp" not in tensor.name:
                 own = kind if tensor.shape[0] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else gguf.GGMLQuantizationType.Q8_0
-                is_random = own.name.lower() in RANDOM_TYPES
-                rows = _random_rows(f"{path.stem}/{tensor.name}", tensor.data, own) if is_random else quantize(tensor.data, own)
-                writer.add_tensor(tensor.name, rows, raw_dtype=own)
+                is_random, matrix = own.name.lower() in RANDOM_TYPES, tensor.data.reshape(-1, tensor.data.shape[-1])
+                rows = _random_rows(f"{path.stem}/{tensor.name}", matrix, own) if is_random else quantize(matrix, own)
+                writer.add_tensor(tensor.name, rows.reshape(*tensor.data.shape[:-1], -1), raw_dtype=own)
             else:
                 writer.add_tensor(tensor.name, np.array(tensor.data))
