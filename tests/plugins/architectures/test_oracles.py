@@ -20,7 +20,7 @@ LIMITS = {"reference": 1e-9, "numba-cpu": 3e-9}
 
 def load(backend, name, **options):
     file, kind = tiny_file(name), REGISTRY.backends[backend]
-    given = {"n_ctx": 64, "cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, **options}
+    given = {"n_ctx": 256, "cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, **options}
     return kind(kind.options_class()).load(file, plan_of(file, REGISTRY), ModelOptions(**given), Progress())
 
 
