@@ -53,6 +53,7 @@ lint: dev
 
 docs: dev
 	$(BIN)/python docs/options.py
+	$(BIN)/python docs/models.py
 
 # A warning is an error: links and anchors that lead nowhere are warnings. Nothing is fetched.
 docs-site: dev

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Activation, Gating, Layer, ModelPlan, Projection, Rope, Temperature
+from augury.blocks import Activation, Gating, Layer, ModelPlan, Output, Projection, Rope, Temperature
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -118,6 +118,25 @@ class PanguEmbedded(Transformer):
     feeding = {"has_scales": False}
 
 
+class BitNet(Transformer):
+    """Norms before the last matrix of attention and of the feed-forward."""
+
+    name = "bitnet"
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        at, n_mixed = f"blk.{layer}", decoder.n_heads[layer] * decoder.value_dim
+        attention = decoder.attention(layer, rope, out_norm=decoder.norm(f"{at}.attn_sub_norm", n_mixed))
+        hidden_norm = decoder.norm(f"{at}.ffn_sub_norm", decoder.n_ff[layer])
+        return Layer(attention, decoder.feed_forward(layer, hidden_norm=hidden_norm))
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output(is_tied=True)
+
+
 class Refact(Transformer):
     """Distances lower scores in place of rope."""
 
@@ -198,5 +217,19 @@ class Deci(Architecture):
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer Llama and what is built like it."""
-    likes = (Arcee, Baichuan, Deci, Ernie, Internlm2, Maincoder, Nanbeige, PanguEmbedded, Refact, SeedOss, Smollm3, Xverse)
+    likes = (
+        Arcee,
+        Baichuan,
+        BitNet,
+        Deci,
+        Ernie,
+        Internlm2,
+        Maincoder,
+        Nanbeige,
+        PanguEmbedded,
+        Refact,
+        SeedOss,
+        Smollm3,
+        Xverse,
+    )
     return (Llama, Mistral3, *likes)

@@ -41,6 +41,12 @@ def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):
     assert (ROOT / "docs/options.md").read_text() == module["page"](Registry.discover()), "run make docs"
 
 
+def test_the_page_of_models_is_what_architectures_and_oracles_say(monkeypatch):
+    monkeypatch.setenv("AUGURY_PLUGINS", "augury")
+    module = runpy.run_path(str(ROOT / "docs/models.py"))
+    assert (ROOT / "docs/models.md").read_text() == module["page"](Registry.discover()), "run make docs"
+
+
 @pytest.mark.parametrize("module", ["augury", "augury.testing"])
 def test_the_reference_has_every_name_that_a_module_imports_when_it_is_used(module):
     page = (ROOT / f"docs/reference/{module.removeprefix('augury.')}.rst").read_text()

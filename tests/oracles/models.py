@@ -73,6 +73,14 @@ def architecture_of(name: str) -> str:
 
 
 @functools.cache
+def file_for_plans(name: str) -> ModelFile:
+    """A model of `ORACLES` whose matrices hold zeros, which takes no time to write: plans depend on metadata and shapes."""
+    path = Path(_folder().name) / f"{name}.plan.gguf"
+    _write_from_head(DATA / f"{name}.head", path, most=4096)
+    return ModelFile.open(path)
+
+
+@functools.cache
 def expected(name: str) -> tuple[np.ndarray, np.ndarray]:
     """The tokens (T,) and llama.cpp's logits (T, V) of a tiny model."""
     with np.load(DATA / f"{name}.npz") as data:
@@ -124,14 +132,16 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="augury-models-", ignore_cleanup_errors=True)
 
 
-def _write_from_head(head: Path, path: Path) -> None:
+def _write_from_head(head: Path, path: Path, most: int | None = None) -> None:
+    """Write a file, with the weights of all tensors, or of those alone that have at most so many."""
     data = head.read_bytes()
     with path.open("wb") as out:
         out.write(data[8:])
         out.truncate(int.from_bytes(data[:8], "little"))
     reader = gguf.GGUFReader(path, "r+")
     for tensor in reader.tensors:
-        tensor.data[...] = _weights(tensor.name, tensor.data.shape, head.stem)
+        if most is None or tensor.n_elements <= most:
+            tensor.data[...] = _weights(tensor.name, tensor.data.shape, head.stem)
     reader.data.flush()
 
 

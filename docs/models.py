@@ -1,0 +1,158 @@
+# ruff: noqa: INP001 - a script, not a module
+"""Writes docs/models.md from what architectures make of the tiny models of the tests: python docs/models.py."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+
+import attrs
+
+from augury.blocks import Block, ModelPlan, NormKind
+from augury.registry import Registry
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.models import ORACLES, architecture_of, file_for_plans
+
+PAGE = Path(__file__).with_suffix(".md")
+
+HEAD = """\
+# Models
+
+What `general.architecture` of a GGUF file may say. An architecture is a page in `plugins/architectures` that reads the file's
+metadata and says of which blocks the model consists; backends compute blocks and never hear a name. This page is written by
+`make docs`, and a test compares it with what the architectures make of the tiny models in `tests/data/models`.
+
+* **Blocks**: in brackets what they have beside the plainest of their kind, by the names of their fields in `augury.blocks`.
+  A feed-forward of two matrices is *without gate*. A plain embedding and output are not mentioned.
+* **State**: what is kept of a text: keys and values of every position, or states of the sequence, which are updated in place.
+* **Rejected drafts**: what becomes of them. What is kept per position is written over. Of a state of the sequence drafted
+  tokens are kept aside, and taken in when they are accepted. So every drafter drafts for every model, with the same output.
+* **Checked**: against how many tiny models with random weights llama.cpp (build 11434) was run, token by token with a float32
+  cache. Logits differ by a normalised mean squared error below 1e-9 in `reference`, which computes in float64, and below 3e-9
+  in `numba-cpu`.
+
+"""
+
+LEFT_OUT = """
+## What is left out
+
+Other architectures that llama.cpp knows, and what they lack here. Models that llama.cpp does not write text with (encoders,
+diffusion, speech, drafts of other models) are not among them.
+
+"""
+
+_MIXTURE = "mixtures of experts of this form"
+_LATENT = "latent attention"
+_RWKV = "the recurrences of RWKV"
+_HYPER = "hyper-connections, and sparse attention by an indexer"
+LACKS = {
+    "Mixer of states (Mamba 1 or 2)": (
+        "mamba",
+        "mamba2",
+        "jamba",
+        "falcon-h1",
+        "plamo2",
+        "granitehybrid",
+        "nemotron_h",
+        "nemotron_h_moe",
+    ),
+    "gated delta net": ("qwen3next", "qwen35", "qwen35moe", "kimi-linear", "kimi-k3", "qwen4exp", "glm5-next"),
+    "linear attention with decay": ("minimax-01", "bailingmoe3"),
+    "gated short convolution with experts": ("lfm2moe",),
+    _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
+    _LATENT: ("deepseek2", "deepseek2-ocr", "minicpm3", "mistral4", "plm", "dots3note"),
+    _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "maple"),
+    _MIXTURE: (
+        *("afmoe", "arctic", "bailingmoe", "bailingmoe2", "cohere2moe", "dbrx", "deepseek", "dots1", "ernie4_5-moe"),
+        *(
+            "exaone-moe",
+            "glm4moe",
+            "gpt-oss",
+            "granitemoe",
+            "graniteswitch",
+            "grok",
+            "grovemoe",
+            "hunyuan-moe",
+            "hy_v3",
+            "laguna",
+            "llama4",
+        ),
+        *(
+            "mellum",
+            "mimo2",
+            "minimax-m2",
+            "olmoe",
+            "paddleocr",
+            "phimoe",
+            "qwen2moe",
+            "qwen3moe",
+            "qwen3vlmoe",
+            "smallthinker",
+            "step35",
+        ),
+    ),
+    "two residual streams that take turns": ("hrm_text",),
+    "embeddings per layer, and caches that layers share": ("gemma3n", "gemma4"),
+    "the activation xIELU": ("apertus",),
+    "norms after attention instead of before, and logits of images that are masked": ("chameleon",),
+}
+
+
+def page(registry: Registry) -> str:
+    """The whole page."""
+    names: dict[str, list[str]] = {}
+    for name in ORACLES:
+        names.setdefault(architecture_of(name), []).append(name)
+    rows = ["| architecture | blocks | state | rejected drafts | checked |", "|---|---|---|---|---|"]
+    for architecture in sorted(registry.architectures):
+        files = [file_for_plans(name) for name in names[architecture]]
+        plans = [registry.architectures[architecture].plans(file)["main"] for file in files]
+        has_states = any(block.states() for plan in plans for block in plan.blocks())
+        fate = "kept aside, dropped" if has_states else "written over"
+        rows.append(f"| `{architecture}` | {_blocks(plans)} | {_state(plans)} | {fate} | {len(files)} |")
+    lacking = ["| what it lacks | architectures |", "|---|---|"]
+    for what, others in LACKS.items():
+        if left := [f"`{name}`" for name in others if name not in registry.architectures]:
+            lacking.append(f"| {what} | {', '.join(left)} |")
+    return HEAD + "\n".join(rows) + "\n" + LEFT_OUT + "\n".join(lacking) + "\n"
+
+
+def _blocks(plans: Sequence[ModelPlan]) -> str:
+    """The blocks of some plans, and what is special about each."""
+    found: dict[str, dict[str, None]] = {}
+    for plan in plans:
+        for block in plan.blocks():
+            found.setdefault(type(block).__name__, {}).update(dict.fromkeys(_special(block)))
+        for layer in plan.layers:
+            marks = [each.name for each in attrs.fields(type(layer))[2:] if getattr(layer, each.name) != each.default]
+            found.setdefault("Layer", {}).update(dict.fromkeys(marks))
+    parts = [part for plan in plans for part in plan.parts()]
+    marks = ["layer norms"] * any(getattr(part, "kind", None) is NormKind.LAYER for part in parts)
+    marks += ["fused matrices"] * any(getattr(part, "rows", None) is not None for part in parts)
+    texts = [f"{name} ({', '.join(special)})" if special else name for name, special in found.items()]
+    return ", ".join([text for text in texts if text not in ("Embedding", "Output", "Layer")] + marks)
+
+
+def _special(block: Block) -> Iterable[str]:
+    for each in attrs.fields(type(block)):
+        value = getattr(block, each.name)
+        if each.default is attrs.NOTHING:
+            if value is None:
+                yield f"without {each.name}"
+            if isinstance(value, Enum) and value.name != "SILU":
+                yield value.name
+        elif value is not None and value != each.default:
+            yield each.name
+
+
+def _state(plans: Sequence[ModelPlan]) -> str:
+    blocks = [block for plan in plans for block in plan.blocks()]
+    kinds = ["keys and values"] * any(block.cached() for block in blocks)
+    return " and ".join([*kinds, *dict.fromkeys(f"state of {type(block).__name__}" for block in blocks if block.states())])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(Registry.discover()))
