@@ -1,0 +1,61 @@
+"""Pure and hybrid models, toys and tiny real ones: prompts one after another and all at once."""
+
+import pytest
+from in_parallel import differences
+from oracles.models import RECURRENT, tiny_model
+
+from augury.engine.engine import Engine
+from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
+
+REGISTRY = registry_with_toys()
+TOYS = {
+    "pure": ("toy", "auto"),
+    "recurrent": ("toy-recurrent", "auto"),
+    "hybrid": ("toy-recurrent:is_hybrid=true", "checkpoints:checkpoint_min_step=4"),
+    "restored": ("toy-recurrent:is_hybrid=true,keeps_aside=false", "auto"),
+}
+SPECS = [f"draft-model:model={TINY_DRAFT},tree=2x3", "recurrent-checkpoint(ngram-simple:n=1,m=4)", "toy-period;suffix"]
+MODELS = [(name, backend) for name in (*RECURRENT, "llama-dense") for backend in ("numba-cpu", "reference")]
+
+
+def loader(model, backend, memory="auto"):
+    how = {"registry": REGISTRY, "n_ctx": 192, "spec_fixed": True, "draft_max": 6, "threads": 2}
+    return lambda **more: Engine.load(model, backend=backend, memory=memory, **how, **more)
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_toys_answer_in_parallel_as_one_by_one(toy):
+    told = []
+    assert list(differences(loader(TINY_TARGET, *TOYS[toy]), SPECS, tell=told.append)) == []
+    assert len(told) == 24
+    assert not any(line.endswith(" 0 drafted tokens accepted") for line in told if "none" not in line)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("memory", ["auto", "checkpoints:use_checkpoints=on"])
+@pytest.mark.parametrize(("name", "backend"), MODELS)
+def test_models_answer_in_parallel_as_one_by_one(name, backend, memory):
+    draft = tiny_model("llama-dense-q4_0" if name == "llama-dense" else name)
+    specs = [f"draft-model:model={draft};ngram-simple:n=1,m=4"]
+    memory = "auto" if name == "llama-dense" else memory
+    assert list(differences(loader(tiny_model(name), backend, memory), specs, n=16 if backend == "reference" else 40)) == []
+
+
+def test_a_model_whose_slots_mix_is_found_out():
+    def load(**how):
+        engine = loader(TINY_TARGET, "toy-recurrent")(**how)
+        model = engine._loader.models[0]
+        forward = model.forward
+
+        def mixed(batch):
+            logits = forward(batch)
+            if len({*batch.slots.tolist()}) > 1:
+                model.state[batch.slots[0]] = model.state[batch.slots[-1]]
+            return logits
+
+        model.forward = mixed
+        return engine
+
+    found = list(differences(load, ["toy-period"]))
+    assert found
+    assert all("in parallel" in line for line in found if line.startswith("none"))
