@@ -131,12 +131,13 @@ class Lowering:
         if takes_hidden:
             writing.take_hidden()
         for i in range(*layers):
-            layer, left = self.plan.layers[i], []
-            for n, emitter in enumerate(self._layers[i]):
-                if n and layer.is_parallel:
-                    left = writing.beside()
+            layer = self.plan.layers[i]
+            for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
+                is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
+                left = writing.beside() if is_beside else []
                 emitter.emit(writing)
-            writing.join(left)
+                if is_beside:
+                    writing.join(left)
             if layer.skip and embedded is not None:
                 writing.norm_x(None)
                 writing.add_to_x(embedded, layer.skip)

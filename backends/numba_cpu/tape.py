@@ -62,7 +62,7 @@ class Space:
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
         """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
-        names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel for layer in plan.layers)]
+        names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in plan.layers)]
         names += ["embedded"] * any(layer.skip for layer in plan.layers)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 

@@ -10,6 +10,7 @@ from augury.backends.reference.cache_type import TYPES
 from augury.errors import CapacityError
 
 if TYPE_CHECKING:
+    from augury.backends.reference.weights import Weights
     from augury.batch import Batch
     from augury.blocks import Attention
     from augury.types import ModelOptions
@@ -54,7 +55,7 @@ class LayerCache:
 
     purpose = "KV cache"
 
-    def __init__(self, layer: Attention, options: ModelOptions) -> None:
+    def __init__(self, layer: Attention, options: ModelOptions, weights: Weights) -> None:  # noqa: ARG002 - as states that need some
         shape = (options.n_slots, layer.n_kv_heads, options.n_ctx)
         try:
             self._keys = _Rows(shape, layer.head_dim, options.cache_type_k)

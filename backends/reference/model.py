@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,9 @@ from augury.types import Allocation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augury.backends.reference.cache import LayerCache
-    from augury.backends.reference.recurrent import LayerStates
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
-    from augury.blocks import Layer, ModelPlan
+    from augury.blocks import Block, ModelPlan
     from augury.passes import Pass
     from augury.types import ModelInfo, ModelOptions, StateSpec
 
@@ -38,7 +36,12 @@ class ReferenceModel(Model):
         self.features = plan.features
         self._plan = plan
         self._weights: Weights | None = weights
-        self._caches = [CACHES[type(mixer)](mixer, options) if type(mixer) in CACHES else None for mixer in plan.mixers]
+        self._caches: dict[tuple[int, Block], Any] = {
+            (i, mixer): CACHES[type(mixer)](mixer, options, weights)
+            for i, layer in enumerate(plan.layers)
+            for mixer in layer.mixers
+            if type(mixer) in CACHES
+        }
         self.identity = f"reference, {info}, {options.cache_type_k}, {options.cache_type_v}"
 
     def forward(self, batch: Batch) -> Pass:
@@ -50,13 +53,13 @@ class ReferenceModel(Model):
             check_accepted(batch.accepted, self.state_spec)
         if self.state_spec.draft_max is not None:
             check_drafted(batch, self.state_spec.draft_max)
-        for cache in filter(None, self._caches):
+        for cache in self._caches.values():
             cache.begin(batch)
         embedded = embed(self._plan.embedding, weights, batch)
         x = embedded if batch.hidden is None else batch.hidden.astype(np.float64)
         features = {}
-        for i in range(*(batch.layers or (0, len(self._caches)))):
-            x = _through(self._plan.layers[i], self._caches[i], weights, batch, tree, x, embedded)
+        for i in range(*(batch.layers or (0, self.info.n_layers))):
+            x = self._through(i, weights, batch, tree, x, embedded)
             features[f"layer.{i}"] = hidden = x.astype(np.float32)
             x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same
         normed = each_normed(x, self._plan.output.norm, weights)
@@ -67,19 +70,34 @@ class ReferenceModel(Model):
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`."""
         self._open()
-        return [array for cache in filter(None, self._caches) for array in cache.slot_memory(slot, n)]
+        return [array for cache in self._caches.values() for array in cache.slot_memory(slot, n)]
 
     def memory_table(self) -> Sequence[Allocation]:
         """What the weights and the KV cache take."""
         table = {"weights": self._open().n_bytes}
-        for cache in filter(None, self._caches):
+        for cache in self._caches.values():
             table[cache.purpose] = table.get(cache.purpose, 0) + cache.n_bytes
         return [Allocation(*line) for line in table.items()]
 
     def close(self) -> None:
         """Give back the memory."""
         self._weights = None
-        self._caches = []
+        self._caches = {}
+
+    def _through(
+        self, i: int, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray, embedded: np.ndarray
+    ) -> np.ndarray:
+        """The residual stream (n, E) after a layer, given what it is before and what the embedding made."""
+        layer, after = self._plan.layers[i], x
+        for block in layer.blocks:
+            seen = x if layer.is_parallel or block is layer.beside else after
+            if (i, block) in self._caches:
+                after = after + MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, seen)
+            else:
+                after = after + STATELESS[type(block)](block, weights, seen)
+        if layer.skip:
+            after = after + layer.skip * embedded
+        return each_normed(after, layer.norm, weights)
 
     def _open(self) -> Weights:
         if self._weights is None:
@@ -96,28 +114,6 @@ class ReferenceModel(Model):
         if _is_outside(batch.tokens, n_vocab):
             raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_vocab - 1}")
         check_layers(batch, self.info, self.features)
-
-
-def _through(
-    layer: Layer,
-    cache: LayerCache | LayerStates | None,
-    weights: Weights,
-    batch: Batch,
-    tree: Tree | None,
-    x: np.ndarray,
-    embedded: np.ndarray,
-) -> np.ndarray:
-    """The residual stream (n, E) after a layer, given what it is before and what the embedding made."""
-    after = x
-    for block in layer.blocks:
-        seen = x if layer.is_parallel else after
-        if cache is not None and block is layer.mixer:
-            after = after + MIXERS[type(block)](block, weights, cache, batch, tree, seen)
-        else:
-            after = after + STATELESS[type(block)](block, weights, seen)
-    if layer.skip:
-        after = after + layer.skip * embedded
-    return each_normed(after, layer.norm, weights)
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

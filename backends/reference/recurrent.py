@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.reference.blocks import each_normed
-from augury.blocks import Convolution, ShortConvolution
+from augury.backends.reference.formula import sigmoid
+from augury.blocks import Convolution, GatedDeltaNet, LinearRecurrence, Mamba, Mamba2, ShortConvolution
 from augury.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -81,11 +84,11 @@ class LayerStates:
 
     purpose = "states"
 
-    def __init__(self, block: Block, options: ModelOptions) -> None:
+    def __init__(self, block: Block, options: ModelOptions, weights: Weights) -> None:
         try:
             self.states = [
                 _State(state, advance, options)
-                for state, advance in zip(block.states(), _ADVANCES[type(block)](block), strict=True)
+                for state, advance in zip(block.states(), _advances(block, weights), strict=True)
             ]
         except (MemoryError, ValueError) as error:
             raise CapacityError(f"no memory for the states of {options.n_slots} slots; ask for fewer") from error
@@ -134,9 +137,130 @@ def _shift(window: np.ndarray, row: np.ndarray) -> np.ndarray:
     return np.vstack([window[1:], row])
 
 
-MIXERS: dict[type, Any] = {ShortConvolution: short_convolution}
+def gated_delta_net(
+    block: GatedDeltaNet, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
+    """What a gated delta net adds to x (n, E): o(norm(y) * silu(gate))."""
+    normed, heads = each_normed(x, block.norm, weights), block.recurrence
+    n, n_keys = len(x), heads.n_key_heads * heads.key_dim
+    inputs = weights.product(block.inputs, normed)
+    rows = _silu(_convolved(block.conv, weights, states.states[0], batch, tree, inputs))
+    queries = _unit(rows[:, :n_keys].reshape(n, -1, heads.key_dim), block.eps) / math.sqrt(heads.key_dim)
+    keys = _unit(rows[:, n_keys : 2 * n_keys].reshape(n, -1, heads.key_dim), block.eps)
+    steps = _softplus(weights.product(block.alpha, normed) + weights.vector(block.dt.weight))
+    decays, betas = np.exp(weights.vector(block.a.weight) * steps), sigmoid(weights.product(block.beta, normed))
+    fed = np.hstack([keys.reshape(n, -1), rows[:, 2 * n_keys :], decays, betas])
+    y = each_normed(_recurred(heads, states.states[1], batch, tree, queries, fed), block.out_norm, weights)
+    return weights.product(block.o, y.reshape(n, -1) * _silu(weights.product(block.gate, normed)))
+
+
+def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
+    """What a Mamba-2 block adds to x (n, E): o(out_norm((y + d * value) * silu(gate)))."""
+    heads, n = block.recurrence, len(x)
+    n_values, n_keys = heads.n_heads * heads.value_dim, heads.n_key_heads * heads.key_dim
+    inputs = weights.product(block.inputs, each_normed(x, block.norm, weights))
+    gates, rows, times = np.split(inputs, [n_values, inputs.shape[1] - heads.n_heads], axis=1)
+    values, keys, queries = np.split(
+        _silu(_convolved(block.conv, weights, states.states[0], batch, tree, rows)), [n_values, n_values + n_keys], axis=1
+    )
+    steps = _softplus(times + weights.vector(block.dt.weight))
+    decays = np.exp(weights.vector(block.a.weight).reshape(-1) * steps)
+    fed = np.hstack([keys, values, decays, steps])
+    y = _recurred(heads, states.states[1], batch, tree, queries.reshape(n, -1, heads.key_dim), fed)
+    y += weights.vector(block.d.weight).reshape(-1, 1) * values.reshape(y.shape)
+    return weights.product(block.o, each_normed(y.reshape(n, -1) * _silu(gates), block.out_norm, weights))
+
+
+def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
+    """What a Mamba block adds to x (n, E): o((y + d * v) * silu(gate))."""
+    heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
+    values = weights.product(block.value, normed)
+    values = _silu(_convolved(block.conv, weights, states.states[0], batch, tree, values))
+    times, keys, queries = (
+        each_normed(weights.product(linear, values), norm, weights)
+        for linear, norm in ((block.t, block.t_norm), (block.key, block.key_norm), (block.query, block.query_norm))
+    )
+    steps = _softplus(weights.product(block.dt, times))
+    decays = [] if heads.is_by_channel else [np.exp(weights.vector(block.a.weight).reshape(-1) * steps)]
+    fed = np.hstack([keys, values, *decays, steps])
+    y = _recurred(heads, states.states[1], batch, tree, queries[:, None], fed)
+    skip = np.repeat(weights.vector(block.d.weight).reshape(-1), values.shape[1] // block.d.size)
+    gates = _silu(weights.product(block.gate, normed))
+    return each_normed(weights.product(block.o, (y.reshape(n, -1) + skip * values) * gates), block.post_norm, weights)
+
+
+def _recurred(
+    heads: LinearRecurrence, state: _State, batch: Batch, tree: Tree | None, queries: np.ndarray, fed: np.ndarray
+) -> np.ndarray:
+    """What the heads yield (n, H, V) as queries (n, G, K) read them after each token, of which they are fed `fed`."""
+    y = np.empty((len(fed), heads.n_heads, heads.value_dim))
+    for token, (_, after) in enumerate(state.follow(batch, tree, fed)):
+        y[token] = _read(after, _of_heads(heads, queries[token]))
+    return y
+
+
+def _advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndarray, fed: np.ndarray) -> np.ndarray:
+    """The matrices of the heads (H, K, V) after a token; `a` (K, V) where decays are by channel."""
+    n_keys, n_values = heads.n_key_heads * heads.key_dim, heads.n_heads * heads.value_dim
+    keys = _of_heads(heads, fed[:n_keys].reshape(-1, heads.key_dim))
+    values = fed[n_keys : n_keys + n_values].reshape(-1, heads.value_dim)
+    if a is not None:
+        betas = fed[n_keys + n_values :]
+        decayed = state * np.exp(a * betas)
+    else:
+        decays, betas = fed[n_keys + n_values :].reshape(2, -1, 1)
+        decayed = state * decays[:, :, None]
+    if heads.has_delta:
+        values = values - _read(decayed, keys)
+    return decayed + keys[:, :, None] * (betas * values)[:, None, :]
+
+
+def _of_heads(heads: LinearRecurrence, rows: np.ndarray) -> np.ndarray:
+    """Of queries or keys (G, K) that of each head, (H, K)."""
+    n = heads.n_heads // heads.n_key_heads
+    return np.tile(rows, (n, 1)) if heads.is_tiled else np.repeat(rows, n, axis=0)
+
+
+def _read(state: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """S^T q of each head: (H, K, V) and (H, K) → (H, V)."""
+    read: np.ndarray = (state * rows[:, :, None]).sum(axis=1)
+    return read
+
+
+def _unit(rows: np.ndarray, eps: float) -> np.ndarray:
+    return rows / np.sqrt((rows * rows).sum(axis=-1, keepdims=True) + eps)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x * sigmoid(x)
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(0.0, x)
+
+
+MIXERS: dict[type, Any] = {
+    ShortConvolution: short_convolution,
+    GatedDeltaNet: gated_delta_net,
+    Mamba: mamba,
+    Mamba2: mamba2,
+}
 """What a block of this kind adds to x, by its type."""
-KNOWN: dict[type, Container[Any]] = {ShortConvolution: (), Convolution: {"bias"}}
+KNOWN: dict[type, Container[Any]] = {
+    ShortConvolution: (),
+    GatedDeltaNet: (),
+    Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
+    Mamba2: {"out_norm"},
+    Convolution: {"bias"},
+    LinearRecurrence: {"is_tiled", "is_by_channel"},
+}
 """What is computed here; see `ModelPlan.check_blocks`."""
-_ADVANCES: dict[type, Callable[[Any], Sequence[Advance]]] = {ShortConvolution: lambda _: (_shift,)}
-"""What takes a token into each of a block's states: (state, what it is fed) → state."""
+
+
+def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
+    """What takes a token into each of a block's states: (state, what it is fed) → state."""
+    if isinstance(block, ShortConvolution):
+        return (_shift,)
+    heads = block.recurrence
+    a = weights.vector(block.a.weight).T if heads.is_by_channel else None
+    return (_shift, partial(_advance_heads, heads, a))

@@ -25,7 +25,7 @@ from augury.blocks.parts import (
     Vector,
 )
 from augury.blocks.plan import Layer, Mixer, ModelPlan
-from augury.blocks.recurrent import ShortConvolution
+from augury.blocks.recurrent import GatedDeltaNet, LinearRecurrence, Mamba, Mamba2, ShortConvolution
 from augury.blocks.transformer import Attention, Embedding, FeedForward, Output, Projection
 
 __all__ = [
@@ -36,9 +36,13 @@ __all__ = [
     "Embedding",
     "Experts",
     "FeedForward",
+    "GatedDeltaNet",
     "Gating",
     "Layer",
     "Linear",
+    "LinearRecurrence",
+    "Mamba",
+    "Mamba2",
     "Mixer",
     "MixtureOfExperts",
     "ModelPlan",

@@ -89,15 +89,16 @@ class Linear:
 
 @frozen
 class Vector:
-    """A small tensor (size,) of the file that takes part as it is."""
+    """A small tensor of the file, of `size` numbers, that takes part as it is."""
 
     weight: str
     size: int
+    stored: tuple[int, ...] | None = None  # its shape in the file; None: (size,)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its tensor by name, and its shape."""
-        return {self.weight: (self.size,)}
+        return {self.weight: self.stored or (self.size,)}
 
 
 @frozen

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import NOTHING, evolve, fields, frozen, has
 
-from augury.blocks.recurrent import ShortConvolution
+from augury.blocks.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConvolution
 from augury.blocks.transformer import Attention, Projection
 from augury.errors import CapacityError, UnsupportedError
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
-Mixer = Attention | Projection | ShortConvolution
+Mixer = Attention | Projection | ShortConvolution | GatedDeltaNet | Mamba | Mamba2
 """What mixes a sequence's tokens in a layer."""
 
 
 @frozen
 class Layer:
     """x += mixer(x), then x += feed_forward(x); in parallel, x += mixer(x) + feed_forward(x). Either may be missing.
+
+    With a mixer `beside`, which sees the same x, x += mixer(x) + beside(x) comes first.
 
     Afterwards x += skip * (what the embedding gave), and x = norm(x), where there is such.
     """
@@ -35,11 +37,17 @@ class Layer:
     is_parallel: bool = False
     skip: float = 0.0
     norm: Norm | None = None
+    beside: Mixer | None = None
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """What mixes its tokens."""
+        return tuple(mixer for mixer in (self.mixer, self.beside) if mixer is not None)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Its blocks, in order."""
-        return tuple(block for block in (self.mixer, self.feed_forward) if block is not None)
+        return self.mixers if self.feed_forward is None else (*self.mixers, self.feed_forward)
 
 
 @frozen
@@ -58,9 +66,9 @@ class ModelPlan:
         return self.output.weight.n_out
 
     @property
-    def mixers(self) -> tuple[Mixer | None, ...]:
-        """What mixes the tokens of each layer."""
-        return tuple(layer.mixer for layer in self.layers)
+    def mixers(self) -> tuple[Mixer, ...]:
+        """What mixes tokens, layer by layer."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers)
 
     @property
     def features(self) -> dict[str, int]:

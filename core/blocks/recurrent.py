@@ -1,4 +1,8 @@
-"""Mixers that keep a state per sequence."""
+"""Mixers that keep a state per sequence.
+
+What `LinearRecurrence` describes they have in common: a matrix S per head, which decays, gets the product of a key and a value
+added with each token, and is read by a query.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks.parts import Block
+from augury.blocks.parts import Block, SequenceState
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Convolution, Linear, Norm, SequenceState
+    from augury.blocks.parts import Convolution, Linear, Norm, Vector
 
-__all__ = ["ShortConvolution"]
+__all__ = ["GatedDeltaNet", "LinearRecurrence", "Mamba", "Mamba2", "ShortConvolution"]
 
 
 @frozen
@@ -26,3 +30,105 @@ class ShortConvolution(Block):
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs."""
         return (self.conv.state,)
+
+
+@frozen
+class LinearRecurrence:
+    """S = decay * S + key (beta * value)^T of each head, y = S^T query; with the delta rule, of value - (decay * S)^T key.
+
+    Of the parts of S (K, V) that belong to one of a value's channels the decay may differ: there it is exp(a * beta), with an a
+    for each number of S, and every channel has a beta.
+    """
+
+    n_heads: int  # H, each with a value, a decay and a beta
+    n_key_heads: int  # G, whose queries and keys H / G heads share
+    key_dim: int  # K
+    value_dim: int  # V
+    has_delta: bool
+    is_tiled: bool = False  # head h has the key h % G; otherwise h // (H / G)
+    is_by_channel: bool = False  # decays differ within a head, which is the only one
+
+    @property
+    def state(self) -> SequenceState:
+        """(H, K, V); fed are keys, values, betas, and decays that are not made of these."""
+        n_steps = self.value_dim if self.is_by_channel else 2
+        n_fed = self.n_key_heads * self.key_dim + self.n_heads * (self.value_dim + n_steps)
+        return SequenceState((self.n_heads, self.key_dim, self.value_dim), n_fed)
+
+
+@frozen
+class GatedDeltaNet(Block):
+    """x += o(norm(y) * silu(gate(n))) with n = norm(x), and y what the recurrence yields, by head.
+
+    Queries, keys and values are silu(conv(inputs(n))); queries and keys are divided by their lengths, queries by sqrt(K).
+    decay = exp(a * softplus(alpha(n) + dt)), beta = sigmoid(beta(n)).
+    """
+
+    norm: Norm
+    inputs: Linear  # E → 2 G K + H V: queries, keys, values
+    conv: Convolution
+    gate: Linear  # E → H V
+    alpha: Linear  # E → H
+    beta: Linear  # E → H
+    dt: Vector  # (H,)
+    a: Vector  # (H,)
+    recurrence: LinearRecurrence
+    eps: float  # is added to squares of lengths
+    out_norm: Norm  # of V values
+    o: Linear  # H V → E
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """The convolution's inputs, and the matrices of the heads."""
+        return (self.conv.state, self.recurrence.state)
+
+
+@frozen
+class Mamba2(Block):
+    """x += o(out_norm((y + d * value) * silu(gate))), y what the recurrence yields, by head.
+
+    Of inputs(norm(x)), values, keys and queries are silu(conv(v, k, q)), beta = softplus(t + dt), and decay = exp(a * beta).
+    """
+
+    norm: Norm
+    inputs: Linear  # E → 2 H V + 2 G K + H: gate; v, k, q; t
+    conv: Convolution
+    dt: Vector  # (H,)
+    a: Vector  # (H,)
+    d: Vector  # (H,)
+    recurrence: LinearRecurrence
+    o: Linear  # H V → E
+    out_norm: Norm | None = None  # over groups of heads
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """The convolution's inputs, and the matrices of the heads."""
+        return (self.conv.state, self.recurrence.state)
+
+
+@frozen
+class Mamba(Block):
+    """x += post_norm(o((y + d * v) * silu(gate(n)))) with n = norm(x), v = silu(conv(value(n))).
+
+    y is what the recurrence yields. Keys and queries are key(v) and query(v), beta = softplus(dt(t(v))), and
+    decay = exp(a * beta), by channel or by head.
+    """
+
+    norm: Norm
+    value: Linear  # E → H V
+    gate: Linear  # E → H V
+    conv: Convolution
+    t: Linear  # H V → R
+    key: Linear  # H V → K
+    query: Linear  # H V → K
+    dt: Linear  # R → H V where decays are by channel, otherwise H
+    a: Vector  # (H V, K), or (H,)
+    d: Vector  # (H V,), or (H,)
+    recurrence: LinearRecurrence
+    o: Linear  # H V → E
+    t_norm: Norm | None = None
+    key_norm: Norm | None = None
+    query_norm: Norm | None = None
+    post_norm: Norm | None = None  # of what is added
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """The convolution's inputs, and the matrices of the heads."""
+        return (self.conv.state, self.recurrence.state)

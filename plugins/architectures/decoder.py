@@ -28,6 +28,7 @@ from augury.blocks import (
     Output,
     Rope,
     Rows,
+    Vector,
 )
 from augury.errors import ModelFileError, UnsupportedError
 from augury.files.gguf import ModelFile, TensorType
@@ -347,7 +348,7 @@ class Decoder:
             rows=rows,
         )
 
-    def check(self, part: Convolution) -> None:
+    def check(self, part: Convolution | Vector) -> None:
         """See that the file has a part's tensors, in its shapes."""
         for name, shape in part.shapes.items():
             self.file.tensor(name, shape)

@@ -1,4 +1,4 @@
-"""Granite 3 and 4, their dense attention-only models, and MiniCPM, which scales like them."""
+"""Granite 3 and 4, their models without experts, and MiniCPM, which scales like them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.state_space import mamba2
 
 _ROPE = {"is_interleaved": True, "has_factors": True}
 
@@ -53,6 +54,20 @@ class GraniteSwa(Architecture):
         return {"main": _plan(decoder, parts)}
 
 
+class GraniteHybrid(Architecture):
+    """Granite, with Mamba-2 in layers that have no key heads; the models without experts."""
+
+    name = "granitehybrid"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0)
+        keys = decoder.keys
+        rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
+        return {"main": _plan(decoder, [{"rope": rope}] * decoder.n_layers, logit_scale=0.0)}
+
+
 class MiniCPM(Architecture):
     """Granite, with scales that the first files do not state."""
 
@@ -88,18 +103,19 @@ def _plan(
     keys = decoder.keys
     residual = keys.number("residual_scale", residual_scale) or 1.0
     scale = (keys.number("attention.scale", 0.0) or None) if has_attention_scale else None
-    layers = [
-        Layer(
-            decoder.attention(layer, scale=scale, factor=residual, **parts),
-            decoder.feed_forward(layer, factor=residual, has_scales=False),
+    layers = []
+    for layer, parts in enumerate(attentions):
+        mixer = (
+            decoder.attention(layer, scale=scale, factor=residual, **parts)
+            if decoder.n_kv_heads[layer]
+            else mamba2(decoder, layer, factor=residual)
         )
-        for layer, parts in enumerate(attentions)
-    ]
-    logits = decoder.output(scale=1.0 / keys.positive("logit_scale", logit_scale))
+        layers.append(Layer(mixer, decoder.feed_forward(layer, factor=residual, has_scales=False)))
+    logits = decoder.output(scale=1.0 / (keys.number("logit_scale", logit_scale) or 1.0))
     return decoder.plan(layers, output=logits, scale=keys.number("embedding_scale", embedding_scale) or 1.0)
 
 
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `granite`, `granite_swa` and `minicpm`."""
-    return (Granite, GraniteSwa, MiniCPM)
+    """Offer `granite`, `granite_swa`, `granitehybrid` and `minicpm`."""
+    return (Granite, GraniteSwa, GraniteHybrid, MiniCPM)

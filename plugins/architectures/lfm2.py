@@ -1,4 +1,4 @@
-"""LFM2, its dense models."""
+"""LFM2."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from augury.blocks import Convolution, Layer, ShortConvolution
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import mixture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from augury.blocks import Mixer, ModelPlan
+    from augury.blocks import FeedForward, Mixer, MixtureOfExperts, ModelPlan
     from augury.files.gguf import ModelFile
 
 
 class Lfm2(Architecture):
-    """Gated short convolutions, and attention with normed heads in layers that have key heads; gated feed-forward."""
+    """Gated short convolutions, and attention with normed heads in layers that have key heads; the dense models."""
 
     name = "lfm2"
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file, least=0)
-        rope = decoder.rope()
-        window = decoder.keys.count("attention.sliding_window", 0, least=0) or None
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        rope, window = decoder.rope(), cls.window(decoder)
         layers = []
         for layer, n_kv_heads in enumerate(decoder.n_kv_heads):
             mixer: Mixer = (
@@ -34,8 +34,36 @@ class Lfm2(Architecture):
                 if n_kv_heads
                 else _short_convolution(decoder, layer)
             )
-            layers.append(Layer(mixer, decoder.feed_forward(layer, has_scales=False)))
+            layers.append(Layer(mixer, cls.feed_forward(decoder, layer)))
         return {"main": decoder.plan(layers, output=decoder.output(norm="token_embd_norm"))}  # as converters have misnamed it
+
+    @classmethod
+    def window(cls, decoder: Decoder) -> int | None:
+        """How many positions attention sees."""
+        return decoder.keys.count("attention.sliding_window", 0, least=0) or None
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        return decoder.feed_forward(layer, has_scales=False, has_biases=False)
+
+
+class Lfm2Moe(Lfm2):
+    """The mixtures of experts, whose first layers are dense."""
+
+    name = "lfm2moe"
+
+    @classmethod
+    def window(cls, decoder: Decoder) -> int | None:  # noqa: ARG003 - as its parent's
+        """All."""
+        return None
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        if layer < decoder.keys.count("leading_dense_block_count", 0, least=0):
+            return super().feed_forward(decoder, layer)
+        return mixture(decoder, layer, is_normalised=True, has_scales=False)
 
 
 def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
@@ -52,5 +80,5 @@ def _short_convolution(decoder: Decoder, layer: int) -> ShortConvolution:
 
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `lfm2`."""
-    return (Lfm2,)
+    """Offer both."""
+    return (Lfm2, Lfm2Moe)

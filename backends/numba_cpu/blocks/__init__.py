@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
+from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
+from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
 from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
@@ -19,9 +21,13 @@ from augury.blocks import (
     Embedding,
     Experts,
     FeedForward,
+    GatedDeltaNet,
     Gating,
     Layer,
     Linear,
+    LinearRecurrence,
+    Mamba,
+    Mamba2,
     MixtureOfExperts,
     Norm,
     NormKind,
@@ -49,6 +55,9 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     FeedForward: FeedForwardEmitter,
     ShortConvolution: ShortConvolutionEmitter,
     MixtureOfExperts: MixtureEmitter,
+    GatedDeltaNet: GatedDeltaNetEmitter,
+    Mamba: MambaEmitter,
+    Mamba2: Mamba2Emitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
@@ -63,15 +72,19 @@ KNOWN: dict[type, Container[Any]] = {
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
     Experts: {"first", "n_stored", "bias", "scales"},
     ShortConvolution: (),
+    GatedDeltaNet: (),
+    Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
+    Mamba2: {"out_norm"},
+    LinearRecurrence: {"is_tiled", "is_by_channel"},
     Convolution: {"bias"},
     Output: {"softcap"},
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},
     Rows: (),
     Temperature: {"offset"},
-    Vector: (),
+    Vector: {"stored"},
     Activation: tuple(FUNCTIONS),
     Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),

@@ -33,10 +33,6 @@ class ShortConvolutionEmitter(RecurrentEmitter):
         """See `Emitter.buffers`."""
         return {"inputs": row_bytes(self.block.inputs.n_out), "mixed": row_bytes(self.block.o.n_in)}
 
-    def scratch_bytes(self) -> int:
-        """See `Emitter.scratch_bytes`."""
-        return convolution.scratch_bytes(self.block.conv.size, self.n_aside)
-
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """See `Emitter.place`."""
         conv = self.block.conv

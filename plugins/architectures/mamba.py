@@ -1,0 +1,131 @@
+"""Mamba and Mamba-2, and what has their blocks: Falcon-H1, Jamba and Nemotron-H."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan
+from augury.errors import UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, mixture
+from augury.plugins.architectures.keys import Keys
+from augury.plugins.architectures.state_space import mamba, mamba2
+
+
+class MambaModel(Architecture):
+    """Layers of Mamba alone."""
+
+    name = "mamba"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0)
+        return {"main": decoder.plan(Layer(mamba(decoder, layer)) for layer in range(decoder.n_layers))}
+
+
+class Mamba2Model(Architecture):
+    """Layers of Mamba-2 alone."""
+
+    name = "mamba2"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0)
+        return {"main": decoder.plan(Layer(mamba2(decoder, layer)) for layer in range(decoder.n_layers))}
+
+
+class FalconH1(Architecture):
+    """Attention and Mamba-2 see the same input in every layer."""
+
+    name = "falcon-h1"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file)
+        rope, scale = decoder.rope(), decoder.keys.number("attention.scale", 0.0) or None
+        layers = []
+        for layer in range(decoder.n_layers):
+            attention = decoder.attention(layer, rope, scale=scale, has_output_bias=False)
+            norm = decoder.norm(f"blk.{layer}.ffn_norm", suffix="")
+            feed_forward = decoder.feed_forward(layer, norm=norm, has_scales=False)
+            layers.append(Layer(attention, feed_forward, beside=mamba2(decoder, layer)))
+        return {"main": decoder.plan(layers)}
+
+
+class Jamba(Architecture):
+    """Mamba, with attention without positions in layers that have key heads."""
+
+    name = "jamba"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        layers = []
+        for layer in range(decoder.n_layers):
+            has_heads = decoder.n_kv_heads[layer] > 0
+            mixer = decoder.attention(layer, None, has_output_bias=False) if has_heads else mamba(decoder, layer)
+            if has_experts(decoder, layer):
+                layers.append(
+                    Layer(mixer, mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=False, has_scales=False))
+                )
+            else:
+                layers.append(Layer(mixer, decoder.feed_forward(layer, has_scales=False, has_biases=False)))
+        return {"main": decoder.plan(layers)}
+
+
+class NemotronH(Architecture):
+    """Layers of one block each: a feed-forward without a gate, attention without positions, or Mamba-2."""
+
+    name = "nemotron_h"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(
+            file, least=0, may_have_experts=True, least_eps=Keys(file).number("attention.layer_norm_epsilon", 0.0)
+        )
+        scale = decoder.keys.number("attention.scale", 0.0) or None
+        layers = []
+        for layer in range(decoder.n_layers):
+            if decoder.n_ff[layer]:
+                layers.append(Layer(None, cls.feed_forward(decoder, layer)))
+            elif decoder.n_kv_heads[layer]:
+                layers.append(Layer(decoder.attention(layer, None, scale=scale)))
+            else:
+                layers.append(Layer(mamba2(decoder, layer)))
+        return {"main": decoder.plan(layers)}
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm="attn_norm")
+
+
+class NemotronHMoe(NemotronH):
+    """The same with mixtures of experts that have no gates, where a feed-forward has a router."""
+
+    name = "nemotron_h_moe"
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        if not has_experts(decoder, layer):
+            return super().feed_forward(decoder, layer)
+        if f"blk.{layer}.ffn_latent_down.weight" in decoder.file.tensors:
+            raise UnsupportedError(f"{decoder.file.path}: experts see fewer values than the residual stream has; not supported")
+        how: dict[str, Any] = {"gating": Gating.SIGMOID, "activation": Activation.RELU_SQUARED, "has_gate": False}
+        return mixture(decoder, layer, norm=decoder.norm(f"blk.{layer}.attn_norm"), **how)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer all of them."""
+    return (MambaModel, Mamba2Model, FalconH1, Jamba, NemotronH, NemotronHMoe)

@@ -1,0 +1,155 @@
+"""Qwen3-Next and Qwen3.5: three layers of four are gated delta nets, the others gated attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from augury.blocks import (
+    Attention,
+    FeedForward,
+    GatedDeltaNet,
+    Gating,
+    Layer,
+    Linear,
+    LinearRecurrence,
+    MixtureOfExperts,
+    ModelPlan,
+    Norm,
+    Rope,
+    Rows,
+)
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import mixture
+from augury.plugins.architectures.state_space import convolution, vector
+
+_PERIOD = 4  # one layer in four attends, where the file does not say otherwise
+
+
+class Qwen35(Architecture):
+    """Gated delta nets, and attention with normed heads that is gated by value; the dense models.
+
+    Attributes:
+        rotary: Arguments of `Decoder.rope`.
+        is_tiled: How heads of the recurrence share keys; see `LinearRecurrence`.
+        marks: Arguments of `Decoder.linear` for the matrices around it.
+    """
+
+    name = "qwen35"
+    rotary: ClassVar[Mapping[str, Any]] = {"sections": "turns"}
+    is_tiled: ClassVar[bool] = True
+    marks: ClassVar[Mapping[str, Any]] = {"has_bias": False}
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        rope, period = decoder.rope(**cls.rotary), decoder.keys.count("full_attention_interval", _PERIOD)
+        layers = []
+        for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
+            mixer = cls._delta_net(decoder, layer) if is_recurrent else _gated_attention(decoder, layer, rope)
+            layers.append(Layer(mixer, cls.feed_forward(decoder, layer)))
+        return {"main": decoder.plan(layers)}
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        return decoder.feed_forward(layer, norm="post_attention_norm", has_biases=False)
+
+    @classmethod
+    def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
+        """What decays and betas are made of."""
+        alpha, beta = (
+            decoder.linear(f"blk.{layer}.ssm_{name}", decoder.n_embd, heads.n_heads, **cls.marks) for name in ("alpha", "beta")
+        )
+        return alpha, beta
+
+    @classmethod
+    def _delta_net(cls, decoder: Decoder, layer: int) -> GatedDeltaNet:
+        keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
+        n_heads, n_keys, size = keys.count("ssm.time_step_rank"), keys.count("ssm.group_count"), keys.count("ssm.state_size")
+        if n_heads % n_keys:
+            keys.fail("ssm.group_count", n_keys, f"a divisor of the {n_heads} heads")
+        heads = LinearRecurrence(n_heads, n_keys, size, size, has_delta=True, is_tiled=cls.is_tiled)
+        n_values, n_inputs = n_heads * size, (2 * n_keys + n_heads) * size
+        alpha, beta = cls.alpha_and_beta(decoder, layer, heads)
+        decoder.norm(f"{at}.ssm_norm", size)
+        return GatedDeltaNet(
+            norm=decoder.norm(f"{at}.attn_norm"),
+            inputs=decoder.linear(f"{at}.attn_qkv", n_embd, n_inputs, **cls.marks),
+            conv=convolution(decoder, layer, n_inputs, has_bias=False),
+            gate=decoder.linear(f"{at}.attn_gate", n_embd, n_values, **cls.marks),
+            alpha=alpha,
+            beta=beta,
+            dt=vector(decoder, f"{at}.ssm_dt.bias", n_heads),
+            a=vector(decoder, f"{at}.ssm_a", n_heads),
+            recurrence=heads,
+            eps=decoder.eps,
+            out_norm=Norm(f"{at}.ssm_norm.weight", size, decoder.eps),
+            o=decoder.linear(f"{at}.ssm_out", n_values, n_embd, **cls.marks),
+        )
+
+
+class Qwen35Moe(Qwen35):
+    """The mixtures of experts."""
+
+    name = "qwen35moe"
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        norm = decoder.norm(f"blk.{layer}.post_attention_norm")
+        return mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, norm=norm)
+
+
+class Qwen3Next(Qwen35Moe):
+    """Mixtures, whose alphas and betas are rows of one matrix, in turns by key."""
+
+    name = "qwen3next"
+    rotary: ClassVar[Mapping[str, Any]] = {}
+    is_tiled: ClassVar[bool] = False
+    marks: ClassVar[Mapping[str, Any]] = {"has_bias": False, "has_scale": False}
+
+    @classmethod
+    def alpha_and_beta(cls, decoder: Decoder, layer: int, heads: LinearRecurrence) -> tuple[Linear, Linear]:
+        """What decays and betas are made of."""
+        n, size = heads.n_heads, heads.n_heads // heads.n_key_heads
+        alpha, beta = (
+            decoder.linear(f"blk.{layer}.ssm_ba", decoder.n_embd, n, rows=Rows(first, size, 2 * size, 2 * n), **cls.marks)
+            for first in (size, 0)
+        )
+        return alpha, beta
+
+
+def _gated_attention(decoder: Decoder, layer: int, rope: Rope) -> Attention:
+    """Attention whose queries and gates are rows of one matrix, in turns by head."""
+    n_embd, size, at = decoder.n_embd, decoder.head_dim, f"blk.{layer}"
+    n_heads, n_kv_heads = decoder.n_heads[layer], decoder.n_kv_heads[layer]
+    n = n_heads * size
+    q, gate = (decoder.linear(f"{at}.attn_q", n_embd, n, rows=Rows(first, size, 2 * size, 2 * n)) for first in (0, size))
+    return Attention(
+        norm=decoder.norm(f"{at}.attn_norm"),
+        q=q,
+        k=decoder.linear(f"{at}.attn_k", n_embd, n_kv_heads * size),
+        v=decoder.linear(f"{at}.attn_v", n_embd, n_kv_heads * size),
+        o=decoder.linear(f"{at}.attn_output", n, n_embd, has_bias=False),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=size,
+        value_dim=size,
+        scale=decoder.keys.number("attention.scale", 0.0) or 1.0 / math.sqrt(size),
+        rope=rope,
+        q_norm=decoder.norm(f"{at}.attn_q_norm", size),
+        k_norm=decoder.norm(f"{at}.attn_k_norm", size),
+        gate=gate,
+    )
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the three."""
+    return (Qwen35, Qwen35Moe, Qwen3Next)
