@@ -53,25 +53,32 @@ def packed_folder() -> Path:
 class PackedFile:
     """The file for one plan's packed matrices, whether it is there or not."""
 
-    def __init__(self, file: ModelFile, tensors: Mapping[str, Tensor], layout: Layout) -> None:
-        """Find its name; nothing is read."""
+    def __init__(self, file: ModelFile, tensors: Mapping[str, Tensor], layout: Layout, *, is_needed: bool = False) -> None:
+        """Find its name; nothing is read.
+
+        Args:
+            file: What the matrices are packed from.
+            tensors: Those of the matrices.
+            layout: Where they lie.
+            is_needed: Whether they do not fit into memory. No start then reads them all to compare checksums: the file gets its
+                name once it is on the disk, and not the name of one that might have been cut short by a crash.
+        """
+        self._is_needed = is_needed
         described = [(name, tensor.type.name, tensor.shape, layout.spans[name]) for name, tensor in tensors.items()]
         sources = sources_key() + Path(packing.__file__).read_bytes()
-        key = hashlib.sha256(repr((file.identity, described)).encode() + sources)
+        key = hashlib.sha256(repr((file.identity, described, is_needed)).encode() + sources)
         self.path = packed_folder() / f"{key.hexdigest()[:32]}{_SUFFIX}"
         self._layout = layout
         self._n_bytes = layout.n_bytes + _CHECKSUM.itemsize * len(layout.spans)
         self._mapped: tuple[os.stat_result, np.ndarray] | None = None  # the file as it was then, and all its bytes
 
-    def matrices(
-        self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress, *, is_needed: bool = False
-    ) -> np.ndarray:
+    def matrices(self, pack: Callable[[np.ndarray], None], threads: int, progress: Progress) -> np.ndarray:
         """The matrices, (n_bytes,) uint8: mapped where they are kept, otherwise filled by `pack`, and kept if possible.
 
         An error of `pack` passes through, and nothing is left.
 
         Raises:
-            CapacityError: They cannot be kept, and `is_needed` says that there is no memory for them otherwise.
+            CapacityError: They cannot be kept, and there is no memory for them otherwise.
         """
         folder = self.path.parent
         found = self._status()
@@ -83,10 +90,10 @@ class PackedFile:
                 file = stack.enter_context(AtomicFile(self.path))
                 if self._status() != found and (kept := self._open(threads, progress)) is not None:
                     return kept  # another process has packed them meanwhile
-                memory = self._reserved(file, 1.0 if is_needed else _SPARED)
+                memory = self._reserved(file)
             except OSError as error:
                 stack.close()
-                if is_needed:
+                if self._is_needed:
                     raise CapacityError(
                         f"{self._n_bytes / 2**30:.1f} GiB of weights do not fit into memory, and cannot be kept in {folder}: "
                         f"{error}; make room there, or take a smaller model"
@@ -99,7 +106,7 @@ class PackedFile:
             pack(matrices)
             checksums[:] = self._checksums(matrices, threads, Progress())
             with suppress(OSError):  # another process may prune, too
-                file.publish()
+                file.publish(is_durable=self._is_needed)
                 _prune(folder)
             self._mapped = os.fstat(file.file.fileno()), memory
         return matrices
@@ -157,17 +164,18 @@ class PackedFile:
                 raise OSError(f"it has {status.st_size} bytes, expected {self._n_bytes}")
             memory = _mapped(file, mmap.ACCESS_READ)
         matrices, expected = self._divided(memory)
-        if not np.array_equal(self._checksums(matrices, threads, progress), expected):
+        if not self._is_needed and not np.array_equal(self._checksums(matrices, threads, progress), expected):
             raise OSError("its checksums are wrong")
         self._mapped = status, memory
         return matrices
 
-    def _reserved(self, file: AtomicFile, spared: float) -> np.ndarray:
+    def _reserved(self, file: AtomicFile) -> np.ndarray:
         """Make the file as large as needed and map it, with its room on the disk reserved: no write may find the disk full."""
         if not hasattr(os, "posix_fallocate"):
             raise OSError("this system cannot reserve room on the disk")
-        if shutil.disk_usage(self.path.parent).free < spared * self._n_bytes:
-            raise OSError(no_room(self.path.parent, int(spared * self._n_bytes)))
+        n_bytes = self._n_bytes if self._is_needed else int(_SPARED * self._n_bytes)
+        if shutil.disk_usage(self.path.parent).free < n_bytes:
+            raise OSError(no_room(self.path.parent, n_bytes))
         os.posix_fallocate(file.file.fileno(), 0, self._n_bytes)
         return _mapped(file.file, mmap.ACCESS_WRITE)
 

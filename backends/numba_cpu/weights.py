@@ -73,7 +73,7 @@ class Weights:
         fits, is_worth_it = layout.n_bytes <= n_free, keep and layout.n_bytes >= WORTH_BYTES
         kept = None
         if self._file.identity and (is_worth_it or not fits):
-            kept = PackedFile(self._file, self._tensors, layout)
+            kept = PackedFile(self._file, self._tensors, layout, is_needed=not fits)
         if not fits:
             sizes = {"weights": f"{layout.n_bytes / 2**30:.1f} GiB", "memory": f"{n_free / 2**30:.1f} GiB"}
             if kept is None:
@@ -90,7 +90,7 @@ class Weights:
         else:
             if is_being_written(kept.path):  # the process that packs compiles, too: share that before waiting for it
                 compile_all()
-            memory = kept.matrices(pack, threads, progress, is_needed=not fits)
+            memory = kept.matrices(pack, threads, progress)
             compile_all()  # what packing has not compiled
         for name, tensor in self._tensors.items():
             rows, columns = rows_and_columns(tensor)

@@ -216,6 +216,16 @@ def test_weights_larger_than_memory_are_mapped_and_that_is_said(folder, packings
     assert len(files_in(folder)) == 1
 
 
+@pytest.mark.usefixtures("folder", "little_memory")
+def test_weights_larger_than_memory_are_on_the_disk_before_they_have_a_name_and_not_read_at_the_next_start(path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(Path(f"/proc/self/fd/{number}").readlink()) or fsync(number))
+    logits_of(path)
+    assert [name.suffix for name in synced if ".packed" in name.name] == [".part"]
+    monkeypatch.setattr(PackedFile, "_checksums", None)
+    logits_of(path)
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_weights_larger_than_memory_and_disk_are_refused(folder, packings, path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
