@@ -3,8 +3,9 @@
 One order of float operations holds for every tile: per token and row, blocks in ascending order; in a block its halves in
 order, `part = to_f32(dot) * activation scale` and, where both halves of the weights have one scale, `part += to_f32(dot) *
 activation scale` for the second, fused; then `sum += part * scale`, fused; after each stretch of columns that share a minimum
-`sum += minimum * sum of their activations`, fused. So a sum never depends on how many tokens share a tile, or on which tile
-a token falls into.
+`sum += minimum * sum of their activations`, fused. Products with float weights are added column by column, fused, to a sum of
+their block, and this to the sum, which rounds less than one long sum would. So a sum never depends on how many tokens share
+a tile, or on which tile a token falls into.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ _PREFETCH_L2_TOKENS = 4
 class _Sums:
     """The float sums of a tile, in stack slots that LLVM turns into registers."""
 
-    def __init__(self, b: ir.IRBuilder, n_tokens: int, groups: Sequence[int], address: ir.Value) -> None:
-        """Load the sums so far of some groups from (token, 32 rows) float32."""
+    def __init__(self, b: ir.IRBuilder, n_tokens: int, groups: Sequence[int], address: ir.Value | None = None) -> None:
+        """Load the sums so far of some groups from (token, 32 rows) float32, or begin at 0."""
         self.n_tokens = n_tokens
         self.groups = groups
         self._address = address
@@ -75,7 +76,8 @@ class _Sums:
         for t in range(n_tokens):
             for g in groups:
                 slot = cgutils.alloca_once(b, F32X16)
-                b.store(load(b, at(b, address, (2 * t + g) * VECTOR), F32X16), slot)
+                start = ir.Constant(F32X16, None) if address is None else load(b, at(b, address, (2 * t + g) * VECTOR), F32X16)
+                b.store(start, slot)
                 self._slots[t, g] = slot
 
     def fma(self, b: ir.IRBuilder, t: int, g: int, x: ir.Value, y: ir.Value) -> None:
@@ -83,8 +85,14 @@ class _Sums:
         slot = self._slots[t, g]
         b.store(emit_fma(b, x, y, b.load(slot)), slot)
 
+    def add(self, b: ir.IRBuilder, parts: _Sums) -> None:
+        """Add sums of the same tokens and groups."""
+        for key, slot in self._slots.items():
+            b.store(b.fadd(b.load(slot), b.load(parts._slots[key])), slot)
+
     def save(self, b: ir.IRBuilder) -> None:
         """Store the sums where they came from."""
+        assert self._address is not None
         for (t, g), slot in self._slots.items():
             store(b, at(b, self._address, (2 * t + g) * VECTOR), b.load(slot))
 
@@ -179,7 +187,9 @@ def _emit_tile(
         here = b.add(x, b.mul(loop.index, step))
         if fmt.float_bytes:
             unit = b.add(w, b.mul(loop.index, ir.Constant(I64, fmt.unit_bytes)))
-            _emit_float_block(b, fmt, unit, here, sums)
+            block_sums = _Sums(b, n_tokens, groups)
+            _emit_float_block(b, fmt, unit, here, block_sums)
+            sums.add(b, block_sums)
         elif place == "scratch":
             scratch = b.add(w, b.mul(loop.index, ir.Constant(I64, SCRATCH_BLOCK)))
             _emit_block(b, fmt, dot, ScratchBlock(fmt, scratch), here, sums)

@@ -74,6 +74,16 @@ def test_a_product_is_near_that_of_the_activations_themselves(kind):
     assert distance < (2e-6 if kind in weights.FLOATS else 0.008)
 
 
+def test_long_sums_of_float_products_round_little():
+    matrix, w = random_matrix(TensorType.F32, 3, n_cols=4096)
+    x = activations(4, 40, 4096)
+    expected = x @ w.T
+
+    error = np.mean((multiply(matrix, x) - expected) ** 2) / np.mean(expected**2)
+
+    assert error < 2e-13
+
+
 @pytest.mark.sample(6)
 @every_kind
 def test_bits_of_a_token_depend_on_nothing_but_the_token(kind):
