@@ -268,6 +268,12 @@ class Decoder:
         weight = self.linear(name, self.n_embd, self.n_vocab, has_bias=has_bias, factor=scale)
         return Output(self.norm(norm) if isinstance(norm, str) else norm, weight, softcap)
 
+    def joint_norms(self, layer: int) -> dict[str, Any]:
+        """Arguments of `attention` for families whose queries and keys are normed over all heads of a layer."""
+        sizes = {"q": self.n_heads[layer] * self.head_dim, "k": self.n_kv_heads[layer] * self.head_dim}
+        norms = {f"{part}_norm": self.norm(f"blk.{layer}.attn_{part}_norm", size) for part, size in sizes.items()}
+        return {"has_joint_norms": True, **norms}
+
     def plain_norm(self, eps: float | None = None) -> Norm:
         """A norm over E values that has no weights."""
         return Norm(None, self.n_embd, self.eps if eps is None else eps, kind=self.norm_kind)

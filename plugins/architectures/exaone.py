@@ -9,6 +9,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.transformer import Transformer
 
 _N_LAYERS_32B = 64  # this size alone has windows; files of others may state one, which means nothing
@@ -42,7 +43,27 @@ class Exaone4(Architecture):
         return {"main": decoder.plan(layers)}
 
 
+class ExaoneMoe(Architecture):
+    """Normed heads; where there are windows, the other layers have no rope; experts, one of them shared."""
+
+    name = "exaone-moe"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, may_have_experts=True)
+        rope = decoder.rope(has_factors=True)
+        layers = []
+        for layer, window in enumerate(decoder.windows(4, is_required=True)):
+            attention = decoder.attention(layer, None if window is None else rope, has_head_norms=True, window=window)
+            if has_experts(decoder, layer):
+                layers.append(Layer(attention, mixture(decoder, layer, has_scales=False)))
+            else:
+                layers.append(Layer(attention, decoder.feed_forward(layer, has_scales=False)))
+        return {"main": decoder.plan(layers)}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `exaone` and `exaone4`."""
-    return (Exaone, Exaone4)
+    """Offer the architectures of this page."""
+    return (Exaone, Exaone4, ExaoneMoe)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from augury.blocks import Activation, Experts, FeedForward, Gating, MixtureOfExperts, Router, Vector
+import attrs
+
+from augury.blocks import Activation, Experts, FeedForward, Gating, MixtureOfExperts, Norm, Router, Vector
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.blocks import Linear, Norm
     from augury.plugins.architectures.decoder import Decoder
 
 __all__ = ["has_experts", "mixture"]
@@ -27,29 +28,33 @@ def mixture(
     layer: int,
     *,
     gating: Gating | None = None,
+    fallback: Gating = Gating.SOFTMAX,
     activation: Activation = Activation.SILU,
     is_normalised: bool | None = None,
-    scale: float | None = None,
+    has_weights_scale: bool = True,
     has_scales: bool = True,
     has_gate: bool = True,
-    weighs_input: bool = False,
-    norm: Norm | None = None,
-    post_norm: Norm | None = None,
+    norm: str | Norm = "ffn_norm",
+    has_post_norm: bool = False,
+    factor: float = 1.0,
+    **others: Any,
 ) -> MixtureOfExperts:
     """The mixture of a layer, with a shared expert where the file has one.
 
     Args:
         decoder: Of the file.
         layer: From 0.
-        gating: As the family has it; None: as `expert_gating_func` says, softmax where it says nothing.
+        gating: As the family has it; None: as `expert_gating_func` says.
+        fallback: What it is where the key says nothing.
         activation: Of the experts' gates.
         is_normalised: Whether the weights are divided by their sum; None: as `expert_weights_norm` says.
-        scale: Of the weights; None: as `expert_weights_scale` says, where 0 stands for "not set".
+        has_weights_scale: Whether the family takes note of `expert_weights_scale`, where 0 stands for "not set".
         has_scales: Whether the family takes note of scale tensors of experts; llama.cpp lets some families ignore them.
         has_gate: Whether experts have gates.
-        weighs_input: See `MixtureOfExperts`.
-        norm: Before it; None: `ffn_norm`.
-        post_norm: Of what it adds.
+        norm: Of its input, or the name of its tensor.
+        has_post_norm: Whether what is added to the residual stream is normed.
+        factor: What is added to the residual stream is multiplied by it.
+        **others: Other fields of `MixtureOfExperts`.
 
     Source: the keys `expert_*` and the names of tensors as llama.cpp reads them.
     """
@@ -65,12 +70,10 @@ def mixture(
     router = Router(
         logits=decoder.linear(f"{at}.ffn_gate_inp", decoder.n_embd, n_experts),
         n_used=n_used,
-        gating=_gating(decoder) if gating is None else gating,
+        gating=_gating(decoder, fallback) if gating is None else gating,
         bias=_vector(decoder, f"{at}.exp_probs_b.bias", n_experts) or _vector(decoder, f"{at}.exp_probs_b", n_experts),
-        is_normalised=decoder.file.get(keys.full("expert_weights_norm"), bool, False)
-        if is_normalised is None
-        else is_normalised,
-        scale=(keys.number("expert_weights_scale", 0.0) or 1.0) if scale is None else scale,
+        is_normalised=keys.flag("expert_weights_norm", default=False) if is_normalised is None else is_normalised,
+        scale=factor * ((keys.number("expert_weights_scale", 0.0) or 1.0) if has_weights_scale else 1.0),
         n_groups=n_groups,
         n_groups_used=n_groups_used,
     )
@@ -79,7 +82,7 @@ def mixture(
     def experts(name: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Experts:
         shape = (n_experts, n_out if n_stored is None else n_stored)
         decoder.file.tensor(f"{at}.{name}.weight", (*shape, n_in))
-        bias, scales = f"{at}.{name}.bias", f"{at}.{name}.scale"
+        bias, scales = f"{at}.{name}.bias", f"{at}.{name.replace('gate_up', 'up')}.scale"
         if bias in tensors:
             decoder.file.tensor(bias, shape)
         given = tuple(decoder.values(scales, n_experts).tolist()) if has_scales and scales in tensors else None
@@ -91,19 +94,19 @@ def mixture(
     else:
         gate = experts("ffn_gate_exps", decoder.n_embd, n_ff) if has_gate else None
         up = experts("ffn_up_exps", decoder.n_embd, n_ff)
-    shared = _shared(decoder, at, activation, has_gate=has_gate, has_scales=has_scales)
-    return MixtureOfExperts(
-        norm=decoder.norm(f"{at}.ffn_norm") if norm is None else norm,
+    shared = _shared(decoder, at, activation, has_gate=has_gate, has_scale=has_scales, factor=factor)
+    block = MixtureOfExperts(
+        norm=decoder.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
         router=router,
         gate=gate,
         up=up,
         down=experts("ffn_down_exps", n_ff, decoder.n_embd),
         activation=activation,
-        weighs_input=weighs_input,
         shared=shared,
         shared_gate=None if shared is None else _vector(decoder, f"{at}.ffn_gate_inp_shexp.weight", decoder.n_embd),
-        post_norm=post_norm,
+        post_norm=decoder.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
     )
+    return attrs.evolve(block, **others)
 
 
 def _vector(decoder: Decoder, name: str, size: int) -> Vector | None:
@@ -113,8 +116,9 @@ def _vector(decoder: Decoder, name: str, size: int) -> Vector | None:
     return Vector(name, size)
 
 
-def _gating(decoder: Decoder) -> Gating:
-    number = decoder.keys.count("expert_gating_func", 0, least=0) or 1
+def _gating(decoder: Decoder, fallback: Gating) -> Gating:
+    if not (number := decoder.keys.count("expert_gating_func", 0, least=0)):
+        return fallback
     if number not in _GATINGS:
         raise UnsupportedError(
             f"{decoder.file.path}: {decoder.keys.full('expert_gating_func')!r} is {number}; supported are {sorted(_GATINGS)}"
@@ -130,18 +134,17 @@ def _n_ff(decoder: Decoder, name: str, shape: tuple[int, ...]) -> int:
     return found[-1]
 
 
-def _shared(decoder: Decoder, at: str, activation: Activation, *, has_gate: bool, has_scales: bool) -> FeedForward | None:
+def _shared(
+    decoder: Decoder, at: str, activation: Activation, *, has_gate: bool, has_scale: bool, factor: float
+) -> FeedForward | None:
     if f"{at}.ffn_down_shexp.weight" not in decoder.file.tensors:
         return None
     n_embd, n_ff = decoder.n_embd, _n_ff(decoder, f"{at}.ffn_down_shexp.weight", (decoder.n_embd,))
-
-    def linear(name: str, n_in: int, n_out: int) -> Linear:
-        return decoder.linear(f"{at}.{name}_shexp", n_in, n_out, has_scale=has_scales, scales_bias=True)
-
+    marks: dict[str, Any] = {"has_scale": has_scale, "scales_bias": True}
     return FeedForward(
         norm=None,
-        gate=linear("ffn_gate", n_embd, n_ff) if has_gate else None,
-        up=linear("ffn_up", n_embd, n_ff),
-        down=linear("ffn_down", n_ff, n_embd),
+        gate=decoder.linear(f"{at}.ffn_gate_shexp", n_embd, n_ff, **marks) if has_gate else None,
+        up=decoder.linear(f"{at}.ffn_up_shexp", n_embd, n_ff, **marks),
+        down=decoder.linear(f"{at}.ffn_down_shexp", n_ff, n_embd, factor=factor, **marks),
         activation=activation,
     )

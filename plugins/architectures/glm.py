@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Linear, Rope, Rows
+from augury.blocks import Gating, Linear, Rope, Rows
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures import rope
@@ -59,7 +59,26 @@ class CogVLM(Transformer):
         }
 
 
+class Glm4Moe(Transformer):
+    """GLM 4.5: heads may be normed; the first layers have no experts."""
+
+    name = "glm4moe"
+    experts = {"fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
+    feeding = {"norm": "post_attention_norm", "has_scales": False}
+
+    @classmethod
+    def rope(cls, decoder: Decoder) -> Rope:
+        """The rotary positions of all layers."""
+        sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
+        return decoder.rope(sections="blocks" if sections[0] and sections[1] else None)
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """The norms of its heads."""
+        return {"has_head_norms": f"blk.{layer}.attn_q_norm.weight" in decoder.file.tensors}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `chatglm`, `glm4` and `cogvlm`."""
-    return (ChatGLM, Glm4, CogVLM)
+    """Offer the architectures of this page."""
+    return (ChatGLM, Glm4, CogVLM, Glm4Moe)

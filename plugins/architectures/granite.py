@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from augury.blocks import Layer, ModelPlan, Vector
+from augury.blocks import Gating, Layer, ModelPlan, Vector
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.state_space import mamba2
 
 _ROPE = {"is_interleaved": True, "has_factors": True}
@@ -26,10 +27,22 @@ class Granite(Architecture):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file)
+        decoder = Decoder(file, may_have_experts=True)
         keys = decoder.keys
         rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
         return {"main": _plan(decoder, [{"rope": rope}] * decoder.n_layers)}
+
+
+class GraniteMoe(Architecture):
+    """Granite with experts, one of them shared; it has rope in any case."""
+
+    name = "granitemoe"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, may_have_experts=True)
+        return {"main": _plan(decoder, [{"rope": decoder.rope(**_ROPE)}] * decoder.n_layers)}
 
 
 class GraniteSwa(Architecture):
@@ -76,7 +89,7 @@ class MiniCPM(Architecture):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file)
+        decoder = Decoder(file, may_have_experts=True)
         rope = decoder.rope(**_ROPE)
         return {
             "main": _plan(
@@ -103,6 +116,7 @@ def _plan(
     keys = decoder.keys
     residual = keys.number("residual_scale", residual_scale) or 1.0
     scale = (keys.number("attention.scale", 0.0) or None) if has_attention_scale else None
+    marks: dict[str, Any] = {"factor": residual, "has_scales": False}
     layers = []
     for layer, parts in enumerate(attentions):
         mixer = (
@@ -110,12 +124,16 @@ def _plan(
             if decoder.n_kv_heads[layer]
             else mamba2(decoder, layer, factor=residual)
         )
-        layers.append(Layer(mixer, decoder.feed_forward(layer, factor=residual, has_scales=False)))
+        if has_experts(decoder, layer):
+            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=False, **marks)
+            layers.append(Layer(mixer, experts))
+        else:
+            layers.append(Layer(mixer, decoder.feed_forward(layer, **marks)))
     logits = decoder.output(scale=1.0 / (keys.number("logit_scale", logit_scale) or 1.0))
     return decoder.plan(layers, output=logits, scale=keys.number("embedding_scale", embedding_scale) or 1.0)
 
 
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `granite`, `granite_swa`, `granitehybrid` and `minicpm`."""
-    return (Granite, GraniteSwa, GraniteHybrid, MiniCPM)
+    """Offer the architectures of this page."""
+    return (Granite, GraniteMoe, GraniteSwa, GraniteHybrid, MiniCPM)

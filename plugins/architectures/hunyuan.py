@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.blocks import Rope
+from augury.blocks import Gating, Rope
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -33,7 +33,25 @@ class HunyuanVL(HunyuanDense):
     name = "hunyuan_vl"
 
 
+class HunyuanMoe(Transformer):
+    """Heads are normed after rope; experts, one of them shared."""
+
+    name = "hunyuan-moe"
+    rotary = {"has_factors": True}
+    mixing = HunyuanDense.mixing
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False, "has_scales": False}
+
+
+class HyV3(Transformer):
+    """Heads are normed before rope; the first layers have no experts."""
+
+    name = "hy_v3"
+    rotary = {"has_factors": True}
+    mixing = {"has_head_norms": True}
+    experts = {"fallback": Gating.SIGMOID}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `hunyuan-dense` and `hunyuan_vl`."""
-    return (HunyuanDense, HunyuanVL)
+    """Offer the architectures of this page."""
+    return (HunyuanDense, HunyuanVL, HunyuanMoe, HyV3)

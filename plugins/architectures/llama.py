@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Activation, Gating, Layer, ModelPlan, Output, Projection, Rope, Temperature
+from augury.blocks import Activation, Gating, Layer, ModelPlan, Norm, Output, Projection, Rope, Temperature
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -15,6 +15,8 @@ from augury.plugins.architectures.transformer import Transformer, slopes
 
 _ROPE: dict[str, Any] = {"is_interleaved": True, "has_factors": True}
 _EXPERTS: dict[str, Any] = {"gating": Gating.SOFTMAX, "is_normalised": True}  # Mixtral's
+_PLAIN_EXPERTS: dict[str, Any] = {"has_weights_scale": False, "has_scales": False}
+_CHUNK, _PERIOD, _N_EXPERTS_MAVERICK = 8192, 4, 128  # of Llama 4, whose files say none of it
 _N_LAYERS_7B, _N_LAYERS_13B = 32, 40  # of Baichuan, whose files do not say which positions they have
 
 
@@ -214,6 +216,48 @@ class Deci(Architecture):
         return Layer(mixer, decoder.feed_forward(layer, has_scales=False))
 
 
+class ErnieMoe(Ernie):
+    """As Ernie, with experts in some layers, and one that is shared."""
+
+    name = "ernie4_5-moe"
+    experts = {"gating": Gating.SOFTMAX, **_PLAIN_EXPERTS, "is_normalised": True}
+
+
+class PaddleOcr(Transformer):
+    """The language model of PaddleOCR, as Ernie with positions on the axes of an image."""
+
+    name = "paddleocr"
+    reading = Ernie.reading
+    rotary = {"sections": "blocks"}
+    feeding = Ernie.feeding
+
+
+class Llama4(Transformer):
+    """Three layers of four have rope and see chunks; the others grow their queries with the position."""
+
+    name = "llama4"
+    rotary = _ROPE
+    experts = {"gating": Gating.SIGMOID, **_PLAIN_EXPERTS, "is_normalised": False, "weighs_input": True}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0; files that state a window of 0 have neither chunks nor temperature."""
+        keys, key = decoder.keys, "attention.sliding_window"
+        has_chunks = key not in keys or keys.count(key, least=0) > 0
+        turns = (layer + 1) % (_PERIOD if has_chunks else decoder.n_layers) != 0
+        common: dict[str, Any] = {"scale": keys.number("attention.scale", 0.0) or None}
+        if has_chunks and decoder.flags(f"{key}_pattern", _PERIOD)[layer]:
+            common["chunk"] = _CHUNK
+        if turns and keys.count("expert_count", 0, least=0) != _N_EXPERTS_MAVERICK:
+            norm = Norm(None, decoder.head_dim, decoder.eps)
+            common |= {"q_norm": norm, "k_norm": norm, "is_rope_first": True}
+        if has_chunks and not turns:
+            common["temperature"] = Temperature(0.1, _CHUNK, 1.0)
+        attention = decoder.attention(layer, rope if turns else None, **common)
+        return Layer(attention, cls.feed_forward(decoder, layer))
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer Llama and what is built like it."""
@@ -223,13 +267,17 @@ def augury_architectures() -> tuple[type[Architecture], ...]:
         BitNet,
         Deci,
         Ernie,
+        ErnieMoe,
         Internlm2,
+        Llama4,
         Maincoder,
+        Mistral3,
         Nanbeige,
+        PaddleOcr,
         PanguEmbedded,
         Refact,
         SeedOss,
         Smollm3,
         Xverse,
     )
-    return (Llama, Mistral3, *likes)
+    return (Llama, *likes)

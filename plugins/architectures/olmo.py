@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from augury.blocks import Layer, ModelPlan, Norm, NormKind, Output, Rope
+from augury.blocks import Gating, Layer, ModelPlan, NormKind, Output, Rope
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -51,16 +52,10 @@ class Olmo2(Architecture):
                 norm=None,
                 has_post_norm=True,
                 window=window,
-                has_joint_norms=True,
-                q_norm=cls._norm(decoder, layer, "q", decoder.n_heads),
-                k_norm=cls._norm(decoder, layer, "k", decoder.n_kv_heads),
+                **decoder.joint_norms(layer),
             )
             layers.append(Layer(attention, decoder.feed_forward(layer, norm=None, has_post_norm=True, has_scales=False)))
         return {"main": decoder.plan(layers)}
-
-    @staticmethod
-    def _norm(decoder: Decoder, layer: int, part: str, n_heads: tuple[int, ...]) -> Norm:
-        return decoder.norm(f"blk.{layer}.attn_{part}_norm", n_heads[layer] * decoder.head_dim)
 
 
 class OpenElm(Transformer):
@@ -76,7 +71,19 @@ class OpenElm(Transformer):
         return decoder.output(is_tied=True)
 
 
+class Olmoe(Transformer):
+    """Queries and keys are normed over all heads, before attention; experts."""
+
+    name = "olmoe"
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_weights_scale": False, "has_scales": False}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """The norms of all heads."""
+        return decoder.joint_norms(layer)
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `olmo`, `olmo2`, which OLMo 3 says, too, and `openelm`."""
-    return (Olmo, Olmo2, OpenElm)
+    """Offer the architectures of this page."""
+    return (Olmo, Olmo2, OpenElm, Olmoe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.blocks import Activation, NormKind
+from augury.blocks import Activation, Gating, NormKind
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.transformer import Transformer
@@ -25,7 +25,14 @@ class Phi3(Transformer):
     feeding = {"gate": "fused", "has_scales": False}
 
 
+class PhiMoe(Phi3):
+    """As Phi 3 with layer norms, biases everywhere and experts."""
+
+    name = "phimoe"
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False, "has_scales": False}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `phi2` and `phi3`, which Phi 4 says, too."""
-    return (Phi2, Phi3)
+    """Offer the architectures of this page."""
+    return (Phi2, Phi3, PhiMoe)

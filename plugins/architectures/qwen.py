@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.blocks import Layer, Output, Rope
+from augury.blocks import Gating, Layer, Output, Rope
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
@@ -64,7 +64,28 @@ class Qwen3TTS(Qwen3VL):
     name = "qwen3tts"
 
 
+class Qwen2Moe(Transformer):
+    """As Qwen2, with experts, and one that is shared and has a gate."""
+
+    name = "qwen2moe"
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_weights_scale": False, "has_scales": False}
+
+
+class Qwen3Moe(Qwen3):
+    """As Qwen3, with experts, whose weights sum to 1."""
+
+    name = "qwen3moe"
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False}
+
+
+class Qwen3VLMoe(Qwen3VL):
+    """As Qwen3VL, with the experts of Qwen3."""
+
+    name = "qwen3vlmoe"
+    experts = {**Qwen3Moe.experts, "has_scales": False}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer the dense models of all generations."""
-    return (Qwen, Qwen2, Qwen2VL, Qwen3, Qwen3VL, Qwen3TTS)
+    """Offer the architectures of this page."""
+    return (Qwen, Qwen2, Qwen2VL, Qwen3, Qwen3VL, Qwen3TTS, Qwen2Moe, Qwen3Moe, Qwen3VLMoe)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from attrs import frozen
@@ -17,7 +17,8 @@ from augury.blocks import Rope
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.plugins.architectures.decoder import Decoder
+    from augury.files.gguf import ModelFile
+    from augury.plugins.architectures.keys import Keys
 
 __all__ = ["Yarn", "linear", "of_file", "plain"]
 
@@ -26,8 +27,23 @@ _LEAST = 0.001  # of the divisors in rope scaling: no model is near, and angles 
 _LEAST_BASE = 1.001
 
 
+class Positioned(Protocol):
+    """What rotary positions depend on: the part of a `Decoder` that is read here."""
+
+    file: ModelFile
+    keys: Keys
+    n_ctx_train: int
+
+    @property
+    def n_rot(self) -> int:
+        """Values of a head that are turned."""
+
+    def values(self, name: str, n: int) -> np.ndarray:
+        """The numbers (n,) of a small tensor."""
+
+
 def of_file(
-    decoder: Decoder,
+    decoder: Positioned,
     *,
     base: float | None = None,
     is_scaled: bool = True,
@@ -95,12 +111,12 @@ def of_file(
     return Rope(scaled(short), magnitude, is_interleaved, scaled(long), n_ctx_original)
 
 
-def base_of(decoder: Decoder, key: str = "rope.freq_base", default: float = 10000.0) -> float:
+def base_of(decoder: Positioned, key: str = "rope.freq_base", default: float = 10000.0) -> float:
     """What frequencies are powers of."""
     return decoder.keys.number(key, default, least=_LEAST_BASE)
 
 
-def _factors(decoder: Decoder) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]:
     """What divides frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
     divisors: dict[str, np.ndarray | None] = {}
     for name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"):
@@ -113,7 +129,7 @@ def _factors(decoder: Decoder) -> tuple[np.ndarray | None, np.ndarray | None]:
     return (short, long) if always is None else (always, always)
 
 
-def _is_of_last_axis(decoder: Decoder, n_pairs: int, sections: str) -> np.ndarray:
+def _is_of_last_axis(decoder: Positioned, n_pairs: int, sections: str) -> np.ndarray:
     """Which pairs turn by the last of four axes, (n_pairs,) bool, as ggml's rope deals them out."""
     sizes = decoder.keys.counts("rope.dimension_sections", 4, least=0)
     if sum(sizes) == 0:

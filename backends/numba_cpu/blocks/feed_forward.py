@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.heads import Ways
-from augury.backends.numba_cpu.kernels.activation import gelu, gelu_half, relu, relu_squared, silu
+from augury.backends.numba_cpu.kernels.activation import (
+    as_it_is,
+    gelu,
+    gelu_half,
+    relu,
+    relu_squared,
+    silu,
+    swiglu_oai,
+    swiglu_oai_up,
+)
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["FUNCTIONS", "FeedForwardEmitter"]
 
 
-def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
+def _kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> Any:
     def activate(record: int, state: int, thread: int, n_threads: int) -> None:
         entry, n_panels, out, n_rows, divisors = (
             get_i64(record + 16),
@@ -56,7 +65,7 @@ def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
                     if divisors != 0:
                         value = div(value, load_part(divisors + 4 * index, left))
                     if is_gated:
-                        value = mul(value, load_part(up + place, left))
+                        value = mul(value, of_up(load_part(up + place, left)))
                     store_part(out + 4 * (t * n_rows + index), value, left)
 
     activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{name}"
@@ -68,15 +77,17 @@ def _kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
 
 
 FUNCTIONS = {
-    Activation.SILU: silu,
-    Activation.GELU: gelu,
-    Activation.GELU_HALF: gelu_half,
-    Activation.RELU: relu,
-    Activation.RELU_SQUARED: relu_squared,
+    Activation.SILU: (silu, as_it_is),
+    Activation.GELU: (gelu, as_it_is),
+    Activation.GELU_HALF: (gelu_half, as_it_is),
+    Activation.RELU: (relu, as_it_is),
+    Activation.RELU_SQUARED: (relu_squared, as_it_is),
+    Activation.SWIGLU_OAI: (swiglu_oai, swiglu_oai_up),
 }
+"""What becomes of the gate, and of what it is multiplied with."""
 _KERNELS = {
-    (activation, is_gated): _kernel(function, activation.value, is_gated=is_gated)
-    for activation, function in FUNCTIONS.items()
+    (activation, is_gated): _kernel(*functions, activation.value, is_gated=is_gated)
+    for activation, functions in FUNCTIONS.items()
     for is_gated in (True, False)
 }
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["GATINGS", "MixtureEmitter"]
 
 _KERNELS = {
-    (activation, is_gated): experts.hidden_kernel(function, activation.value, is_gated=is_gated)
-    for activation, function in FUNCTIONS.items()
+    (activation, is_gated): experts.hidden_kernel(*functions, activation.value, is_gated=is_gated)
+    for activation, functions in FUNCTIONS.items()
     for is_gated in (True, False)
 }
 GATINGS = {

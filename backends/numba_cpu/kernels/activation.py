@@ -103,3 +103,23 @@ def relu_squared(x):
     """The square of the larger of x and 0."""
     y = maximum(x, zero_f32())
     return mul(y, y)
+
+
+@helper
+def swiglu_oai(x):
+    """G * sigmoid(1.702 g), where g = min(x, 7)."""
+    limited = minimum(x, splat_f32(f32(7.0)))
+    return mul(limited, sigmoid(mul(limited, splat_f32(f32(1.702)))))
+
+
+@helper
+def swiglu_oai_up(x):
+    """What `swiglu_oai` is multiplied with: x between -7 and 7, plus 1."""
+    limit = splat_f32(f32(7.0))
+    return add(minimum(maximum(x, sub(zero_f32(), limit)), limit), splat_f32(f32(1.0)))
+
+
+@helper
+def as_it_is(x):
+    """What other activations are multiplied with."""
+    return x

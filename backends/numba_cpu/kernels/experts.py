@@ -304,11 +304,12 @@ def multiply_experts(record, state, thread, n_threads):
             item += end - first
 
 
-def hidden_kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
+def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> Any:
     """The kernel of what experts hide.
 
     Args:
         activation: A helper, of 16 lanes.
+        of_up: A helper: what is multiplied with it, given what `up` is.
         name: Of the activation.
         is_gated: Whether there is a gate.
     """
@@ -334,7 +335,7 @@ def hidden_kernel(activation: Any, name: str, *, is_gated: bool) -> Any:
                         at, left = 4 * (row * ldy + index), n_rows - index
                         value = activation(load_part(get_i64(gate + Y) + at, left))
                         if is_gated:
-                            value = mul(value, load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left))
+                            value = mul(value, of_up(load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left)))
                         store_part(out + 4 * (row * n_rows + index), value, left)
                 item += end - first
 

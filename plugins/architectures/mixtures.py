@@ -1,0 +1,222 @@
+"""Families that have mixtures of experts alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from augury.blocks import Activation, Gating, Layer, NormKind, Output, Rope, Vector
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import mixture
+from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.transformer import Transformer
+
+_PLAIN: dict[str, Any] = {"has_weights_scale": False, "has_scales": False}
+_ALTERNATING, _PERIOD = 2, 4
+
+
+class GptOss(Transformer):
+    """gpt-oss: every other layer sees a window; sinks, biases everywhere, a SwiGLU of its own."""
+
+    name = "gpt-oss"
+    experts = {
+        **_PLAIN,
+        "gating": Gating.SOFTMAX_OF_CHOSEN,
+        "is_normalised": False,
+        "activation": Activation.SWIGLU_OAI,
+        "norm": "post_attention_norm",
+    }
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        window = decoder.windows(_ALTERNATING, is_required=True)[layer]
+        if window is not None:
+            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+        attention = decoder.attention(layer, rope, window=window, sinks=_sinks(decoder, layer))
+        return Layer(attention, cls.feed_forward(decoder, layer))
+
+
+class MinimaxM2(Transformer):
+    """Queries and keys are normed over all heads; experts are chosen by sigmoids with a bias."""
+
+    name = "minimax-m2"
+    experts = {**_PLAIN, "is_normalised": True}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """The norms of all heads."""
+        return decoder.joint_norms(layer)
+
+
+class Dots1(Transformer):
+    """Normed heads; the first layers have no experts."""
+
+    name = "dots1"
+    mixing = {"has_head_norms": True}
+    experts = {"has_scales": False}
+    feeding = {"has_scales": False}
+
+
+class BailingMoe(Transformer):
+    """Ling 1: one expert is shared."""
+
+    name = "bailingmoe"
+    rotary = {"is_interleaved": True, "has_factors": True}
+    experts = {"gating": Gating.SOFTMAX, "has_scales": False}
+
+
+class BailingMoe2(Transformer):
+    """Ling 2: normed heads; the first layers have no experts."""
+
+    name = "bailingmoe2"
+    mixing = {"has_head_norms": True}
+    experts = {"has_scales": False}
+    feeding = {"has_scales": False}
+
+
+class DeepSeek(Transformer):
+    """The first DeepSeek: its attention is Llama's, and some experts are shared."""
+
+    name = "deepseek"
+    rotary = {"is_interleaved": True, "has_factors": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        """The scale of its scores."""
+        return {"scale": decoder.keys.number("attention.scale", 0.0) or None}
+
+
+class Mellum(Transformer):
+    """Normed heads; three layers of four see a window, where there is one, and do not stretch their rope."""
+
+    name = "mellum"
+    mixing = {"has_head_norms": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        window = decoder.windows(_PERIOD)[layer]
+        if window is not None:
+            base = base_of(decoder, "rope.freq_base_swa", base_of(decoder))
+            rope = Rope(decoder.rope(base=base, is_scaled=False).frequencies)
+        return Layer(decoder.attention(layer, rope, window=window, **cls.mixing), cls.feed_forward(decoder, layer))
+
+
+class Afmoe(Transformer):
+    """Trinity: gated attention, normed heads, norms before and after all; layers that see everything have no rope."""
+
+    name = "afmoe"
+    mixing = {"has_head_norms": True, "has_post_norm": True}
+    experts = {"fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
+    feeding = {"has_scales": False, "has_post_norm": True}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        window = decoder.windows(_PERIOD)[layer]
+        n_gates = decoder.n_heads[layer] * decoder.head_dim
+        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_gates, has_scale=False)
+        turned = rope if (layer + 1) % _PERIOD else None
+        if window is not None and turned is not None:
+            turned = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+        attention = decoder.attention(layer, turned, window=window, gate=gate, **cls.mixing)
+        return Layer(attention, cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """What the embedding has beside its weight."""
+        return {"scale": math.sqrt(decoder.n_embd)}
+
+
+class Mimo2(Transformer):
+    """MiMo 2: layers with a window have heads, a rope and sinks of their own."""
+
+    name = "mimo2"
+    experts = {**_PLAIN, "gating": Gating.SIGMOID, "is_normalised": True}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        window = decoder.windows(None, is_required=True)[layer]
+        if window is not None:
+            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+        factor = decoder.keys.number("attention.value_scale", 0.0) or 1.0
+        has_sinks = f"blk.{layer}.attn_sinks.weight" in decoder.file.tensors
+        sinks = _sinks(decoder, layer) if has_sinks else None
+        attention = decoder.attention(layer, rope, window=window, sinks=sinks, factor=factor, has_scales=False)
+        plain = {part: attrs.evolve(getattr(attention, part), bias=None) for part in "qkv"}
+        attention = attrs.evolve(attention, **plain)
+        return Layer(attention, cls.feed_forward(decoder, layer))
+
+
+class Grok(Transformer):
+    """Scores and logits are capped; a dense feed-forward may stand beside the experts, and their mean counts."""
+
+    name = "grok"
+    experts = {**_PLAIN, "gating": Gating.SOFTMAX, "is_normalised": True}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        keys, at, tensors = decoder.keys, f"blk.{layer}", decoder.file.tensors
+        attention = decoder.attention(
+            layer,
+            rope,
+            scale=keys.positive("attention.output_scale", 0.08838834764831845),
+            softcap=keys.positive("attn_logit_softcapping", 30.0),
+            post_norm=decoder.norm(f"{at}.attn_output_norm"),
+        )
+        post = "layer_output_norm" if f"{at}.layer_output_norm.weight" in tensors else "post_ffw_norm"
+        marks: dict[str, Any] = {"activation": Activation.GELU_HALF}
+        given: dict[str, Any] = {"post_norm": decoder.norm(f"{at}.{post}")}
+        if f"{at}.ffn_up.weight" in tensors:
+            marks["factor"] = math.sqrt(2.0) / 2.0
+            given["shared"] = decoder.feed_forward(layer, norm=None, has_scales=False, **marks)
+        return Layer(attention, mixture(decoder, layer, **cls.experts, **marks, **given))
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """What the embedding has beside its weight."""
+        return {"scale": decoder.keys.positive("embedding_scale", 78.38367176906169)}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        keys = decoder.keys
+        softcap = keys.number("final_logit_softcapping", 0.0) or None
+        return decoder.output(scale=keys.number("logit_scale", 0.5773502691896257), softcap=softcap)
+
+
+class Dbrx(Transformer):
+    """Layer norms, of which the second has another name; queries, keys and values may be clamped."""
+
+    name = "dbrx"
+    reading = {"norm": NormKind.LAYER}
+    experts = {**_PLAIN, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
+        """The bound of queries, keys and values."""
+        return {"clamp": decoder.keys.number("attention.clamp_kqv", 0.0) or None}
+
+
+def _sinks(decoder: Decoder, layer: int) -> Vector:
+    sinks = Vector(f"blk.{layer}.attn_sinks.weight", decoder.n_heads[layer])
+    decoder.file.tensor(sinks.weight, (sinks.size,))
+    return sinks
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the architectures of this page."""
+    return (GptOss, MinimaxM2, Dots1, BailingMoe, BailingMoe2, DeepSeek, Mellum, Afmoe, Mimo2, Grok, Dbrx)
