@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 import attrs
-from attrs import Factory, define, frozen
+from attrs import frozen
 
 from augury.engine.request import Request
 from augury.log import get_logger
@@ -20,30 +20,10 @@ __all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStat
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
 
 
+_BY_POSITION = ("offered_by_position", "accepted_by_position")
+
+
 # One request
-
-
-@define
-class _Counts:
-    """Of one drafter."""
-
-    calls: int = 0
-    drafts: int = 0
-    used: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    offered_by_position: list[int] = Factory(list)
-    accepted_by_position: list[int] = Factory(list)
-    begin_s: float = 0.0
-    draft_s: float = 0.0
-    accept_s: float = 0.0
-    failed: str | None = None
-
-    def stats(self) -> DrafterStats:
-        """What was counted."""
-        counted = attrs.asdict(self, recurse=False)
-        lists = ("offered_by_position", "accepted_by_position")
-        return DrafterStats(**counted | {name: tuple(counted[name]) for name in lists})
 
 
 class RequestCounter:
@@ -54,7 +34,10 @@ class RequestCounter:
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
         self._request = request
         self._n_recomputed = self._n_emitted = 0
-        self._counts = {member.name: _Counts() for member in request.speculation.members}
+        self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
+            member.name: attrs.asdict(DrafterStats()) | {name: [] for name in _BY_POSITION}
+            for member in request.speculation.members
+        }
         self._draft_lengths: list[int] = []
         self._n_processed = 0
         self._prompt_s = self._first_token_at = self._last_token_at = 0.0
@@ -67,11 +50,11 @@ class RequestCounter:
         """A drafter was at the request's prompt for so long until now, which is prompt time."""
         self._first_token_at = self._last_token_at = perf_counter()
         self._prompt_s += seconds
-        self._counts[drafter].begin_s += seconds
+        self._counts[drafter]["begin_s"] += seconds
 
     def failed(self, drafter: str, told: str) -> None:
         """A drafter failed, as `told` says, and is left out of the rest of the request."""
-        self._counts[drafter].failed = told
+        self._counts[drafter]["failed"] = told
 
     def chunk(self, n_tokens: int, seconds: float) -> None:
         """So many tokens of the prompt were in a pass, of which they took `seconds`."""
@@ -86,13 +69,13 @@ class RequestCounter:
     def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
         """A drafter was asked, proposed so many tokens, and took this request's share of `seconds`."""
         counts = self._counts[drafter]
-        counts.calls += 1
-        counts.drafts += n_proposed > 0
-        counts.draft_s += seconds
+        counts["calls"] += 1
+        counts["drafts"] += n_proposed > 0
+        counts["draft_s"] += seconds
 
     def teacher_forced(self, drafter: str, seconds: float) -> None:
         """A drafter said for so long what it would have drafted."""
-        self._counts[drafter].draft_s += seconds
+        self._counts[drafter]["draft_s"] += seconds
 
     def round(self, n_offered: int, n_emitted: int) -> None:
         """A round is over, in which `n_offered` drafted tokens were verified."""
@@ -103,21 +86,25 @@ class RequestCounter:
     def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
         """A drafter's proposal, `depth` tokens deep, was verified."""
         counts = self._counts[drafter]
-        counts.used += 1
-        counts.drafted += verdict.n_offered
-        counts.accepted += verdict.n_accepted
-        for places, n in ((counts.offered_by_position, depth), (counts.accepted_by_position, verdict.n_accepted)):
+        counts["used"] += 1
+        counts["drafted"] += verdict.n_offered
+        counts["accepted"] += verdict.n_accepted
+        for name, n in zip(_BY_POSITION, (depth, verdict.n_accepted), strict=True):
+            places = counts[name]
             places.extend([0] * (depth - len(places)))
             for position in range(n):
                 places[position] += 1
 
     def told(self, drafter: str, seconds: float) -> None:
         """A drafter was told what became of the round, and took so long."""
-        self._counts[drafter].accept_s += seconds
+        self._counts[drafter]["accept_s"] += seconds
 
     def summary(self) -> Summary:
         """What it comes to so far."""
-        drafters = {name: counts.stats() for name, counts in self._counts.items()}
+        drafters = {
+            drafter: DrafterStats(**counts | {name: tuple(counts[name]) for name in _BY_POSITION})
+            for drafter, counts in self._counts.items()
+        }
         by_position = zip_longest(*(each.accepted_by_position for each in drafters.values()), fillvalue=0)
         return Summary(
             id=self._request.id,
@@ -148,19 +135,10 @@ def log_request(summary: Summary) -> None:
     if not _LOGGER.isEnabledFor(logging.INFO):
         return
     logger = get_logger("augury.engine.loop")
-    logger.info(
-        "request done",
-        id=summary.id,
-        prompt=summary.n_prompt,
-        reused=summary.n_reused,
-        recomputed=summary.n_recomputed,
-        restores=summary.n_restores,
-        replayed=summary.n_replayed,
-        emitted=summary.n_emitted,
-        rounds=summary.n_rounds,
-        prompt_s=round(summary.timings.prompt_s, 4),
-        predict_s=round(summary.timings.predict_s, 4),
-    )
+    counted = ("prompt", "reused", "recomputed", "restores", "replayed", "emitted", "rounds")
+    counts = {name: getattr(summary, f"n_{name}") for name in counted}
+    seconds = {name: round(getattr(summary.timings, name), 4) for name in ("prompt_s", "predict_s")}
+    logger.info("request done", id=summary.id, **counts, **seconds)
     for name, stats in summary.drafters.items():
         logger.info("drafter done", id=summary.id, drafter=name, **attrs.asdict(stats))
 

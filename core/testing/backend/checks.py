@@ -181,7 +181,7 @@ def trees(subject: BackendSubject) -> None:
                 paths.append([*(paths[parent] if parent >= 0 else []), i])
             model.forward(Batch.chain(prompt))
             depths = np.array([len(prompt) + len(path) - 1 for path in paths], np.int32)
-            tree = Batch(drafted, _zeros(parents), depths, _count(parents), parents=np.array(parents, np.int32))
+            tree = attrs.evolve(Batch.chain(drafted), positions=depths, parents=np.array(parents, np.int32))
             found = model.forward(tree).rows().copy()
             for i, path in enumerate(paths):
                 chains.forward(Batch.chain(prompt))
@@ -320,14 +320,6 @@ class _closing:  # noqa: N801 - reads as contextlib's
 
 def _tokens(n: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, N_VOCAB, n).astype(np.int32)
-
-
-def _zeros(items: Sequence[object]) -> np.ndarray:
-    return np.zeros(len(items), np.int32)
-
-
-def _count(items: Sequence[object]) -> np.ndarray:
-    return np.arange(len(items), dtype=np.int32)
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
