@@ -17,6 +17,9 @@ _SIZES = (1, 2, 4, 8, 16)  # timed several times over, before anything else
 _FINE_SIZES = (32, 64, 3, 6, 12, 24, 5, 9, 17, 48)
 _DEEP_SIZES = (1, 4, 16)
 _DEPTH = 1024  # where what a context costs is measured
+_SHALLOWEST = 256  # the least depth that says something about it
+_CHUNK = 64  # tokens of a text that is processed to get there
+_NO_ROWS = np.empty(0, np.int32)
 _LARGEST = 256  # tokens of a pass that has a figure of its own: every round goes through all figures
 _BUDGET_S = 0.5  # felt at a start, but not much
 _TURNS = 2
@@ -27,16 +30,19 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
 
     The best of several times is taken: whatever else runs only ever adds.
     """
-    n_ctx, has_text = model.state_spec.n_ctx, not model.state_spec.n_bytes_per_sequence  # a recurrent state cannot be made up
-    sizes, fine = ([n for n in each if n <= min(n_largest, n_ctx)] for each in (_SIZES, _FINE_SIZES))
-    deep = [(n, min(_DEPTH, n_ctx - n)) for n in _DEEP_SIZES if n in sizes and n_ctx >= _DEPTH // 2 and has_text]
+    spec = model.state_spec
+    sizes, fine = ([n for n in each if n <= min(n_largest, spec.n_ctx)] for each in (_SIZES, _FINE_SIZES))
     best: dict[tuple[int, int], float] = {}
     _seconds(model, sizes[-1], 0)  # memory is touched for the first time
     start = perf_counter()
     for turn in range(_TURNS):
-        if deep and turn == _TURNS - 1 and perf_counter() - start < _BUDGET_S:
-            _fill(model, max(depth for _, depth in deep))
-        rest = [*deep, *((n, 0) for n in fine)] if turn == _TURNS - 1 else []
+        rest: list[tuple[int, int]] = []
+        if turn == _TURNS - 1:
+            depth = 0
+            if spec.n_ctx >= _DEPTH // 2 and spec.n_bytes_per_position:
+                depth = _fill(model, min(_DEPTH, spec.n_ctx - 1), start + _BUDGET_S)
+            deep = [(n, min(depth, spec.n_ctx - n)) for n in _DEEP_SIZES if n in sizes and depth]
+            rest = [*deep, *((n, 0) for n in fine)]
         for n, depth in [*((n, 0) for n in sizes), *rest]:
             is_needed = turn == 0 and n <= 2 and depth == 0  # the least that says what drafting costs
             if is_needed or perf_counter() - start < _BUDGET_S:
@@ -44,18 +50,37 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
     return PassCosts([PassTime(n, depth, seconds) for (n, depth), seconds in best.items()], min(n_largest, _LARGEST))
 
 
-def _fill(model: Model, depth: int) -> None:
-    """Let the positions before `depth` hold what the first does: a pass must not attend to what was never stored.
+def _fill(model: Model, depth: int, end: float) -> int:
+    """Let the positions before `depth` hold something: a pass must not attend to what was never stored.
 
-    It would also read memory that the system has not given yet, and be faster than one after a text.
+    It would also read memory that the system has not given yet, and be faster than one after a text. Keys and values of the
+    first position are moved to all others. A recurrent state follows a text alone, which is processed for half of the time
+    that is left until `end`, by the clock.
+
+    Returns:
+        Up to where there is something; 0: not far enough to say what a context costs.
     """
-    targets = np.arange(1, depth, dtype=np.int32)
-    moves = np.stack([np.zeros_like(targets), np.zeros_like(targets), targets], axis=1)  # slot, from, to
-    model.forward(Batch.chain([0], start=depth, accepted=moves))
+    if not model.state_spec.n_bytes_per_sequence:
+        if perf_counter() >= end:
+            return 0
+        targets = np.arange(1, depth, dtype=np.int32)
+        moves = np.stack([np.zeros_like(targets), np.zeros_like(targets), targets], axis=1)  # slot, from, to
+        model.forward(Batch.chain([0], start=depth, accepted=moves))
+        return depth
+    end -= (end - perf_counter()) / 2
+    filled, per_chunk = 0, 0.0
+    while filled < depth and (before := perf_counter()) + per_chunk < end:
+        n = min(_CHUNK, depth - filled)
+        model.forward(Batch.chain(np.zeros(n, np.int32), start=filled, rows=_NO_ROWS)).wait()
+        filled, per_chunk = filled + n, perf_counter() - before
+    return filled if filled >= _SHALLOWEST else 0
 
 
 def _seconds(model: Model, n: int, depth: int) -> float:
-    batch = Batch.chain(np.zeros(n, np.int32), start=depth)
+    spec, aside = model.state_spec, None
+    if spec.n_bytes_per_sequence and spec.can_keep_aside and n > 1:  # as drafts are verified
+        aside = np.arange(n) >= max(1, n - (n if spec.draft_max is None else spec.draft_max))
+    batch = Batch.chain(np.zeros(n, np.int32), start=depth, is_drafted=aside)
     start = perf_counter()
     device_s = model.forward(batch).wait()
     return perf_counter() - start if device_s is None else device_s
