@@ -79,6 +79,10 @@ class Decoder:
                 f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
                 f"supported; use a dense model",
             )
+        if not keys.flag("attention.causal", default=True):
+            raise UnsupportedError(
+                f"{file.path}: {keys.full('attention.causal')!r} is false: tokens that see later ones are not supported"
+            )
         n_stored = keys.count("block_count")
         if n_stored > len(file.tensors):
             keys.fail("block_count", n_stored, f"at most {len(file.tensors)}, the number of tensors in the file")

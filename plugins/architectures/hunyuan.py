@@ -14,6 +14,7 @@ class HunyuanDense(Transformer):
     """Heads are normed after rope, whose base grows by a factor that files may state."""
 
     name = "hunyuan-dense"
+    reading = {"may_have_experts": True}  # files may state one, which is the feed-forward itself
     mixing = {"has_head_norms": True, "is_rope_first": True}
     feeding = {"has_scales": False}
 

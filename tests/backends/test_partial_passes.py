@@ -17,7 +17,7 @@ from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
 N_LAYERS = 4
-NAMES = ("llama-dense", "qwen3-dense", "gemma3-dense", "llama-dense-q4_k")
+NAMES = ("llama-dense", "qwen3-dense", "gemma3-dense", "talkie-dense", "llama-dense-q4_k")  # talkie adds its embedding again
 SIZES = {"reference": (1, 2, 5), "numba-cpu": (1, 2, 5, 300)}  # 300: more than are computed at once
 
 

@@ -17,7 +17,7 @@ from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-NAMES = ("llama-dense", "gemma3-dense")  # the second with windows of 32 positions
+NAMES = ("llama-dense", "gemma3-dense", "jais-slopes", "granite_swa-pattern")  # with windows, slopes, sinks
 N_CTX = 320
 SPARE = 3  # a slot where chains are computed to compare with
 

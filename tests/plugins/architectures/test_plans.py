@@ -120,6 +120,11 @@ def test_other_scalings_are_unsupported():
         plan_with("llama", rope__scaling__type="dynamic")
 
 
+def test_attention_to_later_tokens_is_unsupported():
+    with pytest.raises(UnsupportedError, match=r"'llama\.attention\.causal' is false"):
+        plan_with("llama", attention__causal=False)
+
+
 def test_mixtures_of_experts_are_unsupported():
     with pytest.raises(UnsupportedError, match="mixtures of experts"):
         plan_with("qwen2", expert_count=8)
