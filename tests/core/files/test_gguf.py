@@ -115,7 +115,7 @@ def test_a_tensor_of_each_type_loads(kind, open_bytes):
     assert np.array_equal(tensor.data, data)
 
 
-@pytest.mark.parametrize(("type_id", "name"), [(15, "Q8_K"), (41, "Q1_0"), (24, "I8"), (777, "type 777")])
+@pytest.mark.parametrize(("type_id", "name"), [(15, "Q8_K"), (41, "Q1_0"), (24, "I8"), (28, "F64"), (777, "type 777")])
 def test_a_type_that_is_not_read_is_named_with_its_tensor(type_id, name, open_bytes):
     with pytest.raises(UnsupportedError, match=f"'blk.0.w' is stored as {name}, .*Q4_K"):
         open_bytes(whole([ARCHITECTURE], [row("blk.0.w", (256,), type_id)], b"\0" * 4096))
