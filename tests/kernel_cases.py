@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-MODELS = {"llama-dense-q4_0": ("f16", "f32"), "gemma3-dense": ("bf16", "f16"), "qwen2-dense": ("q8_0", "q4_0")}  # cache types
+MODELS = {"llama-dense-q4_0": ("f16", "f32"), "gemma2-dense": ("bf16", "f16"), "bloom-dense": ("q8_0", "q4_0")}  # cache types
 PASSES = (3, 1, 2)
 MADE_OF = {"q8_0": {"sdot"}, "iq4_xs": {"sdot", "tbl"}}  # instructions of types: of 8 bits, and looked up
 
@@ -45,13 +45,13 @@ def of_model(name: str) -> dict[str, np.ndarray]:
 
     from augury.backends.numba_cpu import NumbaCpu, NumbaCpuOptions
     from augury.interfaces import Progress
-    from augury.plugins.architectures.gemma import Gemma3
+    from augury.plugins.architectures.gemma import Gemma2
+    from augury.plugins.architectures.gpt import Bloom
     from augury.plugins.architectures.llama import Llama
-    from augury.plugins.architectures.qwen import Qwen2
     from augury.types import ModelOptions
 
     file = tiny_file(name)
-    plan = {"llama": Llama, "gemma3": Gemma3, "qwen2": Qwen2}[file.architecture].plans(file)["main"]
+    plan = {"llama": Llama, "gemma2": Gemma2, "bloom": Bloom}[file.architecture].plans(file)["main"]
     options = ModelOptions(n_ctx=64, threads=1, cache_type_k=MODELS[name][0], cache_type_v=MODELS[name][1])
     model = NumbaCpu(NumbaCpuOptions()).load(file, plan, options, Progress())
     logits, start = [], 0

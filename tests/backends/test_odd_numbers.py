@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 from oracles.models import altered, tiny_file
@@ -17,22 +18,33 @@ SICK = 9  # the token whose embedding is not a number
 TEXT = np.arange(20, 40, dtype=np.int32)
 
 
-@pytest.mark.sample(3)
+CASES = {
+    "llama-dense": "q8_0",
+    "gemma3-dense": "f16",
+    "llama-dense-q8_0": "f16",
+    "gemma2-dense": "f32",  # which caps scores and logits
+    "jais2-dense": "f32",  # with ReLU
+}
+
+
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
-@pytest.mark.parametrize(
-    ("name", "cache_type"), [("llama-dense", "q8_0"), ("gemma3-dense", "f16"), ("llama-dense-q8_0", "f16")]
-)
+@pytest.mark.parametrize(("name", "cache_type"), CASES.items(), ids=CASES)
 @pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's about what is computed with them
 def test_a_token_that_is_no_number_reaches_neither_its_neighbours_nor_who_follows_in_its_slot(backend, name, odd, cache_type):
     file = tiny_file(name)
     embedding = tiny_file("llama-dense" if name.startswith("llama") else name).tensors["token_embd.weight"]
-    embedding = embedding.data.view(np.float32).reshape(embedding.shape).copy()
+    sound = embedding.data.view(np.float32).reshape(embedding.shape)
+    embedding = sound.copy()
     embedding[SICK] = odd
-    file = altered(file, arrays={"token_embd.weight": embedding})
+    file = altered(file, arrays={"token_embd.weight": embedding, "sound": sound})
+    plan = plan_of(file, REGISTRY)
+    if plan.output.weight.weight == "token_embd.weight":
+        plan = attrs.evolve(plan, output=attrs.evolve(plan.output, weight=attrs.evolve(plan.output.weight, weight="sound")))
     kind = REGISTRY.backends[backend]
     options = ModelOptions(n_slots=2, n_ctx=64, threads=2, cache_type_k=cache_type, cache_type_v=cache_type)
-    model = kind(kind.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
+    model = kind(kind.options_class()).load(file, plan, options, Progress())
     try:
         right = model.forward(run_of(TEXT, slot=1)).rows().copy()
         logits = model.forward(joined(run_of([SICK] * 30), run_of(TEXT, slot=1)))

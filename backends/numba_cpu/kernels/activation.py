@@ -57,7 +57,7 @@ def sigmoid(x):
 
 @helper
 def hyperbolic_tangent(x):
-    """Tanh of 16 lanes.
+    """Tanh of 16 lanes, NaN of NaN.
 
     Numerics: relative error below 3e-7: by a polynomial up to 0.625, else from the exponential.
     Source: the polynomial of Cephes' tanhf.
@@ -70,7 +70,7 @@ def hyperbolic_tangent(x):
     p = fma(p, square, splat_f32(f32(-3.33332819422e-1)))
     near = fma(mul(p, square), x, x)
     far = sub(one, div(splat_f32(f32(2.0)), add(exponential(add(x, x)), one)))
-    return choose_below(absolute(x), f32(0.625), near, far)
+    return choose_below(sub(zero_f32(), absolute(x)), f32(-0.625), far, near)
 
 
 @helper
@@ -87,21 +87,21 @@ def gelu(x):
 
 
 @helper
-def gelu_half(x):
-    """GELU as ggml has it, in a table: of x rounded to half precision, and rounded so; 0 below -10, x above 10."""
-    return choose_below(absolute(x), f32(10.0), round_f16(gelu(round_f16(x))), maximum(x, zero_f32()))
+def relu(x):
+    """The larger of x and 0, NaN of NaN."""
+    return maximum(zero_f32(), x)
 
 
 @helper
-def relu(x):
-    """The larger of x and 0."""
-    return maximum(x, zero_f32())
+def gelu_half(x):
+    """GELU as ggml has it, in a table: of x rounded to half precision, and rounded so; 0 below -10, x above 10."""
+    return choose_below(absolute(x), f32(10.0), round_f16(gelu(round_f16(x))), relu(x))
 
 
 @helper
 def relu_squared(x):
     """The square of the larger of x and 0."""
-    y = maximum(x, zero_f32())
+    y = relu(x)
     return mul(y, y)
 
 

@@ -23,7 +23,7 @@ def prepare_head(x, ways, head, position, size):
     if limit != 0:
         high, low = splat_f32(limit), splat_f32(-limit)
         for i in range(0, size, 16):
-            store_part(x + 4 * i, minimum(maximum(load_part(x + 4 * i, size - i), low), high), size - i)
+            store_part(x + 4 * i, minimum(high, maximum(low, load_part(x + 4 * i, size - i))), size - i)
     norm, turns = get_i64(ways + NORM), get_i64(ways + TURNS)
     for step in range(2):
         if step == get_i64(ways + IS_TURNED_FIRST):

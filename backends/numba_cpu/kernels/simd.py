@@ -195,6 +195,7 @@ round_f16 = operation("round_f16", f32x16, (f32x16,), lambda b, x: b.fpext(b.fpt
 div = operation("div", f32x16, (f32x16, f32x16), lambda b, x, y: b.fdiv(x, y))
 fma = operation("fma", f32x16, (f32x16,) * 3, emit_fma)
 fnma = operation("fnma", f32x16, (f32x16,) * 3, lambda b, x, y, z: emit_fma(b, b.fneg(x), y, z))  # z - x*y
+# Of equals, or where one is not a number, the second.
 maximum = operation("maximum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 minimum = operation("minimum", f32x16, (f32x16,) * 2, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 absolute = operation("absolute", f32x16, (f32x16,), lambda b, x: call(b, "llvm.fabs.v16f32", F32X16, x))

@@ -74,6 +74,11 @@ def test_tangents_are_good_to_the_last_places(values):
     assert np.allclose(applied(lanes(activation.hyperbolic_tangent), x), np.tanh(x.astype(np.float64)), rtol=3e-7, atol=0)
 
 
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_half", "relu", "relu_squared", "hyperbolic_tangent"])
+def test_what_is_no_number_stays_none(name):
+    assert np.isnan(applied(lanes(getattr(activation, name)), np.float32([np.nan, 1]))).tolist() == [True, False]
+
+
 @jit.kernel
 def normalise_row(x, record, out, size, head, added):
     norm.normalise(x, record, out, size, head, added)
