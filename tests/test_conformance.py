@@ -43,7 +43,7 @@ def subject(name):
 def test_a_drafter_keeps_its_contracts(name, check):
     check.run(subject(name))
     if check is DRAFTER_CHECKS[-1] and name not in ("none", "forced"):  # which needs a constraint
-        assert subject(name).tally.n_accepted > 0, "what declines every time proves nothing"
+        assert subject(name).report.n_accepted > 0, "what declines every time proves nothing"
 
 
 @pytest.mark.sample(9)
@@ -52,9 +52,9 @@ def test_a_drafter_keeps_its_contracts(name, check):
 def test_a_chain_of_two_leaves_the_output_as_it_is(i, pair, backend):
     first, second = pair if i % 2 else reversed(pair)
     way = list(WAYS)[i % len(WAYS)]
-    tally = chained(subject(first), subject(second), backend, way, is_fixed=bool(i % 3))
+    report = chained(subject(first), subject(second), backend, way, is_fixed=bool(i % 3))
     # a planner may decline throughout, and lookups of three tokens on short texts in which one in six is a surprise
-    assert tally.n_accepted > 0 or not i % 3 or backend == "toy-recurrent", "what declines every time proves nothing"
+    assert report.n_accepted > 0 or not i % 3 or backend == "toy-recurrent", "what declines every time proves nothing"
 
 
 @pytest.mark.parametrize("check", CONSTRAINT_CHECKS, ids=lambda check: check.name)

@@ -57,10 +57,10 @@ class Conformance:
     def lines(self) -> Iterator[str]:
         """How much was drafted, by drafter, where engines ran."""
         for spec, subject in self.subjects.items():
-            tally = subject.tally
-            if tally.n_drafted:
-                yield f"{spec}: {tally.n_drafted} tokens drafted, {tally.n_accepted} accepted"
-            elif tally.n_requests:
+            report = subject.report
+            if report.n_drafted:
+                yield f"{spec}: {report.n_drafted} tokens drafted, {report.n_accepted} accepted"
+            elif report.n_requests:
                 yield f"{spec}: nothing was drafted, which proves little; give it options with which it drafts on short texts"
 
 

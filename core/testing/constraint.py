@@ -157,12 +157,12 @@ def lossless(subject: ConstraintSubject) -> None:
     for way, params in WAYS.items():
         asked = {**params, "constraint": {subject.name: dict(subject.values)}, "ignore_eos": False}
         with subject.engine() as engine:
-            plain = answers(subject.name, engine, asked, drafter.tally)
+            plain = answers(subject.name, engine, asked, drafter.report)
             for result in plain:
                 _check_output(_follower(subject, engine), result.tokens)
         for verify in ("match", "rejection") if way == "greedy" else ("match",):  # what is sampled follows another seed there
             with subject.engine(evolve(drafter, verify=verify), slots=2) as engine:
-                found = answers(subject.name, engine, asked, drafter.tally)
+                found = answers(subject.name, engine, asked, drafter.report)
             compare(subject.name, f"{way} with drafts", output(plain), output(found))
 
 

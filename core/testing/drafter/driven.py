@@ -32,20 +32,20 @@ from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
 
-__all__ = ["DrivenLoop", "Play", "Subject", "Tally"]
+__all__ = ["DrafterReport", "DrivenLoop", "Play", "Subject"]
 
 _N_CTX = 768
 _N_MAX = 64  # tokens of a draft
 _TESTED, _OTHER = 0, 1  # in a slot's chain
 
 
-class Tally:
-    """Counts what a drafter did in checks that run engines."""
+@define
+class DrafterReport:
+    """What a drafter did in the engines that it was checked in. One that drafted nothing has proven little."""
 
-    def __init__(self) -> None:
-        self.n_requests = 0
-        self.n_drafted = 0
-        self.n_accepted = 0
+    n_requests: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 @frozen(eq=False)
@@ -57,7 +57,7 @@ class Subject:
     registry: Registry  # with the toys
     backends: Items[str]  # that outputs are compared on
     verify: Literal["match", "rejection"] = "match"  # how its drafts are verified
-    tally: Tally = Factory(Tally)
+    report: DrafterReport = Factory(DrafterReport)
 
     @property
     def name(self) -> str:

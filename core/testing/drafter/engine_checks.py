@@ -9,7 +9,7 @@ from augury.errors import AuguryError, OptionError
 from augury.options import options_of
 from augury.testing.contract import Check
 from augury.testing.drafter import contract
-from augury.testing.drafter.driven import Subject, Tally
+from augury.testing.drafter.driven import DrafterReport, Subject
 from augury.testing.drafter.engines import WAYS, answers, compare, engine_with, output, plain
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import ToyDrafter
@@ -22,7 +22,7 @@ def lossless(subject: Subject, way: str) -> None:
     for backend in subject.backends:
         for slots in (1, 3):
             with engine_with(subject, registry=subject.registry, backend=backend, slots=slots) as engine:
-                results = answers(subject.name, engine, WAYS[way], subject.tally)
+                results = answers(subject.name, engine, WAYS[way], subject.report)
             expected = plain(subject.registry, backend, way)
             compare(subject.name, f"{way} on {backend} with {slots} slots", expected, output(results))
 
@@ -55,7 +55,7 @@ def cancelled(subject: Subject) -> None:
             for i, _ in enumerate(engine.stream(PROMPTS[1], max_tokens=30, temperature=0.0, ignore_eos=True)):
                 if i == n:
                     break
-            results = answers(subject.name, engine, WAYS["greedy"], subject.tally)
+            results = answers(subject.name, engine, WAYS["greedy"], subject.report)
             compare(subject.name, f"after a request cancelled at token {n}", expected, output(results))
 
 
@@ -69,7 +69,7 @@ def per_request(subject: Subject) -> None:
     with engine_with(subject, registry=subject.registry) as engine:
         for wish in wishes:
             try:
-                results = answers(subject.name, engine, {**WAYS["greedy"], "speculative": wish}, subject.tally)
+                results = answers(subject.name, engine, {**WAYS["greedy"], "speculative": wish}, subject.report)
             except AuguryError as error:
                 if isinstance(error, OptionError) and subject.name in wish:
                     continue  # a bound may contradict the other options, and was refused
@@ -81,12 +81,12 @@ def planned(subject: Subject) -> None:
     """Nor does it matter when and how far the planner lets it draft."""
     for slots in (1, 3):
         with engine_with(subject, registry=subject.registry, slots=slots, is_fixed=False) as engine:
-            results = answers(subject.name, engine, WAYS["sampled"], subject.tally)
+            results = answers(subject.name, engine, WAYS["sampled"], subject.report)
         expected = plain(subject.registry, "toy", "sampled")
         compare(subject.name, f"planned, with {slots} slots", expected, output(results))
 
 
-def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed: bool) -> Tally:
+def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed: bool) -> DrafterReport:
     """Two drafters in a chain leave the output as it is, and every accepted token is said to be from one of them.
 
     Returns:
@@ -95,16 +95,16 @@ def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed
     Raises:
         ContractError: It is another.
     """
-    tally = Tally()
+    report = DrafterReport()
     with engine_with(first, second, registry=first.registry, backend=backend, slots=2, is_fixed=is_fixed) as engine:
-        results = answers(f"{first.name};{second.name}", engine, WAYS[way], tally)
+        results = answers(f"{first.name};{second.name}", engine, WAYS[way], report)
     name = f"{first.name};{second.name}"
     compare(name, f"{way} on {backend}", plain(first.registry, backend, way), output(results))
     for result in results:
         n_drafted = sum(piece.drafter in (first.name, second.name) for piece in result.pieces)
         if n_drafted != result.stats.n_accepted:
             raise contract.COUNTS.broken(name, f"{n_drafted} tokens by drafters, {result.stats.n_accepted} accepted")
-    return tally
+    return report
 
 
 ENGINE_CHECKS = (

@@ -12,7 +12,7 @@ from augury.errors import AuguryError
 from augury.registry import Registry
 from augury.testing.counts import miscounts
 from augury.testing.drafter import contract
-from augury.testing.drafter.driven import Subject, Tally
+from augury.testing.drafter.driven import DrafterReport, Subject
 from augury.testing.drafter.script import PROMPTS
 from augury.testing.toys import TINY_TARGET
 from augury.types import Result
@@ -74,14 +74,14 @@ def engine_with(
     )
 
 
-def answers(name: str, engine: Engine, params: dict[str, Any], tally: Tally) -> list[Result]:
+def answers(name: str, engine: Engine, params: dict[str, Any], report: DrafterReport) -> list[Result]:
     """What becomes of all prompts, counted; errors are those of `counted`."""
     asked = {"max_tokens": N_TOKENS, "logprobs": 0, "ignore_eos": True, **params}
-    return counted(name, lambda: engine.generate(PROMPTS, **asked), tally)
+    return counted(name, lambda: engine.generate(PROMPTS, **asked), report)
 
 
-def counted(name: str, run: Callable[[], list[Result]], tally: Tally) -> list[Result]:
-    """What `run` returns, added to the tally.
+def counted(name: str, run: Callable[[], list[Result]], report: DrafterReport) -> list[Result]:
+    """What `run` returns, added to the report.
 
     Raises:
         ContractError: An engine fell over its drafters, or lost count.
@@ -95,9 +95,9 @@ def counted(name: str, run: Callable[[], list[Result]], tally: Tally) -> list[Re
         raise contract.ERROR.broken(name, f"{type(error).__name__}: {error}, in a running engine") from error
     for result in results:
         stats = result.stats
-        tally.n_requests += 1
-        tally.n_drafted += stats.n_drafted
-        tally.n_accepted += stats.n_accepted
+        report.n_requests += 1
+        report.n_drafted += stats.n_drafted
+        report.n_accepted += stats.n_accepted
         if wrong := miscounts(result):
             raise contract.COUNTS.broken(name, "; ".join(wrong))
     return results

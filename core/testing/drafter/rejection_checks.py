@@ -48,7 +48,7 @@ def counts(subject: Subject) -> None:
     """Answers have the length that was asked for, and every token is counted; greedy ones are those of plain decoding."""
     for backend in subject.backends:
         with engine_with(_by_rejection(subject), registry=subject.registry, backend=backend, slots=3) as engine:
-            results = {way: answers(subject.name, engine, params, subject.tally) for way, params in WAYS.items()}
+            results = {way: answers(subject.name, engine, params, subject.report) for way, params in WAYS.items()}
         lengths = [len(result.tokens) for result in (*results["sampled"], *results["penalised"])]
         if lengths != [N_TOKENS] * len(lengths):
             raise contract.COUNTS.broken(subject.name, f"answers of {lengths} tokens, {N_TOKENS} were asked for")
@@ -60,7 +60,7 @@ def distribution(subject: Subject) -> None:
     """Of many short answers each comes about as often as the target's own probabilities say."""
     with engine_with(_by_rejection(subject), registry=subject.registry, slots=_N_SLOTS) as engine:
         chances = _chances(engine)
-        results = counted(subject.name, lambda: _many(engine), subject.tally)
+        results = counted(subject.name, lambda: _many(engine), subject.report)
     seen = Counter(result.tokens for result in results)
     if strange := seen.keys() - chances.keys():
         raise contract.DISTRIBUTION.broken(subject.name, f"the answer {min(strange)}, which the target never gives")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
-
 from augury.interfaces import Drafter
 from augury.registry import Registry
 from augury.testing.contract import require_hypothesis, run_checks
 from augury.testing.drafter.checks import DRIVEN_CHECKS
-from augury.testing.drafter.driven import Subject
+from augury.testing.drafter.driven import DrafterReport, Subject
 from augury.testing.drafter.engine_checks import ENGINE_CHECKS
 from augury.testing.drafter.rejection_checks import REJECTION_CHECKS
 from augury.testing.toys import find_plugin
@@ -19,14 +17,6 @@ from augury.testing.toys import find_plugin
 __all__ = ["DRAFTER_CHECKS", "DrafterReport", "check_drafter", "drafter_subject"]
 
 DRAFTER_CHECKS = (*DRIVEN_CHECKS, *REJECTION_CHECKS, *ENGINE_CHECKS)
-
-
-@frozen
-class DrafterReport:
-    """What a drafter did in the engines that it was checked in. One that drafted nothing has proven little."""
-
-    n_drafted: int
-    n_accepted: int
 
 
 def check_drafter(
@@ -55,7 +45,7 @@ def check_drafter(
     """
     subject = drafter_subject(drafter, options, backends=backends, registry=registry)
     run_checks(DRAFTER_CHECKS, subject)
-    return DrafterReport(subject.tally.n_drafted, subject.tally.n_accepted)
+    return subject.report
 
 
 def drafter_subject(

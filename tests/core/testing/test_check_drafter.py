@@ -56,7 +56,7 @@ def test_an_honest_drafter_passes_and_its_drafts_are_counted():
 def test_a_drafter_that_begins_in_steps_passes(name):
     subject = drafter_subject(Stepping, backends=("toy",))
     CHECKS[name](subject)
-    assert subject.tally.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
+    assert subject.report.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
 
 
 def test_a_drafter_may_have_attributes_of_any_private_name():
