@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
+from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, UnsupportedError
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, ToyBackend, registry_with_toys
@@ -21,6 +22,9 @@ WAYS = {
 SPECS = {
     "draft-model": f"draft-model:model={TINY_DRAFT}",
     "a tree": f"draft-model:model={TINY_DRAFT},tree=3x3",
+    "a pure draft model": f"draft-model:model={TINY_DRAFT},backend=toy",
+    "a hybrid draft model": f"draft-model:model={TINY_DRAFT},backend=toy-recurrent:is_hybrid=true",
+    "a draft model that is restored": f"draft-model:model={TINY_DRAFT},backend=toy-recurrent:keeps_aside=false",
     "layers": "self-spec:mode=layers,layers=1,p_min=0",
     "a chain of all": f"self-spec:mode=layers,layers=1,p_min=0.05;draft-model:model={TINY_DRAFT},tree=2x3;toy-period",
 } | {name: name for name in REGISTRY.drafters if name != "draft-model"}
@@ -70,6 +74,39 @@ def test_drafts_are_accepted_and_rejected_as_on_any_model(way):
     else:
         assert any(batch.accepted is not None for batch in model.batches)
         assert all(batch.restores is None for batch in model.batches)
+
+
+DRAFT_BACKENDS = ["toy", "toy-recurrent", "toy-recurrent:is_hybrid=true", "toy-recurrent:is_hybrid=true,keeps_aside=false"]
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("n", [7, 17, 40])
+@pytest.mark.parametrize("target", ["toy", "toy-recurrent:is_hybrid=true"])
+@pytest.mark.parametrize("draft", DRAFT_BACKENDS)
+def test_a_draft_model_s_state_is_that_of_a_fresh_run_over_what_was_accepted(draft, target, n):
+    """Whatever it wrote ahead, and whatever became of that."""
+
+    def state_of(model, memory, text):
+        context = EngineContext(model, memory)
+        opened = context.open(np.array(text, np.int32))
+        feed = context.feed(opened.slot, np.array(text[opened.n_reused :], np.int32))
+        context.forward([feed])
+        context.commit(feed)
+        return opened.n_reused, [array.tolist() for array in model.slot_memory(opened.slot, len(text))]
+
+    how = {"n_ctx": 256, "registry": REGISTRY, "spec_fixed": True, "draft_max": 6, "spec_type": "draft-model"}
+    how["spec_options"] = {"draft-model": {"model": TINY_DRAFT, "backend": draft}}
+    states = []
+    for max_tokens in (n, 0):
+        with Engine.load(TINY_TARGET, backend=target, **how) as engine:
+            if max_tokens:
+                result = engine.generate(PROMPTS[0], max_tokens=n, ignore_eos=True, **GREEDY)
+                text = [*PROMPTS[0], *result.tokens, 3]
+            draft_context = engine._loader.contexts[1]
+            n_reused, state = state_of(draft_context.model, draft_context.memory, text)
+            assert (n_reused >= len(PROMPTS[0]) - 1) == (max_tokens > 0)
+            states.append(state)
+    assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("way", WAYS)

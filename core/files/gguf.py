@@ -129,6 +129,7 @@ class ModelFile:
         file = cls._open_parts(Path(path))
         if override_kv:
             file.metadata = MappingProxyType(overridden(file.metadata, override_kv, file.path))
+            file.head += repr(sorted((key, file.metadata[key]) for key in override_kv)).encode()
         return file
 
     @classmethod

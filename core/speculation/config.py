@@ -74,16 +74,29 @@ def choose_drafters(
                 f"options are given for {name}, but the drafter in use is {in_use}; "
                 f"leave them out, or name {name} in --spec-type"
             )
-    if draft_model is not None:
-        takers = [values for drafter, values in chain.values() if _takes_model(drafter)]
-        if not takers:
-            who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
-            raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
-        takers[0].setdefault("model", str(draft_model))
+    takers = (_give_model(registry, drafter, values, str(draft_model)) for drafter, values in chain.values())
+    if draft_model is not None and not any(takers):
+        who = f"{' and '.join(chain)} uses none" if chain else "no drafter is in use"
+        raise OptionError(f"a draft model is given, but {who}; leave one of the two out")
     return [
         (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}"), drafter.aliases))
         for name, (drafter, values) in chain.items()
     ]
+
+
+def _give_model(registry: Registry, drafter: type[Drafter], values: dict[str, Any], model: str) -> bool:
+    """Give a drafter, or the first that it wraps, a draft model, if it takes one and has none."""
+    if _takes_model(drafter):
+        values.setdefault("model", model)
+        return True
+    specs = parse_specs(values["inner"]) if values.get("inner") else ()
+    for i, spec in enumerate(specs):
+        inner = dict(spec.values)
+        if spec.name != "auto" and _give_model(registry, registry.find("drafter", spec.name), inner, model):
+            wrapped = (*specs[:i], Spec(spec.name, tuple(inner.items())), *specs[i + 1 :])
+            values["inner"] = ";".join(map(str, wrapped))
+            return True
+    return False
 
 
 def _specs(registry: Registry, spec_type: str | Iterable[str], *, is_model_given: bool) -> list[Spec]:

@@ -52,6 +52,15 @@ def test_chains_and_all_kinds_of_drafters_can_be_wrapped(inner, is_fixed):
         assert not is_fixed or sum(each.stats.n_drafted for each in found) > 0
 
 
+@pytest.mark.parametrize("spec", ["recurrent-checkpoint(toy-period;draft-model:p_min=0.1)", f"recurrent-checkpoint({INNER})"])
+def test_a_draft_model_is_given_to_the_drafter_that_takes_it(spec):
+    with load(spec, draft_model=TINY_DRAFT) as engine:
+        assert f"model={TINY_DRAFT}" in engine.config["spec_type"]
+        assert len(engine._loader.models) == 2
+    with pytest.raises(OptionError, match="a draft model is given, but recurrent-checkpoint uses none"):
+        load("recurrent-checkpoint(suffix)", draft_model=TINY_DRAFT)
+
+
 @pytest.mark.parametrize(
     ("spec", "error", "told"),
     [

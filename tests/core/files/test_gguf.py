@@ -512,6 +512,8 @@ def test_a_digest_tells_weights_and_headers_apart_and_not_where_they_lie(parts, 
         assert digest(parts[0]) != before
         part.write_bytes(data)
     assert digest(parts[0]) == before
+    with ModelFile.open(parts[0], {"general.name": "another"}) as file:  # or what says how it is computed
+        assert file.digest != before
 
 
 def test_a_missing_part_is_named(parts):
