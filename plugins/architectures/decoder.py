@@ -17,28 +17,24 @@ import numpy as np
 from augury.blocks import (
     Activation,
     Attention,
-    Convolution,
     Embedding,
     FeedForward,
     Layer,
-    Linear,
     ModelPlan,
     Norm,
     NormKind,
     Output,
     Rope,
-    Rows,
-    Vector,
 )
 from augury.errors import ModelFileError, UnsupportedError
-from augury.files.gguf import ModelFile, TensorType
+from augury.files.gguf import ModelFile
 from augury.plugins.architectures import rope
-from augury.plugins.architectures.keys import Keys
+from augury.plugins.architectures.tensors import Tensors
 
 _EPS_KEYS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "attention.layer_norm_epsilon"}
 
 
-class Decoder:
+class Decoder(Tensors):
     """The sizes of a transformer, read and checked, and its blocks by layer.
 
     Attributes:
@@ -72,8 +68,8 @@ class Decoder:
             may_have_experts: Whether a number of experts means nothing to the family, or its page takes care of them.
             embedding: The name of the embedding's tensor.
         """
-        self.file = file
-        self.keys = keys = Keys(file)
+        super().__init__(file)
+        keys = self.keys
         if keys.count("expert_count", 0, least=0) and not may_have_experts:
             raise UnsupportedError(
                 f"{file.path}: {keys.full('expert_count')!r} is {keys.count('expert_count')}: mixtures of experts are not "
@@ -277,101 +273,6 @@ class Decoder:
         sizes = {"q": self.n_heads[layer] * self.head_dim, "k": self.n_kv_heads[layer] * self.head_dim}
         norms = {f"{part}_norm": self.norm(f"blk.{layer}.attn_{part}_norm", size) for part, size in sizes.items()}
         return {"has_joint_norms": True, **norms}
-
-    def plain_norm(self, eps: float | None = None) -> Norm:
-        """A norm over E values that has no weights."""
-        return Norm(None, self.n_embd, self.eps if eps is None else eps, kind=self.norm_kind)
-
-    def norm(
-        self, name: str, size: int | None = None, *, shape: tuple[int, int] | None = None, suffix: str = ".weight"
-    ) -> Norm:
-        """The norm with the weights `name`.weight, over E values unless `size` says otherwise, and a bias where there is one.
-
-        Args:
-            name: Of its tensors.
-            size: How many values are normed together.
-            shape: Of the weights, where every head has its own.
-            suffix: Of the tensor with the weights.
-        """
-        size = self.n_embd if size is None else size
-        self.file.tensor(f"{name}{suffix}", shape or (size,))
-        bias = f"{name}.bias" if f"{name}.bias" in self.file.tensors else None
-        if bias is not None:
-            self.file.tensor(bias, (size,))
-        return Norm(f"{name}{suffix}", size, self.eps, bias, self.norm_kind, shape)
-
-    def fused(self, at: str, names: tuple[str, ...], fused: str, sizes: tuple[int, ...], **marks: Any) -> list[Linear]:
-        """Products of E values, with matrices of their own, or with rows of one that holds them one after the other."""
-        tensors, total = self.file.tensors, sum(sizes)
-        if names and f"{at}.{fused}.weight" not in tensors:
-            return [self.linear(f"{at}.{name}", self.n_embd, n, **marks) for name, n in zip(names, sizes, strict=True)]
-        linears = []
-        for i, n in enumerate(sizes):
-            rows = Rows(sum(sizes[:i]), n, total, total)
-            linear = self.linear(f"{at}.{fused}", self.n_embd, n, rows=rows, **marks)
-            own = f"{at}.{names[i]}.bias" if names else ""
-            if linear.bias is None and own in tensors:
-                self.file.tensor(own, (n,))
-                linear = attrs.evolve(linear, bias=own, has_own_bias=True)
-            linears.append(linear)
-        return linears
-
-    def linear(
-        self,
-        name: str,
-        n_in: int,
-        n_out: int,
-        *,
-        has_scale: bool = True,
-        scales_bias: bool = False,
-        has_bias: bool = True,
-        factor: float = 1.0,
-        rows: Rows | None = None,
-    ) -> Linear:
-        """The product with `name`.weight, with `name`.bias and `name`.scale where the file has them.
-
-        Args:
-            name: Of its tensors.
-            n_in: Values that go in.
-            n_out: Values that come out.
-            has_scale: Whether the family takes note of a scale tensor.
-            scales_bias: Whether it covers the bias.
-            has_bias: Whether the family takes note of a bias.
-            factor: Of all that comes out.
-            rows: Which rows of the tensor it is, if not all.
-        """
-        n_stored = n_out if rows is None else rows.n_stored
-        self.file.tensor(f"{name}.weight", (n_stored, n_in))
-        bias = f"{name}.bias" if has_bias and f"{name}.bias" in self.file.tensors else None
-        if bias is not None:
-            self.file.tensor(bias, (n_stored,))
-        scale = 1.0
-        if has_scale and f"{name}.scale" in self.file.tensors:
-            scale = float(self.values(f"{name}.scale", 1)[0])
-        return Linear(
-            weight=f"{name}.weight",
-            n_in=n_in,
-            n_out=n_out,
-            bias=bias,
-            scale=factor * scale,
-            bias_scale=factor * (scale if scales_bias else 1.0),
-            rows=rows,
-        )
-
-    def check(self, part: Convolution | Vector) -> None:
-        """See that the file has a part's tensors, in its shapes."""
-        for name, shape in part.shapes.items():
-            self.file.tensor(name, shape)
-
-    def values(self, name: str, n: int) -> np.ndarray:
-        """The numbers (n,) float64 of a small tensor that belongs in the plan itself."""
-        tensor = self.file.tensor(name, (n,))
-        if tensor.type is not TensorType.F32:
-            raise UnsupportedError(f"{self.file.path}: tensor {name!r} is stored as {tensor.type.name}, expected F32")
-        values: np.ndarray = tensor.data.view(np.float32).astype(np.float64)
-        if not np.isfinite(values).all():
-            raise ModelFileError(f"{self.file.path}: tensor {name!r} holds numbers that are not finite")
-        return values
 
     def _head_dim(self, key: str) -> int:
         if key in self.keys:
