@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from itertools import combinations_with_replacement
 from random import Random
@@ -49,6 +50,8 @@ def pytest_configure(config):
         if signal.getsignal(number) is signal.SIG_IGN:  # as in a shell's background: commands under test would inherit it
             signal.signal(number, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # in each process that pytest-xdist starts: together they have all cores
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or else each of hundreds of processes would compile all that it imports
+    sys.dont_write_bytecode = False
     os.environ.pop("COLUMNS", None)  # the width of whoever runs the tests, which pytest-xdist tells its processes
     settings.load_profile("full" if config.getoption("full") else "sample")
 
