@@ -128,7 +128,7 @@ class Tree:
         parents: (n,) int32, see `Batch.parents`.
 
     Example:
-        Behind the three tokens of a slot, a token with two children, the second of which has a child of its own:
+        After the three tokens of a slot, a token with two children, the second of which has a child of its own:
 
         >>> from augury.batch import Batch
         >>> tokens, slots, positions, rows = np.int32([[7, 8, 9, 5], [0, 0, 0, 0], [3, 4, 4, 5], [0, 1, 2, 3]])

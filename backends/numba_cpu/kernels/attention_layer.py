@@ -18,7 +18,7 @@ HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row 
 )
 (SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES) = (8 * field for field in range(17, 27))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
-# Behind these, keys and values of a chunk as float32.
+# After these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64
 ROW_SCORES = SCORES + MAX_ROWS * SCORE_BYTES
 OWN_PARTS = ROW_SCORES + 4 * CHUNK

@@ -47,7 +47,7 @@ def test_each_kind_is_timed_by_the_servers_own_clock(program):
         assert server.seconds(Measurement("decode", 3, 20)) == 15
 
 
-def test_the_server_holds_the_depth_and_nothing_behind_it(program, asked):
+def test_the_server_holds_the_depth_and_nothing_after_it(program, asked):
     with runner(program) as server:
         server.prepare(5)
         for _ in range(2):
