@@ -48,7 +48,9 @@ def test_values_take_the_place_of_the_file_s_own(path):
     file = opened(path, "x.text=str:new,x.count=int:-3", "x.scale=int:2", "x.new=bool:true", "x.count=int:9")
     assert {**OWN, "x.text": "new", "x.count": 9, "x.scale": 2.0, "x.new": True}.items() <= file.metadata.items()
     assert file.get("x.scale", float) == 2.0
-    assert OWN.items() <= ModelFile.open(path).metadata.items()
+    own = ModelFile.open(path)
+    assert OWN.items() <= own.metadata.items()
+    assert file.digest != own.digest == ModelFile.open(path).digest
 
 
 def test_a_value_without_a_type_is_read_as_what_the_file_has(path):
