@@ -41,8 +41,8 @@ class SlotStates:
         Raises:
             UnsupportedError: The backend cannot save slots.
         """
-        body = b"".join(array.tobytes() for array in self.slot_memory(slot, n))
-        return _HEAD.pack(_KIND, self._digest(n, body), n) + body
+        body = [np.ascontiguousarray(array).data for array in self.slot_memory(slot, n)]
+        return b"".join([_HEAD.pack(_KIND, self._digest(n, body), n), *body])  # copied once
 
     def restore(self, slot: int, data: bytes) -> None:
         """Let a slot hold what was saved, of this slot or another, by this process or another.
@@ -53,7 +53,7 @@ class SlotStates:
         """
         body = memoryview(data)[_HEAD.size :]
         kind, digest, n = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", b"", 0)
-        if kind != _KIND or digest != self._digest(n, body):
+        if kind != _KIND or digest != self._digest(n, [body]):
             raise ModelFileError(
                 f"a saved slot of {len(data)} bytes is damaged, or not of {self.identity}; "
                 "remove it, and process its text again"
@@ -63,11 +63,12 @@ class SlotStates:
             array[...] = np.frombuffer(body[start : start + array.nbytes], array.dtype).reshape(array.shape)
             start += array.nbytes
 
-    def _digest(self, n: int, body: bytes | memoryview) -> bytes:
+    def _digest(self, n: int, body: Sequence[memoryview]) -> bytes:
         from xxhash import xxh3_128
 
         made = xxh3_128(f"{self.identity}\n{n}\n".encode())
-        made.update(body)
+        for part in body:
+            made.update(part)
         return made.digest()
 
 

@@ -31,7 +31,8 @@ page is written by `make docs`, and a test compares it with what plugins and com
 
 `--spec-type` takes `name:key=value,key=value;name`. Each key is a flag as well, `--spec-NAME-KEY`, and the aliases below mean
 the same, as keys too: `ngram_size_n` for `--spec-ngram-size-n`. `n_max` and `n_min` of one drafter alone are `--draft-max` and
-`--draft-min` where it has no such options.
+`--draft-min` where it has no such options. `outer(name:key=value)` is a drafter that wraps others. `--memory` takes one name in
+the same form, and its flags are `--memory-NAME-KEY`.
 
 What is marked *per request* may be sent with a request: `{"speculative": {"draft-model": {"p_min": 0.5}}}`; every request may
 also send `n_max`, `n_min`, `p_min`, and a `type`: `"none"` or some of the drafters that were loaded.
