@@ -173,8 +173,8 @@ class Sampler:
         for token in params.logit_bias:
             if not 0 <= token < n_vocab:
                 raise OptionError(f"logit_bias names token {token}, the vocabulary has tokens 0 to {n_vocab - 1}")
-        bias = dict(params.logit_bias) | dict.fromkeys(forbidden, -np.inf)
-        early_bias = bias | dict.fromkeys(late if n_early else (), -np.inf)
+        bias = dict(params.logit_bias) | {token: -np.inf for token in forbidden if token < n_vocab}
+        early_bias = bias | {token: -np.inf for token in (late if n_early else ()) if token < n_vocab}
         if sum(each == -np.inf for each in early_bias.values()) >= n_vocab:
             raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one that is no end token")
         seed = secrets.randbits(63) if params.seed is None else params.seed

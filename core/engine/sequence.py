@@ -70,7 +70,7 @@ class Sequence:
         self.sampler = Sampler(
             request.sampling,
             n_vocab=n_vocab,
-            forbidden=forbidden,
+            forbidden=forbidden if tokenizer is None else forbidden | tokenizer.suppressed,
             late=self._end_tokens,
             n_early=request.min_tokens,
             processors=request.logits_processors,

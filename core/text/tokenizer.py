@@ -74,6 +74,7 @@ class Tokenizer:
         bos: the token that begins a sequence, or None.
         eos: the token that ends a sequence, or None.
         eog: all tokens that end a generation, eos among them.
+        suppressed: tokens that are never to be sampled.
         add_bos: whether `encode` begins with bos by default.
         add_eos: whether `encode` ends with eos by default; of kind "bert", with the separator.
         add_space_prefix: whether `decode` takes off a space that `encode` puts before text.
@@ -88,6 +89,7 @@ class Tokenizer:
         self.bos = vocabulary.bos
         self.eos = vocabulary.eos
         self.eog = vocabulary.eog
+        self.suppressed = vocabulary.suppressed
         self._last = vocabulary.sep if self.kind == "bert" else vocabulary.eos
         adds_bos, adds_eos = vocabulary.add_bos, vocabulary.add_eos
         if self.kind in ("bert", "rwkv"):  # whatever the file says

@@ -49,6 +49,7 @@ class Vocabulary:
     lowercase: bool | None
     strip_accents: bool | None
     sep: int | None
+    suppressed: frozenset[int]  # never to be sampled
     charsmap: bytes = field(repr=False)  # how Unigram vocabularies normalise text
     strips_left: frozenset[int]  # special tokens to which white space before them belongs
     strips_right: frozenset[int]  # or after them
@@ -88,6 +89,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
     named |= _named_tokens(metadata, len(tokens))
     eog = assign_roles(ids, types, named)
     strips_left, strips_right = _strips(metadata, ids, types)
+    suppressed = _numbers(metadata, "suppress_tokens", "iu")
     return Vocabulary(
         kind=kind,
         pre="gemma4" if kind == "gemma4" else _optional(metadata, "pre", str),
@@ -107,6 +109,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
         lowercase=_optional(metadata, "normalizer.lowercase", bool),
         strip_accents=_optional(metadata, "normalizer.strip_accents", bool),
         sep=named.get("seperator_token_id"),  # the specification's spelling
+        suppressed=frozenset() if suppressed is None else frozenset(suppressed.tolist()) & frozenset(range(len(tokens))),
         charsmap=b""
         if (charsmap := _numbers(metadata, "precompiled_charsmap", "iu")) is None
         else charsmap.astype("u1").tobytes(),

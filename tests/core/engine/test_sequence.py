@@ -148,3 +148,17 @@ def test_rows_beyond_the_tokenizer_s_vocabulary_are_never_chosen(way, drafter):
         assert len(result.text) == N
         answers.append([(piece.token, piece.logprob, piece.top_logprobs) for piece in result.pieces])
     assert answers == [answers[0]] * 4
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_that_the_file_suppresses_are_never_chosen(way):
+    tokens = {"tokens": [chr(ord("a") + i) for i in range(17)], "token_type": None, "merges": []}
+
+    def answer(*suppressed):
+        found = {**tokens, "suppress_tokens": np.array(suppressed, np.int32), "bos_token_id": None, "eos_token_id": None}
+        with toy_engine(tokenizer=load_tokenizer(vocabularies.tiny(**found))) as engine:
+            return engine.generate([1, 2], max_tokens=N, **WAYS[way]).tokens
+
+    plain = answer()
+    assert answer(-1, 16, 17) == plain  # the model has 16, the tokenizer 17
+    assert plain[0] not in answer(plain[0])
