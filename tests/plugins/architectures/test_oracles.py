@@ -15,7 +15,7 @@ from augury.testing import check_architecture
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-LIMIT, GELU_LIMIT = 1e-10, 1e-9  # where llama.cpp's GELU rounds to half precision, an input's last place may decide
+LIMIT, GELU_LIMIT = 1e-10, 2e-9  # where llama.cpp's GELU rounds to half precision, an input's last place may decide
 
 
 def load(backend, name, **options):
@@ -46,7 +46,7 @@ def test_logits_are_those_of_llama_cpp(backend, name):
 @pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
 def test_tokens_one_by_one_or_in_a_tree_give_the_same_bits(backend, name):
     tokens, _ = expected(name)
-    model = load(backend, name, n_slots=3, n_ctx=128)
+    model = load(backend, name, n_slots=3)
     at_once = model.forward(run_of(tokens, slot=1)).rows().copy()
 
     one_by_one = [model.forward(run_of([token], start=i)).rows().copy() for i, token in enumerate(tokens)]
