@@ -6,23 +6,90 @@ So its text repeats itself as real text does, with surprises where the layers ou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import frozen
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["N_CTX_TRAIN", "N_VOCAB", "PERIOD", "write_tiny_model"]
+__all__ = ["N_CTX_TRAIN", "N_VOCAB", "PERIOD", "LlamaSizes", "gguf_file", "write_tiny_model"]
 
-_N_LAYERS, _N_EMBD, _N_HEADS, _N_KV_HEADS, _HEAD_DIM, _N_FF = 3, 64, 2, 1, 32, 96
 _MERGES = ("t h", "th e", "i n", "a n", "e r", "o n", "r e")
 _TOKENS_BESIDE_BYTES = len(_MERGES) + 1
 N_VOCAB = 256 + _TOKENS_BESIDE_BYTES
 N_CTX_TRAIN = 4096
 PERIOD = 12  # length of a circle of tokens
 _STUBBORNNESS = 3.2  # of the head against the layers: one token in seven or so leaves its circle
+
+
+@frozen
+class LlamaSizes:
+    """Of a llama model that is to be written."""
+
+    n_vocab: int
+    n_embd: int
+    n_ff: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_rot: int
+    n_layers: int
+    n_ctx: int
+
+    def describe(self, writer: GGUFWriter) -> None:
+        """Write them as metadata."""
+        writer.add_block_count(self.n_layers)
+        writer.add_context_length(self.n_ctx)
+        writer.add_embedding_length(self.n_embd)
+        writer.add_feed_forward_length(self.n_ff)
+        writer.add_head_count(self.n_heads)
+        writer.add_head_count_kv(self.n_kv_heads)
+        writer.add_key_length(self.head_dim)
+        writer.add_value_length(self.head_dim)
+        writer.add_rope_dimension_count(self.n_rot)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_vocab_size(self.n_vocab)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its tensors; the embedding is the output, too."""
+        n_queries, n_keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        of_layer = {
+            "attn_norm": (self.n_embd,),
+            "attn_q": (n_queries, self.n_embd),
+            "attn_k": (n_keys, self.n_embd),
+            "attn_v": (n_keys, self.n_embd),
+            "attn_output": (self.n_embd, n_queries),
+            "ffn_norm": (self.n_embd,),
+            "ffn_gate": (self.n_ff, self.n_embd),
+            "ffn_up": (self.n_ff, self.n_embd),
+            "ffn_down": (self.n_embd, self.n_ff),
+        }
+        layers = {f"blk.{i}.{name}.weight": shape for i in range(self.n_layers) for name, shape in of_layer.items()}
+        return {"token_embd.weight": (self.n_vocab, self.n_embd), "output_norm.weight": (self.n_embd,)} | layers
+
+
+_SIZES = LlamaSizes(
+    n_vocab=N_VOCAB, n_embd=64, n_ff=96, n_heads=2, n_kv_heads=1, head_dim=32, n_rot=32, n_layers=3, n_ctx=N_CTX_TRAIN
+)
+
+
+@contextmanager
+def gguf_file(path: Path, architecture: str = "llama") -> Iterator[GGUFWriter]:
+    """A writer of a model file, which is written when the block ends."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, architecture)
+    yield writer
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write_tiny_model(
@@ -45,42 +112,24 @@ def write_tiny_model(
         architecture: What the file says that it is.
         output_norm: The weights of the last norm; with NaN the model computes nothing else.
     """
-    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
-    writer = GGUFWriter(path, architecture)
-    _describe(writer)
-    writer.add_float32("augury.toy.errors", errors)
     kind = GGMLQuantizationType[weight_type]
-    for name, values in (_weights(seed) | {"output_norm.weight": np.full(_N_EMBD, output_norm, np.float32)}).items():
-        if values.ndim == 1:
-            writer.add_tensor(name, values)
-        else:
-            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _describe(writer: GGUFWriter) -> None:
-    writer.add_block_count(_N_LAYERS)
-    writer.add_context_length(N_CTX_TRAIN)
-    writer.add_embedding_length(_N_EMBD)
-    writer.add_feed_forward_length(_N_FF)
-    writer.add_head_count(_N_HEADS)
-    writer.add_head_count_kv(_N_KV_HEADS)
-    writer.add_key_length(_HEAD_DIM)
-    writer.add_value_length(_HEAD_DIM)
-    writer.add_rope_dimension_count(_HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(N_VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*_alphabet(), *(merge.replace(" ", "") for merge in _MERGES), "<|endoftext|>"])
-    writer.add_token_types([1] * (N_VOCAB - 1) + [3])
-    writer.add_token_merges(list(_MERGES))
-    writer.add_eos_token_id(N_VOCAB - 1)
+    with gguf_file(path, architecture) as writer:
+        _SIZES.describe(writer)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list([*_alphabet(), *(merge.replace(" ", "") for merge in _MERGES), "<|endoftext|>"])
+        writer.add_token_types([1] * (N_VOCAB - 1) + [3])
+        writer.add_token_merges(list(_MERGES))
+        writer.add_eos_token_id(N_VOCAB - 1)
+        writer.add_float32("augury.toy.errors", errors)
+        for name, values in (_weights(seed) | {"output_norm.weight": np.full(_SIZES.n_embd, output_norm, np.float32)}).items():
+            if values.ndim == 1:
+                writer.add_tensor(name, values)
+            else:
+                writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
 
 
 def _alphabet() -> list[str]:
@@ -96,26 +145,16 @@ def _alphabet() -> list[str]:
 def _weights(seed: int) -> dict[str, np.ndarray]:
     shared, own = np.random.default_rng(7), np.random.default_rng([7, seed])
 
-    def matrix(n_out: int, n_in: int, rng: np.random.Generator = own) -> np.ndarray:
-        return (rng.standard_normal((n_out, n_in)) / n_in**0.5).astype(np.float32)
+    def matrix(shape: tuple[int, ...], rng: np.random.Generator = own) -> np.ndarray:
+        return (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
 
-    embedding = matrix(N_VOCAB, _N_EMBD, shared) * np.float32(_N_EMBD**0.5)
+    n_embd = _SIZES.n_embd
+    embedding = matrix((N_VOCAB, n_embd), shared) * np.float32(n_embd**0.5)
     token = np.arange(N_VOCAB)
     successor = token - token % PERIOD + (token + 1) % PERIOD  # the vocabulary is a multiple of the period
-    head = matrix(N_VOCAB, _N_EMBD, shared) * np.float32(2)
-    head[successor] += np.float32(_STUBBORNNESS) * embedding / np.float32(_N_EMBD**0.5)
-    weights = {"token_embd.weight": embedding, "output.weight": head}
-    n_queries, n_keys = _N_HEADS * _HEAD_DIM, _N_KV_HEADS * _HEAD_DIM
-    for layer in range(_N_LAYERS):
-        weights |= {
-            f"blk.{layer}.attn_norm.weight": np.ones(_N_EMBD, np.float32),
-            f"blk.{layer}.attn_q.weight": matrix(n_queries, _N_EMBD),
-            f"blk.{layer}.attn_k.weight": matrix(n_keys, _N_EMBD),
-            f"blk.{layer}.attn_v.weight": matrix(n_keys, _N_EMBD),
-            f"blk.{layer}.attn_output.weight": matrix(_N_EMBD, n_queries),
-            f"blk.{layer}.ffn_norm.weight": np.ones(_N_EMBD, np.float32),
-            f"blk.{layer}.ffn_gate.weight": matrix(_N_FF, _N_EMBD),
-            f"blk.{layer}.ffn_up.weight": matrix(_N_FF, _N_EMBD),
-            f"blk.{layer}.ffn_down.weight": matrix(_N_EMBD, _N_FF),
-        }
-    return weights
+    head = matrix((N_VOCAB, n_embd), shared) * np.float32(2)
+    head[successor] += np.float32(_STUBBORNNESS) * embedding / np.float32(n_embd**0.5)
+    layers = {name: shape for name, shape in _SIZES.shapes.items() if name.startswith("blk.")}
+    return {"token_embd.weight": embedding, "output.weight": head} | {
+        name: np.ones(shape, np.float32) if len(shape) == 1 else matrix(shape) for name, shape in layers.items()
+    }

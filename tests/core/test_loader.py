@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from oracles.models import gguf_file, tiny_model
+from oracles.models import tiny_model
 
 from augury import Engine, ModelFileError, OptionError, PluginError, UnsupportedError
+from augury.testing.tiny_model import gguf_file
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 
 GREEDY = {"temperature": 0.0}

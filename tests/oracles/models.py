@@ -18,8 +18,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -29,6 +27,7 @@ from gguf.quants import quantize
 from oracles import weights
 
 from augury.files.gguf import ModelFile, Tensor, TensorType
+from augury.testing.tiny_model import gguf_file
 
 DATA = Path(__file__).parent.parent / "data" / "models"
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -167,17 +166,6 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     elif "sinks" in name or name.startswith("token_embd"):
         deviation = np.float32(1)
     return mean + deviation * x
-
-
-@contextmanager
-def gguf_file(path: Path, architecture: str = "llama") -> Iterator[gguf.GGUFWriter]:
-    """A writer of a model file, which is written when the block ends."""
-    writer = gguf.GGUFWriter(path, architecture)
-    yield writer
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _raw(label: str, n: int) -> np.ndarray:

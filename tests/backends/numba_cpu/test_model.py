@@ -20,6 +20,7 @@ from augury.interfaces import Progress
 from augury.plugins.architectures.gemma import Gemma3
 from augury.plugins.architectures.llama import Llama
 from augury.plugins.architectures.qwen import Qwen2, Qwen3
+from augury.testing.tiny_model import LlamaSizes, gguf_file
 from augury.types import ModelOptions
 
 ARCHITECTURES = {architecture.name: architecture for architecture in (Gemma3, Llama, Qwen2, Qwen3)}
@@ -159,45 +160,18 @@ def test_what_was_stored_is_overwritten_by_a_later_pass(models):
     assert np.array_equal(model.forward(run_of(tokens[20:], start=20)).rows(), right[20:])
 
 
-def write_odd_model(path, *, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_rot, kind, n_vocab=77):
+def write_odd_model(path, *, kind, **sizes):
     """A llama model of awkward shapes."""
     rng = np.random.default_rng(5)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(256)
-    writer.add_embedding_length(n_embd)
-    writer.add_feed_forward_length(n_ff)
-    writer.add_head_count(n_heads)
-    writer.add_head_count_kv(n_kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(n_rot)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(n_vocab)
-
-    def add(name, *shape):
-        values = (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
-        if len(shape) == 1:
-            writer.add_tensor(name, np.float32(1) + np.float32(0.2) * rng.standard_normal(shape).astype(np.float32))
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-
-    add("token_embd.weight", n_vocab, n_embd)
-    add("output_norm.weight", n_embd)
-    for layer in range(2):
-        add(f"blk.{layer}.attn_norm.weight", n_embd)
-        add(f"blk.{layer}.attn_q.weight", n_heads * head_dim, n_embd)
-        add(f"blk.{layer}.attn_k.weight", n_kv_heads * head_dim, n_embd)
-        add(f"blk.{layer}.attn_v.weight", n_kv_heads * head_dim, n_embd)
-        add(f"blk.{layer}.attn_output.weight", n_embd, n_heads * head_dim)
-        add(f"blk.{layer}.ffn_norm.weight", n_embd)
-        add(f"blk.{layer}.ffn_gate.weight", n_ff, n_embd)
-        add(f"blk.{layer}.ffn_up.weight", n_ff, n_embd)
-        add(f"blk.{layer}.ffn_down.weight", n_embd, n_ff)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    odd = LlamaSizes(**{"n_vocab": 77, "n_layers": 2, "n_ctx": 256} | sizes)
+    with gguf_file(path) as writer:
+        odd.describe(writer)
+        for name, shape in odd.shapes.items():
+            values = (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+            if len(shape) == 1:
+                writer.add_tensor(name, np.float32(1) + np.float32(0.2) * rng.standard_normal(shape).astype(np.float32))
+            else:
+                writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0

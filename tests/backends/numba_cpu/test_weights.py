@@ -10,6 +10,7 @@ import pytest
 from oracles import weights
 
 from augury.files.tensor_type import TensorType
+from augury.testing.tiny_model import LlamaSizes, gguf_file
 
 E, F, LAYERS, VOCABULARY = 2048, 5632, 3, 8192
 # A first model of the same types brings in what every process needs once: the compiled kernels.
@@ -45,35 +46,16 @@ print(json.dumps([before, loaded, resident(), {line.purpose: line.n_bytes for li
 def write_model(path, n_layers, n_vocab):
     """A llama model of random blocks whose output matrix is its embedding."""
     rng = np.random.default_rng(1)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(n_layers)
-    writer.add_context_length(256)
-    writer.add_embedding_length(E)
-    writer.add_feed_forward_length(F)
-    writer.add_head_count(16)
-    writer.add_head_count_kv(4)
-    writer.add_rope_dimension_count(E // 16)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(n_vocab)
-
-    def add(name, kind, *shape):
-        source = weights.random_blocks(rng, kind, *shape).reshape(shape[0], -1)
-        writer.add_tensor(name, source, raw_dtype=gguf.GGMLQuantizationType[kind.name])
-
-    add("token_embd.weight", TensorType.Q6_K, n_vocab, E)
-    writer.add_tensor("output_norm.weight", np.ones(E, np.float32))
-    for layer in range(n_layers):
-        writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(E, np.float32))
-        writer.add_tensor(f"blk.{layer}.ffn_norm.weight", np.ones(E, np.float32))
-        for name, n_rows, n_cols in (
-            *(("attn_q", E, E), ("attn_k", E // 4, E), ("attn_v", E // 4, E), ("attn_output", E, E)),
-            *(("ffn_gate", F, E), ("ffn_up", F, E), ("ffn_down", E, F)),
-        ):
-            add(f"blk.{layer}.{name}.weight", TensorType.Q4_K, n_rows, n_cols)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    sizes = LlamaSizes(n_vocab, E, F, n_heads=16, n_kv_heads=4, head_dim=E // 16, n_rot=E // 16, n_layers=n_layers, n_ctx=256)
+    with gguf_file(path) as writer:
+        sizes.describe(writer)
+        for name, shape in sizes.shapes.items():
+            if len(shape) == 1:
+                writer.add_tensor(name, np.ones(shape, np.float32))
+            else:
+                kind = TensorType.Q6_K if name == "token_embd.weight" else TensorType.Q4_K
+                source = weights.random_blocks(rng, kind, *shape).reshape(shape[0], -1)
+                writer.add_tensor(name, source, raw_dtype=gguf.GGMLQuantizationType[kind.name])
 
 
 @pytest.fixture(scope="module")

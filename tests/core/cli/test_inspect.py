@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from oracles.models import gguf_file
 
 from augury.cli import inspect
 from augury.errors import ModelFileError
 from augury.registry import Registry
+from augury.testing.tiny_model import gguf_file
 
 TEMPLATE = "{% for m in messages %}\n{{ m.content }}\x1b[31m{% endfor %}"
 

@@ -6,10 +6,11 @@ import pytest
 import vocabularies
 from gguf.quants import quantize
 from hypothesis import given, settings, strategies as st
-from oracles.models import gguf_file, tiny_model
+from oracles.models import tiny_model
 
 from augury import Engine
 from augury.drafters.model.translation import Translation
+from augury.testing.tiny_model import gguf_file
 
 TEXT = (
     2
