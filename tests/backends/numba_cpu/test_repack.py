@@ -7,7 +7,8 @@ from oracles import weights
 from augury.backends.numba_cpu.kernels.format import FORMATS
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES, matmul_kernels
 from augury.backends.numba_cpu.kernels.repack import _PLACES
-from augury.backends.numba_cpu.packing import PackedMatrix, aligned, pack, pack_tensor
+from augury.backends.numba_cpu.packing import PackedMatrix, aligned, pack, pack_tensor, rows_of
+from augury.blocks import Rows
 from augury.errors import ModelFileError
 from augury.files.gguf import Tensor
 from augury.files.tensor_type import TensorType
@@ -83,6 +84,16 @@ def test_leading_axes_of_a_tensor_count_as_rows():
     source = weights.random_weights(np.random.default_rng(5), TensorType.Q4_0, 6, 64)
     matrix = pack_tensor(Tensor("experts", (2, 3, 64), TensorType.Q4_0, source))
     assert (matrix.n_rows, matrix.n_cols, matrix.n_panels, matrix.activation) == (6, 64, 1, "q8_16")
+
+
+@pytest.mark.parametrize("kind", [TensorType.Q4_K, TensorType.Q8_0, TensorType.F16], ids=lambda kind: kind.name)
+def test_rows_of_a_stored_matrix_are_packed_like_a_matrix_of_their_own(kind):
+    source = weights.random_weights(np.random.default_rng(5), kind, 96, 256).reshape(96, -1)
+    chosen = source[[row for row in range(96) if 8 <= row % 24 < 20]]
+
+    part = pack_tensor(Tensor("part", (48, 256), kind, rows_of(source, Rows(8, 12, 24, 96))))
+
+    assert np.array_equal(part.data, pack(kind, (48, 256), chosen.reshape(-1)).data)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 4096, (4 << 20) + 1])
