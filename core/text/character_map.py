@@ -8,6 +8,7 @@ from augury.errors import ModelFileError
 
 __all__ = ["CharacterMap"]
 
+_N_NODES = 1 << 15  # at once: maps of Unicode's normal forms have 5000, and a damaged one could have endlessly many
 _DAMAGED = "tokenizer.ggml.precompiled_charsmap is damaged: {}; convert the model again"
 
 
@@ -60,6 +61,7 @@ class CharacterMap:
         found, starts = [], [b""] * len(nodes)
         for _ in range(4):
             children, leads = self._step(nodes)
+            _check_width(int(np.count_nonzero(leads)))
             parents, steps = np.nonzero(leads)
             units = self._units[children[leads]]
             starts = [starts[parent] + bytes([step + 1]) for parent, step in zip(parents.tolist(), steps.tolist(), strict=True)]
@@ -76,6 +78,7 @@ class CharacterMap:
 
     def _step(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the bytes 1 to 255 lead from nodes, (n, 255), and whether they are children."""
+        _check_width(len(nodes))
         bytes_ = np.arange(1, 256, dtype=np.uint32)
         children = nodes[:, None] ^ bytes_
         is_inside = children < len(self._units)
@@ -92,6 +95,11 @@ class CharacterMap:
 def _children_of(units: np.ndarray) -> np.ndarray:
     """Where the children of units are, relative to them."""
     return (units >> 10) << ((units & (1 << 9)) >> 6)
+
+
+def _check_width(n: int) -> None:
+    if n > _N_NODES:
+        raise ModelFileError(_DAMAGED.format(f"its trie has more than {_N_NODES} branches"))
 
 
 def _is_character(raw: bytes) -> bool:

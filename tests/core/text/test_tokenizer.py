@@ -157,6 +157,25 @@ def test_a_tiny_vocabulary_works():
     assert tokenizer.encode("abba ab<|im_end|>", parse_special=True) == [2, 1, 0, 5, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "pre", "name", "ids"),
+    [
+        ("llama", "gpt-2", None, [0, 3, 8, 3, 4, 9, 3, 1, 3, 6, 3, 4, 5, 3, 0, 7, 3, 1, 10, 3, 4, 0, 4, 3, 8]),
+        ("llama", "jina-v2-de", None, [0, 8, 3, 4, 9, 3, 1, 3, 6, 3, 4, 5, 3, 0, 7, 3, 1, 10, 3, 4, 0, 8]),
+        ("llama", "jina-v2-code", "modern-bert-phi3", [0, 8, 3, 4, 9, 3, 1, 3, 6, 3, 4, 5, 3, 0, 7, 3, 1, 10, 3, 4, 0, 8]),
+        ("jina-bert-v3", "gpt-2", None, [0, 8, 3, 4, 9, 3, 1, 3, 6, 3, 4, 5, 3, 0, 7, 3, 1, 10, 3, 4, 0, 8]),
+        ("llama", "gpt-2", "My Phi-3 mini", [0, 3, 8, 9, 1, 3, 6, 5, 3, 0, 7, 3, 1, 10, 0, 4, 3, 8]),
+        ("llama", "gpt-2", "Modern-BERT", [0, 3, 8, 9, 3, 1, 3, 6, 3, 4, 5, 3, 0, 7, 3, 1, 10, 3, 4, 0, 4, 3, 8]),
+    ],
+)
+def test_white_space_beside_special_tokens_is_dropped_as_llama_cpp_drops_it(architecture, pre, name, ids):
+    tokens = ["a", "b", "ab", "Ġ", "Ċ", "<s>", "</s>", "<unk>", "<mask>", "[MASK]", "<|end|>", "<|endoftext|>"]
+    found = vocabularies.tiny(tokens=tokens, token_type=[1] * 5 + [3] * 7, pre=pre, bos_token_id=5, eos_token_id=6)
+    tokenizer = load_tokenizer(found | {"general.architecture": architecture, "general.name": name})
+    text = "a <mask> \n[MASK] b </s> \n<s> a<unk> b<|end|> \na\n <mask>"
+    assert tokenizer.encode(text, add_special=False, parse_special=True) == ids
+
+
 def test_a_byte_without_a_token_is_left_out_and_keeps_its_neighbours_apart():
     assert load_tokenizer(vocabularies.tiny()).encode("ab a\x00b") == [2, 5, 0, 1]
 
