@@ -213,3 +213,15 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
     tree = rows(model, tree_of(tokens[n:], parents, slot=0, start=n))
     for path in ([0, 2, 5, 11], [0, 1, 4, 9]):
         assert np.array_equal(rows(model, run_of(tokens[n:][path], slot=1, start=n)), tree[path])
+
+
+@pytest.mark.parametrize("name", ["skip", "parallel with a skip", "norm of a layer", "no norm before"])
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+def test_two_passes_of_a_layer_each_are_one_of_both(backend, name):
+    model, tokens = load(backend, VARIANTS[name]), some_tokens(9)
+    whole = rows(model, run_of(tokens))
+
+    for batch in (run_of(tokens, slot=1), run_of(tokens[:1], slot=2)):
+        hidden = model.forward(attrs.evolve(batch, layers=(0, 1), features=("layer.0",))).features("layer.0").copy()
+        later = model.forward(attrs.evolve(batch, layers=(1, 2), hidden=hidden))
+        assert np.array_equal(later.rows(), whole[: len(batch.tokens)])
