@@ -130,8 +130,13 @@ class Lowering:
             writing.copy(space.x, embedded)
         if takes_hidden:
             writing.take_hidden()
+        first, other = self.plan.embedding.other, space.other
+        if first is not None and other is not None:
+            writing.begin_other(other, first)
         for i in range(*layers):
             layer = self.plan.layers[i]
+            if layer.turn is not None and other is not None:
+                writing.take_turn(layer.turn, other)
             for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
                 is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
                 left = writing.beside() if is_beside else []

@@ -11,15 +11,16 @@ from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
-from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
+from augury.blocks import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Linear, ModelPlan, Norm
+    from augury.blocks import Linear, ModelPlan, Norm, Vector
 
 PRIVATE_TOKENS = 2  # up to here it takes less time to norm a row than to wait for whoever does it
 KERNELS = (step.add_norm, step.quantize, step.multiply)
@@ -48,6 +49,7 @@ class Space:
         x: (n, E), the residual stream.
         normed: (n, E).
         embedded: (n, E), what the embedding made of tokens, where a layer adds it again.
+        other: (n, E), a second residual stream, where there is one.
         is_private: Whether every thread has rows for itself.
     """
 
@@ -58,12 +60,14 @@ class Space:
         self._operands: dict[tuple[str, int, int], Rows] = {}
         self.x, self.normed = (self._rows(buffers[name], n_embd) for name in ("x", "normed"))
         self.embedded = self._rows(buffers["embedded"], n_embd) if "embedded" in buffers else None
+        self.other = self._rows(buffers["other"], n_embd) if "other" in buffers else None
 
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
         """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
         names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in plan.layers)]
         names += ["embedded"] * any(layer.skip for layer in plan.layers)
+        names += ["other"] * (plan.embedding.other is not None)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
@@ -187,6 +191,21 @@ class Tape:
         x, private = self.space.x, self.space.is_private
         operands = (x.address, x.stride, y.address, y.stride, x.width, int(private), bits(factor))
         self.add(Work("adding rows"), step.add_rows, *operands, is_private=private)
+
+    def begin_other(self, other: Rows, first: Vector) -> None:
+        """Write that all rows of the second residual stream are a vector."""
+        row = memory_at(self.weights.vector(first.weight, first.size), 4 * first.size).view(np.float32)
+        rows = np.tile(row, PRIVATE_TOKENS if self.space.is_private else MAX_TOKENS)
+        self.copy(Rows(self._arena.keep(rows, "scratch"), 0, first.size), other)
+
+    def take_turn(self, turn: Turn, other: Rows) -> None:
+        """Write what becomes of x and the second residual stream; the norm's rows are free between blocks."""
+        self.norm_x(None)
+        if turn is Turn.CHANGE:
+            self.copy(self.space.x, self.space.normed)
+        self.add_to_x(other)
+        if turn is Turn.CHANGE:
+            self.copy(self.space.normed, other)
 
     def copy(self, rows: Rows, to: Rows) -> None:
         """Write that rows are copied."""

@@ -31,6 +31,7 @@ from augury.blocks import (
     Router,
     Rows,
     Temperature,
+    Turn,
     Vector,
 )
 
@@ -173,7 +174,7 @@ MIXERS: dict[type, Any] = {Attention: attention}
 STATELESS: dict[type, Any] = {FeedForward: feed_forward, MixtureOfExperts: mixture, Projection: projection}
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm"},
+    Embedding: {"scale", "positions", "norm", "other"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate"),
@@ -184,7 +185,7 @@ KNOWN: dict[type, Container[Any]] = {
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
     Experts: {"first", "n_stored", "bias", "scales"},
     Output: {"softcap"},
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},
@@ -194,5 +195,6 @@ KNOWN: dict[type, Container[Any]] = {
     Activation: tuple(Activation),
     Gating: tuple(Gating),
     NormKind: tuple(NormKind),
+    Turn: tuple(Turn),
 }
 """What is computed here; see `ModelPlan.check_blocks`."""

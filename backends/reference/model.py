@@ -9,6 +9,7 @@ import numpy as np
 from augury.backends.reference.blocks import STATELESS, each_normed, embed, output
 from augury.backends.reference.mixers import CACHES, MIXERS
 from augury.batch import Tree, check_accepted, check_drafted, check_layers
+from augury.blocks import Turn
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
@@ -57,8 +58,12 @@ class ReferenceModel(Model):
             cache.begin(batch)
         embedded = embed(self._plan.embedding, weights, batch)
         x = embedded if batch.hidden is None else batch.hidden.astype(np.float64)
+        first = self._plan.embedding.other
+        other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), x.shape)
         features = {}
         for i in range(*(batch.layers or (0, self.info.n_layers))):
+            if (turn := self._plan.layers[i].turn) is not None:
+                x, other = x + other, (x if turn is Turn.CHANGE else other)
             x = self._through(i, weights, batch, tree, x, embedded)
             features[f"layer.{i}"] = hidden = x.astype(np.float32)
             x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same

@@ -22,6 +22,7 @@ from augury.blocks.parts import (
     Rows,
     SequenceState,
     Temperature,
+    Turn,
     Vector,
 )
 from augury.blocks.plan import Layer, Mixer, ModelPlan
@@ -57,5 +58,6 @@ __all__ = [
     "SequenceState",
     "ShortConvolution",
     "Temperature",
+    "Turn",
     "Vector",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "Rows",
     "SequenceState",
     "Temperature",
+    "Turn",
     "Vector",
 ]
 
@@ -45,6 +46,13 @@ class NormKind(Enum):
 
     RMS = "rms"  # x / sqrt(mean(x^2) + eps)
     LAYER = "layer"  # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
+
+
+class Turn(Enum):
+    """What becomes of the residual stream x and of a second one, `other`, before a layer."""
+
+    STAY = "stay"  # x += other
+    CHANGE = "change"  # x, other = x + other, x
 
 
 @frozen

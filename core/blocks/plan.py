@@ -14,7 +14,7 @@ from augury.errors import CapacityError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
-    from augury.blocks.parts import Block, Norm, Part
+    from augury.blocks.parts import Block, Norm, Part, Turn
     from augury.blocks.transformer import Embedding, FeedForward, Output
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
@@ -29,6 +29,8 @@ class Layer:
 
     With a mixer `beside`, which sees the same x, x += mixer(x) + beside(x) comes first.
 
+    Before, with two residual streams, these take a `turn`.
+
     Afterwards x += skip * (what the embedding gave), and x = norm(x), where there is such.
     """
 
@@ -38,6 +40,7 @@ class Layer:
     skip: float = 0.0
     norm: Norm | None = None
     beside: Mixer | None = None
+    turn: Turn | None = None
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -72,7 +75,12 @@ class ModelPlan:
 
     @property
     def features(self) -> dict[str, int]:
-        """What a backend can tell of every token beside logits, and how wide; see `Model.features`."""
+        """What a backend can tell of every token beside logits, and how wide; see `Model.features`.
+
+        With two residual streams one of them alone says nothing.
+        """
+        if any(layer.turn for layer in self.layers):
+            return {"output": self.embedding.n_embd}
         n_embd = self.embedding.n_embd
         return {f"layer.{i}": n_embd for i in range(len(self.layers))} | {"output": n_embd}
 

@@ -25,6 +25,7 @@ class Embedding(Block):
     scale: float = 1.0
     positions: Linear | None = None  # E → as many positions as the model knows: its row p is added at position p
     norm: Norm | None = None
+    other: Vector | None = None  # (E,) what a second residual stream begins as, see `Layer.turn`
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices, as products with them would be, and its norm."""

@@ -33,6 +33,9 @@ from augury.plugins.architectures.tensors import Tensors
 
 _EPS_KEYS = {NormKind.RMS: "attention.layer_norm_rms_epsilon", NormKind.LAYER: "attention.layer_norm_epsilon"}
 
+_ATTENTION_NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
+_FEED_FORWARD_NAMES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+
 
 class Decoder(Tensors):
     """The sizes of a transformer, read and checked, and its blocks by layer.
@@ -245,6 +248,23 @@ class Decoder(Tensors):
             post_norm=self.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
         )
         return attrs.evolve(feed_forward, **others)
+
+    def again(self, stored: Layer, layer: int, *, has_scales: bool = True) -> Layer:
+        """A stored layer that comes again as another, whose scale tensors it has.
+
+        Args:
+            stored: The layer.
+            layer: What it comes as.
+            has_scales: Whether the family takes note of scale tensors of feed-forwards.
+        """
+        changed: dict[str, Any] = {}
+        for block, names in (("mixer", _ATTENTION_NAMES), ("feed_forward", _FEED_FORWARD_NAMES if has_scales else {})):
+            linears = {}
+            for part, name in names.items():
+                linear, scale = getattr(getattr(stored, block), part), self.scale(f"blk.{layer}.{name}")
+                linears[part] = attrs.evolve(linear, scale=scale, bias_scale=1.0 if block == "mixer" else scale)
+            changed[block] = attrs.evolve(getattr(stored, block), **linears)
+        return attrs.evolve(stored, **changed)
 
     def output(
         self,

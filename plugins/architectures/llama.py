@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from augury.blocks import Activation, Gating, Layer, ModelPlan, Norm, Output, Projection, Rope, Temperature
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
@@ -183,12 +185,12 @@ class Nanbeige(Transformer):
         decoder = Decoder(file)
         rope, keys = cls.rope(decoder), decoder.keys
         n_loops = keys.count("num_loops", 1, most=512 // decoder.n_layers or 1)
-        layers = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
-        if keys.flag("skip_loop_final_norm", default=False):
-            return {"main": decoder.plan(layers * n_loops)}
-        *others, last = layers
-        normed = Layer(last.mixer, last.feed_forward, norm=decoder.norm("output_norm"))
-        return {"main": decoder.plan([*others, normed] * (n_loops - 1) + layers)}
+        stored = [cls.layer(decoder, layer, rope) for layer in range(decoder.n_layers)]
+        layers = [decoder.again(layer, i) for i, layer in enumerate(stored * n_loops)]
+        if not keys.flag("skip_loop_final_norm", default=False):
+            for i in range(len(stored) - 1, len(layers) - 1, len(stored)):
+                layers[i] = attrs.evolve(layers[i], norm=decoder.norm("output_norm"))
+        return {"main": decoder.plan(layers)}
 
 
 class Deci(Architecture):

@@ -101,9 +101,7 @@ class Tensors:
         bias = f"{name}.bias" if has_bias and f"{name}.bias" in self.file.tensors else None
         if bias is not None:
             self.file.tensor(bias, (n_stored,))
-        scale = 1.0
-        if has_scale and f"{name}.scale" in self.file.tensors:
-            scale = float(self.values(f"{name}.scale", 1)[0])
+        scale = self.scale(name) if has_scale else 1.0
         return Linear(
             weight=f"{name}.weight",
             n_in=n_in,
@@ -113,6 +111,10 @@ class Tensors:
             bias_scale=factor * (scale if scales_bias else 1.0),
             rows=rows,
         )
+
+    def scale(self, name: str) -> float:
+        """What `name`.scale holds; 1 where there is no such tensor."""
+        return float(self.values(f"{name}.scale", 1)[0]) if f"{name}.scale" in self.file.tensors else 1.0
 
     def check(self, part: Convolution | Vector) -> None:
         """See that the file has a part's tensors, in its shapes."""

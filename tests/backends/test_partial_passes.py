@@ -217,3 +217,12 @@ def test_what_the_model_does_not_have_is_refused(load, told):
         model.forward(attrs.evolve(run_of([1]), **WRONG[told]))
     with pytest.raises(OptionError, match="feature 'output' of a pass that was not asked for it"):
         model.forward(run_of([1])).features("output")
+
+
+def test_hidden_states_of_one_of_two_streams_are_refused(load):
+    model = load("hrm_text-dense", 6)
+    hidden = np.zeros((3, 256), np.float32)
+
+    assert list(model.features) == ["output"]
+    with pytest.raises(OptionError, match="two residual streams"):
+        model.forward(attrs.evolve(run_of(some_tokens(3)), layers=(2, 6), hidden=hidden))

@@ -38,6 +38,7 @@ from augury.blocks import (
     Rows,
     ShortConvolution,
     Temperature,
+    Turn,
     Vector,
 )
 
@@ -61,7 +62,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm"},
+    Embedding: {"scale", "positions", "norm", "other"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate"),
@@ -78,7 +79,7 @@ KNOWN: dict[type, Container[Any]] = {
     LinearRecurrence: {"is_tiled", "is_by_channel"},
     Convolution: {"bias"},
     Output: {"softcap"},
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},
@@ -88,5 +89,6 @@ KNOWN: dict[type, Container[Any]] = {
     Activation: tuple(FUNCTIONS),
     Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),
+    Turn: tuple(Turn),
 }
 """What kernels compute; see `ModelPlan.check_blocks`."""

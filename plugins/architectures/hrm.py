@@ -1,0 +1,62 @@
+"""HRM-Text: two stacks of layers that are gone through in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from augury.blocks import Layer, ModelPlan, Turn, Vector
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+
+_MOST_LAYERS = 512  # that llama.cpp takes
+
+
+class HrmText(Architecture):
+    """Low layers several times, then high ones, and all of it again, each with a residual stream of its own.
+
+    Each stack is given the sum of both streams. Norms have no weights, and what attention mixes has gates.
+    """
+
+    name = "hrm_text"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file)
+        keys, rope, norm = decoder.keys, decoder.rope(), decoder.plain_norm()
+        n_stack = keys.count("hrm.layers_per_stack", most=_MOST_LAYERS)
+        n_high, n_low = (keys.count(f"hrm.{which}_cycles", most=_MOST_LAYERS) for which in "hl")
+        if decoder.n_layers != n_stack * n_high * (n_low + 1):
+            keys.fail("block_count", decoder.n_layers, f"{n_stack * n_high * (n_low + 1)}, which layers and cycles make")
+        stored = []
+        for layer in range(2 * n_stack):
+            n_mixed = decoder.n_heads[layer] * decoder.value_dim
+            gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_mixed, has_scale=False)
+            attention = decoder.attention(layer, rope, norm=norm, gate=gate)
+            stored.append(Layer(attention, decoder.feed_forward(layer, norm=norm, has_scales=False)))
+        low, high = stored[:n_stack], stored[n_stack:]
+        layers: list[Layer] = []
+        for _ in range(n_high):
+            for cycle in range(n_low + 1):
+                stack = [
+                    decoder.again(layer, len(layers) + i, has_scales=False)
+                    for i, layer in enumerate(low if cycle < n_low else high)
+                ]
+                stack[0] = attrs.evolve(stack[0], turn=Turn.STAY if 0 < cycle < n_low else Turn.CHANGE)
+                stack[-1] = attrs.evolve(stack[-1], norm=norm)
+                layers += stack
+        layers[-1] = attrs.evolve(layers[-1], norm=None)  # the output's norm does it
+        first = Vector("hrm.z_l_init", decoder.n_embd)
+        decoder.check(first)
+        scale = keys.number("embedding_scale", 0.0) or 1.0
+        return {"main": decoder.plan(layers, output=decoder.output(norm=norm), scale=scale, other=first)}
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `hrm_text`."""
+    return (HrmText,)
