@@ -38,9 +38,7 @@ def prompts():
 def answers(engine, n, way):
     results = engine.generate(prompts(), max_tokens=n, logprobs=1, ignore_eos=True, **WAYS[way])
     for result in results:
-        stats = result.stats
-        assert stats.n_emitted == len(result.tokens) == stats.n_rounds + stats.n_accepted
-        assert all(drafter.failed is None for drafter in stats.drafters.values())
+        assert all(drafter.failed is None for drafter in result.stats.drafters.values())
     return results
 
 

@@ -60,7 +60,6 @@ def test_end_tokens_end_a_text_and_are_not_chosen_before_min_tokens(engine, ends
         expected = plain(prompt, [*ends, EOS], 30, n_early)
         assert list(result.tokens) == expected
         assert result.finish_reason == ("stop" if expected[-1] in (*ends, EOS) else "length")
-        assert result.stats.n_emitted == len(expected) == result.stats.n_rounds + result.stats.n_accepted
         lengths.add(len(expected))
     assert len(lengths) > 1 or n_early == 30, "the test must see ends"
 

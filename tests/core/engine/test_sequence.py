@@ -82,8 +82,6 @@ def test_a_row_that_is_not_finite_ends_the_request_whose_row_it_is(verify, draft
         assert pieces == list(plain[1][:n_good])
         assert [result.tokens for result in results] == [plain[0], plain[2]]
         assert again.tokens == plain[0]
-    for result in (*results, again):
-        assert result.stats.n_emitted == len(result.tokens) == result.stats.n_rounds + result.stats.n_accepted == N
 
 
 @pytest.mark.parametrize("drafter", ["chains", "trees"])

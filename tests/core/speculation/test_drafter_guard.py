@@ -97,7 +97,6 @@ def run(*kinds, prompts=PROMPTS, **how):
         events = [[event[0] for event in drafter.events] for drafter in engine._drafters]
     for prompt, result in zip(prompts, results, strict=True):
         assert list(result.tokens) == ToyModel().plain(prompt, N)
-        assert result.stats.n_emitted == N == result.stats.n_rounds + result.stats.n_accepted
     return results, events
 
 
@@ -429,11 +428,6 @@ def test_whatever_fails_at_any_time_the_tokens_are_those_of_plain_decoding(
     with toy_engine(drafter=chain, slots=slots, planner=planner, kind=Engine) as engine:
         results = engine.generate(prompts, max_tokens=40, **way)
     assert [result.tokens for result in results] == expected
-    for result in results:
-        stats = result.stats
-        assert stats.n_emitted == 40 == stats.n_rounds + stats.n_accepted
-        assert sum(stats.draft_lengths) == stats.n_drafted
-        assert stats.n_accepted == sum(piece.drafter is not None for piece in result.pieces)
 
 
 WAYS = [GREEDY, {"temperature": 0.8, "seed": 4, "repeat_penalty": 1.4, "top_k": 4}]

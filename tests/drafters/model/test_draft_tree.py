@@ -81,6 +81,5 @@ def test_output_is_that_of_plain_decoding(backend, slots, sampling):
         for result, expected in zip(results, plain, strict=True):
             assert result.tokens == expected.tokens
             assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in expected.pieces]
-            assert result.stats.n_emitted == result.stats.n_rounds + result.stats.n_accepted
         rates[shape] = sum(result.stats.n_rounds for result in results)
     assert rates["3x3"] < rates["1x3"], "second thoughts must have been right"
