@@ -1,9 +1,10 @@
 import math
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from oracles.models import FAMILIES, NAMES, altered, tiny_file
+from oracles.models import FAMILIES, NAMES, ORACLES, altered, file_for_plans, tiny_file
 
 from augury import Registry
 from augury.blocks import Activation, Attention, Embedding, FeedForward, Output
@@ -334,17 +335,14 @@ ANY_VALUE = st.one_of(
     st.lists(st.integers(-2, 300), max_size=3).map(np.array),
     st.lists(st.text(max_size=3), max_size=3),
 )
+MATTERS = re.compile("rope|attention|length|count|scale|cap|loop|hrm|layer")
 
 
 @settings(max_examples=300)
-@given(data=st.data(), family=st.sampled_from(FAMILIES))
-def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, family):
-    file = tiny_file(f"{family}-dense")
-    keys = sorted(
-        key
-        for key in file.metadata
-        if key.startswith(f"{family}.") and ("rope" in key or "attention" in key or key.endswith(("length", "count")))
-    )
+@given(data=st.data(), name=st.sampled_from(ORACLES))
+def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, name):
+    file = file_for_plans(name)
+    keys = sorted(key for key in file.metadata if key.startswith(f"{file.architecture}.") and MATTERS.search(key))
     metadata = data.draw(st.dictionaries(st.sampled_from(keys), ANY_VALUE, max_size=3))
     without = data.draw(st.lists(st.sampled_from([*keys, *sorted(file.tensors)]), max_size=2))
 
@@ -353,7 +351,8 @@ def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, fa
     except AuguryError:
         pass
     else:
-        for attention in (layer.mixer for layer in plan.layers):
-            assert np.isfinite(attention.rope.frequencies).all()
-            assert math.isfinite(attention.rope.magnitude)
+        for attention in (mixer for layer in plan.layers for mixer in layer.mixers if isinstance(mixer, Attention)):
             assert math.isfinite(attention.scale)
+            if attention.rope is not None:
+                assert np.isfinite(attention.rope.frequencies).all()
+                assert math.isfinite(attention.rope.magnitude)
