@@ -106,19 +106,26 @@ def memory(model, slot, n):
     return [array.copy() for array in model.slot_memory(slot, n // BLOCK * BLOCK)]
 
 
-def settle(model, text):
-    """Take in what is accepted, with a certain token."""
-    batch, _ = batch_of([text], [text.share(1, [])])
-    model.forward(batch)
-    text.keep(-1)
-
-
 def assert_same_state(model, text):
-    settle(model, text)
+    play(model, [text], [(1, (), -1)])  # takes in what is accepted
     model.forward(run_of(text.tokens, slot=SPARE))
     n = len(text.tokens)
     for found, right in zip(memory(model, text.slot, n), memory(model, SPARE, n), strict=True):
         assert np.array_equal(found, right)
+
+
+def play(model, texts, played, *, is_mixed=False):
+    """One pass over the shares of those texts that have a move, whose logits are those of fresh runs."""
+    moves = [(text, move) for text, move in zip(texts, played, strict=True) if move is not None and move[0] + len(move[1])]
+    if not moves:
+        return
+    some = [text for text, _ in moves]
+    shares = [text.share(n_certain, parents) for text, (n_certain, parents, _) in moves]
+    batch, order = batch_of(some, shares, is_mixed=is_mixed)
+    found = model.forward(batch).rows().copy()
+    assert np.array_equal(found, np.concatenate([text.expected(model) for text in some])[order])
+    for text, (_, _, which) in moves:
+        text.keep(which)
 
 
 chains = st.integers(0, DRAFT_MAX).map(lambda n: tuple(range(-1, n - 1)))
@@ -141,19 +148,44 @@ CHAIN = tuple(range(-1, 8))
 def test_a_slot_is_as_after_a_fresh_run(model, script, is_mixed):
     texts = [Text(slot, slot) for slot in range(3)]
     for played in script:
-        taking = [(text, move) for text, move in zip(texts, played, strict=True) if move is not None and move[0] + len(move[1])]
-        if not taking:
-            continue
-        some = [text for text, _ in taking]
-        shares = [text.share(n_certain, parents) for text, (n_certain, parents, _) in taking]
-        right = np.concatenate([text.expected(model) for text in some])
-        batch, order = batch_of(some, shares, is_mixed=is_mixed)
-        found = model.forward(batch).rows()
-        assert np.array_equal(found, right[order])
-        for text, (_, _, which) in taking:
-            text.keep(which)
+        play(model, texts, played, is_mixed=is_mixed)
     for text in texts:
         assert_same_state(model, text)
+
+
+def with_accepted(change):
+    return lambda batch: batch if batch.accepted is None else attrs.evolve(batch, accepted=change(batch.accepted))
+
+
+def one_early(batch):
+    if batch.is_drafted is None:
+        return batch
+    return attrs.evolve(batch, is_drafted=batch.is_drafted & (np.arange(len(batch.tokens)) != batch.is_drafted.argmax()))
+
+
+FAULTS = {
+    "taken in twice": with_accepted(lambda accepted: np.repeat(accepted, 2, axis=0)),
+    "left out": with_accepted(lambda accepted: accepted[1:]),
+    "one late": with_accepted(lambda accepted: accepted[:-1]),
+    "in another order": with_accepted(lambda accepted: accepted[::-1]),
+    "another slot's": with_accepted(lambda accepted: accepted ^ np.int32([1, 0, 0])),
+    "one early": one_early,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_shows(model, fault, monkeypatch):
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda batch: forward(FAULTS[fault](batch)))
+    texts = [Text(slot, slot) for slot in range(2)]
+
+    def run():
+        for which in (3, 0, 2):
+            play(model, texts, [(2, CHAIN[:5], which)] * 2)
+        assert_same_state(model, texts[0])
+
+    with pytest.raises(AssertionError):
+        run()
 
 
 @pytest.mark.parametrize("n_saved", range(5))

@@ -52,7 +52,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         n_heads, n_keys = heads.n_heads, heads.n_key_heads * heads.key_dim
         x, fed = (buffers["inputs"], up(block.inputs.n_out, 32)), (buffers["fed"], self._width())
         self._conv = place_convolution(block.conv, inputs, self.n_aside, weights, arena, x=x, y=fed, has_silu=True)
-        row = FedRow(*fed, 0, n_keys, 2 * n_keys, block.inputs.n_out, block.inputs.n_out + n_heads, n_keys)
+        row = FedRow(*fed, 0, n_keys, 2 * n_keys, block.inputs.n_out, block.inputs.n_out + n_heads)
         self._recurrence = PlacedRecurrence(heads, matrices, self.n_aside, arena, row, buffers["mixed"])
         alpha, beta = ((buffers[name], up(n_heads, 32)) for name in ("alpha", "beta"))
         dt, a = (weights.vector(part.weight, n_heads) for part in (block.dt, block.a))

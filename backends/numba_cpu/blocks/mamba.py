@@ -58,7 +58,7 @@ class Mamba2Emitter(RecurrentEmitter):
         y = (buffers["fed"] + 8 * n_heads, self._width())
         self._conv = place_convolution(block.conv, inputs, self.n_aside, weights, arena, x=x, y=y, has_silu=True)
         first, n_keys = 2 * n_heads, heads.n_key_heads * heads.key_dim
-        row = FedRow(buffers["fed"], self._width(), first + n_values + n_keys, first + n_values, first, 0, n_heads, 0)
+        row = FedRow(buffers["fed"], self._width(), first + n_values + n_keys, first + n_values, first, 0, n_heads)
         self._recurrence = PlacedRecurrence(heads, matrices, self.n_aside, arena, row, buffers["mixed"])
         dt, a = (arena.keep(_floats(weights, part), "weights") for part in (block.dt, block.a))
         self._recurrence.place_decays(n_heads, t, dt=dt, a=a)
@@ -155,7 +155,7 @@ class MambaEmitter(RecurrentEmitter):
         key = beta + block.dt.n_out
         value = key + block.key.n_out
         query = value + block.o.n_in
-        return FedRow(address, up(query + block.query.n_out, 16), query, key, value, 0, beta, 0)
+        return FedRow(address, up(query + block.query.n_out, 16), query, key, value, 0, beta)
 
 
 def _floats(weights: Weights, part: Vector) -> np.ndarray:

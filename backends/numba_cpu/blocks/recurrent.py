@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Block, Convolution, LinearRecurrence
+    from augury.blocks import Block, Convolution, LinearRecurrence, SequenceState
     from augury.types import ModelOptions
 
 __all__ = ["FedRow", "PlacedRecurrence", "PlacedState", "RecurrentEmitter", "convolve", "place_convolution"]
@@ -27,11 +27,15 @@ __all__ = ["FedRow", "PlacedRecurrence", "PlacedState", "RecurrentEmitter", "con
 
 @frozen
 class PlacedState:
-    """Addresses of a state of all slots: as it is, as it was saved, and what was kept aside to be taken in."""
+    """Addresses of a state of all slots: as it is, as it was saved, and what was kept aside to be taken in.
+
+    Of a matrix, what is added to its columns lies apart from what is the same for all of them.
+    """
 
     values: int
     saved: int
     aside: int
+    added: int
     n_bytes: int  # of one slot
 
 
@@ -49,16 +53,18 @@ class RecurrentEmitter(MixerEmitter):
 
     def state_bytes(self) -> int:
         """See `MixerEmitter.state_bytes`: of every slot the states, as they are and as they were saved, and what is aside."""
-        aside = sum(4 * self.n_aside * up(state.n_fed, 16) for state in self.block.states())
-        return self.options.n_slots * (2 * self.bytes_per_sequence() + aside)
+        aside = sum(sum(self._aside(state)) for state in self.block.states())
+        return self.options.n_slots * (2 * self.bytes_per_sequence() + self.n_aside * aside)
 
     def place_states(self, arena: Arena) -> Sequence[PlacedState]:
         """Allocate the block's states, in their order."""
         n_slots = self.options.n_slots
         for state, n_bytes in zip(self.block.states(), self._sizes(), strict=True):
             values, saved = (arena.zeros(n_slots * n_bytes, purpose) for purpose in ("states", "saved states"))
-            aside = arena.zeros(n_slots * self.n_aside * 4 * up(state.n_fed, 16), "drafted tokens kept aside")
-            self._placed.append(PlacedState(values, saved, aside, n_bytes))
+            aside, added = (
+                arena.zeros(n_slots * self.n_aside * n, "drafted tokens kept aside") if n else 0 for n in self._aside(state)
+            )
+            self._placed.append(PlacedState(values, saved, aside, added, n_bytes))
         return self._placed
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - as of blocks that keep positions
@@ -74,6 +80,14 @@ class RecurrentEmitter(MixerEmitter):
     @abstractmethod
     def emit_states(self, tape: Tape) -> None:
         """Write the records alone that bring states up to date, for a pass over no tokens."""
+
+    @staticmethod
+    def _aside(state: SequenceState) -> tuple[int, int]:
+        """Bytes that are kept aside of a token: what is the same for all columns of a matrix, and what is added to each."""
+        if len(state.shape) == 2:  # a convolution's inputs
+            return 4 * up(state.n_fed, 16), 0
+        n_heads, _, width = state.shape
+        return 4 * up(state.n_fed - n_heads * width, 16), 4 * n_heads * up(width, 16)
 
     def _sizes(self) -> list[int]:
         return [4 * state.size // state.shape[-1] * up(state.shape[-1], 16) for state in self.block.states()]
@@ -125,7 +139,7 @@ def convolve(tape: Tape, layer: int) -> None:
 
 @frozen
 class FedRow:
-    """Where in a row of floats lies what a token feeds a recurrence, and what reads it; the part kept aside from `first` on."""
+    """Where in a row of floats lies what a token feeds a recurrence, and what reads it."""
 
     address: int
     stride: int  # floats from one row to the next
@@ -134,7 +148,6 @@ class FedRow:
     value: int
     decay: int
     beta: int
-    first: int
 
 
 class PlacedRecurrence:
@@ -163,11 +176,11 @@ class PlacedRecurrence:
         self._kernel = recurrence.recurrence_kernel(has_delta=block.has_delta, is_by_channel=block.is_by_channel)
         self._arena = arena
         self._y, self._size = y, block.n_heads * block.value_dim
-        n_fed = block.state.n_fed
+        step, n_steps = (row.beta, block.value_dim) if block.is_by_channel else (row.decay, block.n_heads)
         fields = [
             *(row.address, row.stride, y, self._size, block.n_heads, block.n_key_heads, block.key_dim, block.value_dim),
-            *(int(block.is_tiled), *(4 * at for at in (row.query, row.key, row.value, row.decay, row.beta, row.first)), n_fed),
-            *(4 * up(n_fed, 16), state.values, state.saved, state.aside, n_aside, table),
+            *(int(block.is_tiled), *(4 * at for at in (row.query, row.key, row.value, step, row.beta)), n_steps),
+            *(4 * up(block.state.n_fed - self._size, 16), state.values, state.saved, state.aside, state.added, n_aside, table),
         ]
         self.layer = arena.keep(np.array(fields, np.int64), "scratch")
 

@@ -17,7 +17,7 @@ from augury.backends.numba_cpu.kernels.sequence import (
     TAKEN,
     place_aside,
 )
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, load_f32, mul, put_i64, store_f32, zero_f32
+from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, load_f32, mul, put_i64, store_f32, stream_f32, zero_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SEGMENTS, SEQUENCES
 
@@ -147,4 +147,4 @@ def convolve(record, state, thread, n_threads):
                     store_f32(own + i * stride + at, load_part(get_i64(rows + 8 * (end - before + i)) + at, left))
             for t in range(first + n_certain, first + n):
                 kept = aside + place_aside(state, t, n_aside) * stride + at
-                store_f32(kept, load_part(x + t * ldx + at, left))
+                stream_f32(kept, load_part(x + t * ldx + at, left))

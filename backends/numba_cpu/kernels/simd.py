@@ -163,6 +163,15 @@ repeat_i32 = operation("repeat_i32", i32x16, (i64,), lambda b, a: splat(b, load(
 repeat_f16 = operation("repeat_f16", f32x16, (i64,), lambda b, a: splat(b, b.fpext(load(b, a, F16), F32), F32X16))
 
 # Stores: address, vector. store_f16 rounds to nearest even, store_i8 keeps the low byte of each lane.
+
+
+def _stream(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
+    """Store a vector at the start of a cache line, past the caches: it is not read again soon."""
+    stored = builder.store(value, pointer(builder, address, value.type), align=64)
+    stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
+
+
+stream_f32 = operation("stream_f32", void, (i64, f32x16), _stream)
 store_f32 = operation("store_f32", void, (i64, f32x16), store)
 store_i32 = operation("store_i32", void, (i64, i32x16), store)
 store_u8x64 = operation("store_u8x64", void, (i64, u8x64), store)

@@ -1,0 +1,66 @@
+"""What rollback costs on models with a state per sequence: passes of 8 beside passes of certain tokens, in turns.
+
+A verify pass takes in what was accepted of the one before it, computes a certain token and seven drafted ones, and keeps these
+aside. In docs/benchmarks.md it takes at most 1.03 of a pass of eight certain tokens, a round after a rejection at most 1.03 of
+one after all were accepted.
+"""
+
+from time import perf_counter
+
+import attrs
+import numpy as np
+import pytest
+from oracles.passes import run_of
+from oracles.shapes import write_lfm2, write_qwen35
+
+from augury import Registry
+from augury.files.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.types import ModelOptions
+
+pytestmark = pytest.mark.bench
+
+REGISTRY = Registry.discover()
+SHAPES = {"Qwen3.5-0.8B": write_qwen35, "LFM2-1.2B": write_lfm2}
+START, N, ROUNDS = 256, 8, 60
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("shapes") / "model.gguf"
+    SHAPES[request.param](path)
+    file = ModelFile.open(path)
+    options = ModelOptions(n_ctx=1024, draft_max=16)
+    loaded = make_backend(REGISTRY, "numba-cpu:keep_weights=false").load(file, plan_of(file, REGISTRY), options, Progress())
+    file.close()
+    yield loaded
+    loaded.close()
+
+
+def ways():
+    """A pass by what is done in it: all certain; drafted ones after all of the last pass were accepted; after none was."""
+    certain = run_of(np.arange(N) + 7, start=START)
+    drafted = attrs.evolve(certain, is_drafted=np.arange(N) > 0)
+    accepted = np.array([(0, START + i, START + i) for i in range(1, N)], np.int32)
+    return {"certain": certain, "accepted": attrs.evolve(drafted, accepted=accepted), "rejected": drafted}
+
+
+def test_a_verify_pass_beside_certain_tokens(benchmark, model):
+    model.forward(run_of(np.arange(START) % 1000, rows=[]))
+    batches = ways()
+    model.forward(batches["rejected"])
+    seconds = {name: [] for name in batches}
+
+    def round_of_all():
+        for name in [*batches, *reversed(batches)]:
+            start = perf_counter()
+            model.forward(batches[name])
+            seconds[name].append(perf_counter() - start)
+
+    benchmark.pedantic(round_of_all, rounds=ROUNDS, warmup_rounds=2)
+    taken = {name: np.array(each).reshape(-1, 2).sum(axis=1) / 2 for name, each in seconds.items()}
+    benchmark.extra_info["ms"] = {name: round(1e3 * float(np.median(each)), 2) for name, each in taken.items()}
+    ratios = {"verify / certain": ("accepted", "certain"), "rejected / accepted": ("rejected", "accepted")}
+    for told, (one, other) in ratios.items():
+        benchmark.extra_info[told] = round(float(np.median(taken[one] / taken[other])), 3)
