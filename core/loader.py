@@ -154,6 +154,7 @@ class Loader:
         self._progress = progress
         self._override_kv = override_kv or {}
         self._files: dict[str, ModelFile] = {}
+        self.no_tokenizer: dict[str, str] = {}  # reference → why its file's is not read
 
     @property
     def models(self) -> list[Model]:
@@ -215,6 +216,7 @@ class Loader:
             try:
                 return load_tokenizer(self.open(reference).metadata)
             except UnsupportedError as error:
+                self.no_tokenizer[str(reference)] = str(error)
                 get_logger("augury.loader").warning("no tokenizer", model=str(reference), reason=str(error))
                 return None
 

@@ -267,7 +267,8 @@ class Engine:
             AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
         self._worker.check()  # before a template is rendered for nothing
-        ids = prompt_ids(prompt, messages, self.tokenizer, self._template, tools=tools, kwargs=chat_template_kwargs)
+        why = self._loader.no_tokenizer.get(self.config.get("model", ""))
+        ids = prompt_ids(prompt, messages, self.tokenizer, self._template, tools=tools, kwargs=chat_template_kwargs, why=why)
         tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
         request = make_request(tokens, self._speculation, params, n_vocab=self._n_vocab, registry=self._loader.registry)
         if request.echo:

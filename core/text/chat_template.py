@@ -201,9 +201,18 @@ def _are_objects(found: object) -> bool:
 
 
 def prompt_ids(
-    prompt: Any, messages: Any, tokenizer: Tokenizer | None, template: ChatTemplate | None, *, tools: Any, kwargs: Any
+    prompt: Any,
+    messages: Any,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    *,
+    tools: Any,
+    kwargs: Any,
+    why: str | None = None,
 ) -> Any:
     """The token ids of what a request gives: a text, ids as they are, or messages for a chat template.
+
+    `why` says why there is no tokenizer, if the model's file has one.
 
     Raises:
         OptionError: as `ChatTemplate.render`; or both a prompt and messages are given, or none, or tools without messages.
@@ -217,7 +226,8 @@ def prompt_ids(
     if messages is None and not isinstance(prompt, str):
         return prompt
     if tokenizer is None:
-        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
+        reason = f": {why}" if why else "; give token ids instead of text"
+        raise UnsupportedError(f"this model has no tokenizer that augury can read{reason}")
     if messages is None:
         return tokenizer.encode(prompt, add_special=True, parse_special=True)
     if template is None:

@@ -221,19 +221,18 @@ def pre_tokenizer(name: str | None) -> PreTokenizer:
     Raises:
         UnsupportedError: the name is not known; text would be cut wrongly.
     """
-    if name is None:
+    if not name:
         from augury.log import get_logger
 
         get_logger("augury.text.tokenizer").warning(
             "tokenizer.ggml.pre is missing, so text is cut into words as files from before it was introduced mean it; "
-            "if the model answers badly, convert it again"
+            "if the model answers badly, say how: --override-kv tokenizer.ggml.pre=str:NAME, or convert it again"
         )
         name = "default"
     try:
         return _PRE_TOKENIZERS[name]
     except KeyError:
         raise UnsupportedError(
-            f"tokenizer.ggml.pre is {name!r}, a way to cut text into words that augury does not know"
-            f"{nearest(name, _PRE_TOKENIZERS)}. If one that it knows is the same, name that: "
-            "--override-kv tokenizer.ggml.pre=str:NAME; or give token ids instead of text."
+            f"tokenizer.ggml.pre is {name!r}, a way to cut text into words that augury does not know; give token ids instead "
+            f"of text, or name one that is the same: --override-kv tokenizer.ggml.pre=str:NAME{nearest(name, _PRE_TOKENIZERS)}"
         ) from None

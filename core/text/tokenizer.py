@@ -6,7 +6,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import OptionError
 from augury.memory_limit import require_address_space
 from augury.text.bpe import BytePairCodec, DnaCodec, WhitespaceCodec
 from augury.text.partition import Partition
@@ -227,15 +227,9 @@ def load_tokenizer(metadata: Mapping[str, object]) -> Tokenizer | None:
         ModelFileError: the metadata is damaged or contradicts itself.
         UnsupportedError: a kind of vocabulary, or a way to cut text into words, that augury does not know.
     """
-    vocabulary = read_vocabulary(metadata)
+    vocabulary = read_vocabulary(metadata, _CODECS)
     if vocabulary is None:
         return None
     # measured: the libraries end the process where they get no memory
     require_address_space((96 << 20) + 2048 * len(vocabulary.tokens), "the tokenizer")
-    if (codec := _CODECS.get(vocabulary.kind)) is not None:
-        return Tokenizer(vocabulary, codec(vocabulary))
-    raise UnsupportedError(
-        f"tokenizer.ggml.model is {vocabulary.kind!r}, a kind of vocabulary that augury does not read; it reads "
-        f"{', '.join(_CODECS)}. If one of these is the same, name it: "
-        "--override-kv tokenizer.ggml.model=str:NAME; or give token ids instead of text."
-    )
+    return Tokenizer(vocabulary, _CODECS[vocabulary.kind](vocabulary))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
 from attrs import field, frozen
 
-from augury.errors import ModelFileError
+from augury.errors import ModelFileError, UnsupportedError
 from augury.text.special_token import TokenType, assign_roles
 
 __all__ = ["Vocabulary", "read_vocabulary"]
@@ -60,15 +60,25 @@ class Vocabulary:
         return ids
 
 
-def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary | None:
+def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Vocabulary | None:
     """Read and check the vocabulary that a model file's metadata holds, or return None if there is none.
 
+    Args:
+        metadata: of the file.
+        kinds: those that can be read.
+
     Raises:
+        UnsupportedError: it is of another kind.
         ModelFileError: part of it is missing, of a wrong type or length, or refers to tokens that do not exist.
     """
     kind = _optional(metadata, "model", str)
     if kind is None or kind in ("none", "no_vocab"):
         return None
+    if kind not in kinds:
+        raise UnsupportedError(
+            f"tokenizer.ggml.model is {kind!r}, a kind of vocabulary that augury does not read; give token ids instead of "
+            f"text, or name one that is the same, of {', '.join(kinds)}: --override-kv tokenizer.ggml.model=str:NAME"
+        )
     tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(_strings(metadata, "tokens"))]
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):

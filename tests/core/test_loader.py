@@ -41,6 +41,14 @@ def test_metadata_is_overridden_in_the_target_alone():
         assert [context.spec.n_ctx for context in engine._loader.contexts][1] != 96
 
 
+def test_a_text_for_a_model_without_a_known_tokenizer_is_refused_with_what_the_file_says(caplog):
+    with load(override_kv={"tokenizer.ggml.model": "who-knows"}) as engine:
+        assert "no tokenizer" in caplog.text
+        assert len(engine.generate([1], max_tokens=2).tokens) == 2
+        with pytest.raises(UnsupportedError, match=r"model is 'who-knows'.*--override-kv tokenizer.ggml.model=str:NAME"):
+            engine.generate("a")
+
+
 def test_slots_share_one_draft_model():
     with load(draft_model=tiny_model("llama-dense"), slots=3) as engine:
         assert len(engine._loader.models) == 2
