@@ -46,6 +46,13 @@ def test_a_drafter_keeps_its_contracts(name, check):
         assert subject(name).report.n_accepted > 0, "what declines every time proves nothing"
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_a_drafter_is_checked(
+    name,
+):  # what is allowed, docs/options.md says, which is compared with the classes
+    DRAFTER_CHECKS[0].run(subject(name))
+
+
 @pytest.mark.sample(9)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("i", "pair"), list(enumerate(PAIRS)), ids=[";".join(pair) for pair in PAIRS])

@@ -1,9 +1,6 @@
 import numpy as np
-import pytest
 
-from augury.drafters.ngram_map_k4v import NgramMapK4v, NgramMapK4vOptions, augury_drafters
-from augury.errors import OptionError
-from augury.options import build, options_of
+from augury.drafters.ngram_map_k4v import NgramMapK4v, NgramMapK4vOptions
 
 
 def draft_after(*followers, min_hits=1, n_calls=1):
@@ -33,17 +30,3 @@ def test_nothing_is_drafted_before_the_key_was_found_often_enough():
         for n_calls in (1, 2, 3):
             expected = [3, 4] if n_calls >= min_hits else []
             assert draft_after((3, 4), (3, 4), (3, 4), min_hits=min_hits, n_calls=n_calls) == expected
-
-
-def test_its_options_are_known_by_llama_cpps_flags_and_checked():
-    options = options_of(NgramMapK4vOptions)
-    assert {name: option.default for name, option in options.items()} == {"n": 12, "m": 48, "min_hits": 1}
-    assert "spec-ngram-map-k4v-size-n" in options["n"].aliases
-    assert "spec-ngram-map-k4v-size-m" in options["m"].aliases
-    for key, value in (("n", "0"), ("m", "1025"), ("min_hits", "0")):
-        with pytest.raises(OptionError, match=key):
-            build(NgramMapK4vOptions, {key: value}, "--spec-type ngram-map-k4v")
-
-
-def test_it_is_offered_under_its_name():
-    assert [drafter.name for drafter in augury_drafters()] == ["ngram-map-k4v"]

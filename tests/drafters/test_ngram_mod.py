@@ -9,10 +9,9 @@ from hypothesis import given, settings, strategies as st
 from oracles.ngram_pools import NaiveNgramMod
 from toys import as_history, drafted
 
-from augury.drafters.ngram_mod import NgramMod, NgramModOptions, augury_drafters
-from augury.errors import OptionError
+from augury.drafters.ngram_mod import NgramMod, NgramModOptions
 from augury.loader import Shared
-from augury.options import build, options_of
+from augury.options import options_of
 from augury.types import Verdict
 
 CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_mod.json").read_text())
@@ -150,16 +149,6 @@ def test_a_request_may_bring_lengths_of_its_own():
     assert drafted(drafter, TEXT) == [2, 3]
     drafter.options = attrs.evolve(drafter.options, n_max=64, n_min=50)
     assert drafted(drafter, [*TEXT[:-2], 35, 36]) == []
-
-
-def test_options_out_of_range_are_refused():
-    for key, value in (("n_match", "0"), ("n_min", "-1"), ("n_max", "x"), ("preset", "medium")):
-        with pytest.raises(OptionError, match=key):
-            build(NgramModOptions, {key: value}, "--spec-type ngram-mod")
-
-
-def test_it_is_offered_under_its_name():
-    assert [drafter.name for drafter in augury_drafters()] == ["ngram-mod"]
 
 
 def test_lengths_that_contradict_each_other_are_pointed_out(caplog):

@@ -6,9 +6,7 @@ from hypothesis import given, strategies as st
 from oracles.ngram_maps import simple_draft
 from toys import as_history, drafted
 
-from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions, augury_drafters
-from augury.errors import OptionError
-from augury.options import build, options_of
+from augury.drafters.ngram_simple import NgramSimple, NgramSimpleOptions
 from augury.types import Verdict
 
 CASES = json.loads((Path(__file__).parents[1] / "data/ngram/ngram_simple.json").read_text())
@@ -69,20 +67,6 @@ def test_a_limit_cuts_the_draft_and_changes_nothing_else(text, limit):
 def test_a_text_of_one_repeated_token_is_drafted_only_as_far_as_it_was_seen():
     assert drafted(drafter_of(1, 4), [7] * 50) == [7]
     assert drafted(drafter_of(2, 4), [7] * 50) == []
-
-
-def test_its_options_are_known_by_llama_cpps_flags_and_checked():
-    options = options_of(NgramSimpleOptions)
-    assert {name: option.default for name, option in options.items()} == {"n": 12, "m": 48}
-    assert "spec-ngram-size-n" in options["n"].aliases
-    assert "spec-ngram-size-m" in options["m"].aliases
-    for key, value in (("n", "0"), ("n", "1025"), ("m", "0"), ("m", "x")):
-        with pytest.raises(OptionError, match=key):
-            build(NgramSimpleOptions, {key: value}, "--spec-type ngram-simple")
-
-
-def test_it_is_offered_under_its_name():
-    assert [drafter.name for drafter in augury_drafters()] == ["ngram-simple"]
 
 
 def test_lengths_that_never_draft_are_pointed_out(caplog):

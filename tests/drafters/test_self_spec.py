@@ -14,7 +14,7 @@ from augury import Engine, Registry
 from augury.drafters.self_spec import SelfSpec, SelfSpecOptions, augury_drafters
 from augury.errors import OptionError
 from augury.interfaces import Ask
-from augury.options import build, options_of
+from augury.options import build
 from augury.passes import ArrayPass, Target
 from augury.types import Verdict
 
@@ -240,14 +240,6 @@ def test_all_layers_are_always_right_and_none_are_asked_where_nothing_is_wanted(
 
 
 # Names
-
-
-def test_its_options_are_checked():
-    defaults = {name: option.default for name, option in options_of(SelfSpecOptions).items()}
-    assert defaults == {"mode": "history", "draft_min": 12, "draft_max": 48, "layers": 0, "p_min": 0.5}
-    for key, value in (("mode", "n-gram"), ("draft_min", "0"), ("draft_max", "1025"), ("layers", "-1"), ("p_min", "2")):
-        with pytest.raises(OptionError, match=key):
-            build(SelfSpecOptions, {key: value}, "--spec-type self-spec")
 
 
 def test_it_is_offered_under_its_names():

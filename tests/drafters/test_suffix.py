@@ -4,7 +4,7 @@ from hypothesis import given, settings, strategies as st
 from oracles.suffixes import longest_match
 from toys import as_history, drafted
 
-from augury.drafters.suffix import Suffix, SuffixOptions, augury_drafters
+from augury.drafters.suffix import Suffix, SuffixOptions
 from augury.errors import OptionError
 from augury.options import build, options_of
 
@@ -122,23 +122,6 @@ def test_a_request_may_bring_bounds_of_its_own():
     text = [1, 2, 3, 4, 5, 1, 2]
     drafter.options = attrs.evolve(drafter.options, factor=0.5)
     assert drafted(drafter, text) == [3]
-
-
-def test_options_out_of_range_are_refused():
-    for key, value in (
-        ("max_depth", "0"),
-        ("factor", "-1"),
-        ("factor", "inf"),
-        ("offset", "nan"),
-        ("min_prob", "2"),
-        ("max_tokens", "10"),
-    ):
-        with pytest.raises(OptionError, match=key):
-            build(SuffixOptions, {key: value}, "--spec-type suffix")
-
-
-def test_it_is_offered_under_its_name():
-    assert [drafter.name for drafter in augury_drafters()] == ["suffix"]
 
 
 def test_lengths_that_never_draft_are_an_error():
