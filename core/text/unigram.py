@@ -44,13 +44,13 @@ class UnigramCodec:
             raise ModelFileError("tokenizer.ggml.unknown_token_id is missing, expected a token of the vocabulary")
         self._prefix = _SPACE if vocabulary.add_space_prefix else ""
         self._merges_spaces = vocabulary.remove_extra_whitespaces
-        user_defined = vocabulary.of_type(TokenType.USER_DEFINED)
+        user_defined = vocabulary.of_type(TokenType.USER_DEFINED, is_stated=True)
         self._normaliser = _Normaliser(vocabulary.charsmap, [vocabulary.tokens[token] for token in user_defined])
         scores = scores_of(vocabulary)
+        normal = vocabulary.of_type(TokenType.NORMAL, is_stated=True)
+        worst = float(scores[normal].min()) if normal else 0.0
         scores[user_defined] = 0.0
-        known = set(vocabulary.of_type(TokenType.NORMAL, TokenType.UNUSED)) | set(user_defined)
-        normal = scores[vocabulary.of_type(TokenType.NORMAL)]
-        worst = float(normal.min()) if normal.size else 0.0
+        known = {*normal, *user_defined, *vocabulary.of_type(TokenType.UNUSED, is_stated=True)}
         pieces = [
             (text, float(scores[token])) if token in known else (unreachable(token), worst)
             for token, text in enumerate(vocabulary.tokens)

@@ -36,6 +36,7 @@ class Vocabulary:
     tokens: list[str] = field(repr=False)  # bytes that are not UTF-8 are surrogate escapes
     ids: dict[str, int] = field(repr=False)  # token text → id
     types: np.ndarray = field(repr=False)  # (V,) int32, TokenType, put right where a text says more than the file
+    stated_types: np.ndarray = field(repr=False)  # as the file has them
     scores: np.ndarray | None = field(repr=False)  # (V,) float32
     merges: list[str] | None = field(repr=False)  # pairs of token texts with a space between them, the first to be merged first
     bos: int | None
@@ -54,9 +55,9 @@ class Vocabulary:
     strips_left: frozenset[int]  # special tokens to which white space before them belongs
     strips_right: frozenset[int]  # or after them
 
-    def of_type(self, *types: TokenType) -> list[int]:
-        """Ids of the tokens of these types, rising."""
-        ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
+    def of_type(self, *types: TokenType, is_stated: bool = False) -> list[int]:
+        """Ids of the tokens of these types, rising; `is_stated` takes the types as the file has them."""
+        ids: list[int] = np.flatnonzero(np.isin(self.stated_types if is_stated else self.types, types)).tolist()
         return ids
 
 
@@ -97,6 +98,7 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
         raise ModelFileError(f"{_PREFIX}scores has no number for token {int(np.isnan(scores).argmax())}, expected one for each")
     named = {key: token for key, token in _DEFAULTS.get(kind, {}).items() if token < len(tokens)}
     named |= _named_tokens(metadata, len(tokens))
+    stated_types = types.copy()
     eog = assign_roles(ids, types, named)
     strips_left, strips_right = _strips(metadata, ids, types)
     suppressed = _numbers(metadata, "suppress_tokens", "iu")
@@ -106,6 +108,7 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
         tokens=tokens,
         ids=ids,
         types=types,
+        stated_types=stated_types,
         scores=None if scores is None else scores.astype(np.float32),
         merges=_strings(metadata, "merges") if f"{_PREFIX}merges" in metadata else None,
         bos=named.get("bos_token_id"),
