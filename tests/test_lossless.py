@@ -7,11 +7,12 @@ Prompts repeat themselves, so that drafts are made, accepted, and rejected half-
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
 from drafter_specs import SPECS as DRAFTER_SPECS
-from oracles.models import tiny_model
+from oracles.models import ORACLES, tiny_model
 
 from augury import Engine, Registry
 from augury.types import CACHE_TYPES
@@ -114,3 +115,13 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
     right = plain(backend, n, "greedy", cache_type)
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
     assert sum(result.stats.n_accepted for result in results) > 0
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("name", "drafter"), list(zip(ORACLES, itertools.cycle(sorted(SPECS)), strict=False)))
+def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, drafter):
+    def run(**how):
+        with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=224, registry=REGISTRY, **how) as engine:
+            return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, 167, "sampled")]
+
+    assert run(spec_type=SPECS[drafter], spec_fixed=True, slots=2, threads=2) == run(spec_type="none", threads=1)
