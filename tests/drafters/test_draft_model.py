@@ -501,5 +501,3 @@ def test_without_tokenizers_the_sizes_are_compared():
 def test_it_is_offered_under_its_name_and_those_of_others():
     (drafter,) = augury_drafters()
     assert (drafter.name, drafter.aliases) == ("draft-model", ("draft-simple", "draft"))
-    aliases = {alias for option in options_of(DraftModelOptions).values() for alias in option.aliases}
-    assert {"md", "cd", "backend-draft", "td", "ctkd", "ctvd", "draft-p-min"} <= aliases

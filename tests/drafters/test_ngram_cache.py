@@ -12,7 +12,6 @@ from augury.drafters.ngram.past import NgramPast
 from augury.drafters.ngram_cache import NgramCache, NgramCacheOptions, augury_drafters
 from augury.errors import ModelFileError, OptionError
 from augury.loader import Shared
-from augury.options import options_of
 from augury.types import Verdict
 
 DATA = Path(__file__).parents[1] / "data/lookup"
@@ -217,8 +216,6 @@ def test_followers_lead_by_count_and_of_equals_the_lowest_does():
     assert followers.best({4: 9, 5: 1, 3: 1}, 100) == 3
 
 
-def test_it_is_offered_under_its_names_and_llama_cpps_flags():
+def test_it_is_offered_under_its_names():
     (drafter,) = augury_drafters()
     assert (drafter.name, drafter.aliases, drafter.scope) == ("ngram-cache", ("lookup",), "process")
-    aliases = {alias for option in options_of(NgramCacheOptions).values() for alias in option.aliases}
-    assert aliases == {"lookup-cache-static", "lookup-cache-dynamic", "lcs", "lcd"}
