@@ -1,3 +1,4 @@
+import itertools
 import logging
 
 import numpy as np
@@ -107,6 +108,29 @@ def test_a_short_prompt_or_one_without_copies_is_not_divided(text, options):
     assert positions(held) == []
 
 
+def held_at(*positions, slot=0, **how):
+    """Copies at these positions."""
+    held = how.pop("held", None) or context(**{"checkpoint_min_step": 1} | how)
+    held.open(tokens(slot), may_reuse=True)
+    for start, end in itertools.pairwise((0, *positions)):
+        feed = held.feed(slot, np.zeros(end - start, np.int32))
+        held.forward([feed])
+        held.commit(feed)
+    return held
+
+
+def test_what_a_copy_saves_is_its_tokens_as_often_as_a_text_leaves_the_slot_s_before_the_next():
+    assert positions(held_at(1, 61, 81, 101, ctx_checkpoints=3)) == [61, 81, 101]
+    assert positions(held_at(50, 60, 70, 200, ctx_checkpoints=3)) == [50, 70, 200]
+
+
+def test_between_slots_a_copy_counts_by_the_share_of_its_text(monkeypatch):
+    monkeypatch.setattr("augury.plugins.memory.checkpoints._MIB", 4 * (STATE + 32))
+    held = held_at(100, 110, 120, n_slots=2, mem_budget=1)  # 120 is where its state stands, 110 saves 10 of 120 tokens
+    held_at(8, 16, 24, slot=1, held=held)  # each saves 8 of 24
+    assert (positions(held, 0), positions(held, 1)) == ([100], [8, 16, 24])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("step", "expected"), [(0, [*range(1, 21)]), (5, [5, 10, 15, 20]), (30, [])])
 def test_copies_keep_their_distance_as_a_text_grows(kind, step, expected):
@@ -180,6 +204,23 @@ def test_a_failed_pass_goes_back_to_the_last_copy(kind):
     assert state_of(held) == fresh(kind, [*PROMPT, 8])
 
 
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_state_that_a_pass_saved_is_forgotten_with_its_text_or_with_a_failed_pass(has_failed):
+    held = context(kind="restored", checkpoint_min_step=30)
+    held.open(tokens(*PROMPT[:10]), may_reuse=True)
+    prefill(held, PROMPT[:10], 0)
+    reject(held)  # the state after 11 tokens is saved
+    if has_failed:
+        prefill(held, [*PROMPT[:10], 5, *PROMPT[:40]], 11)
+        held.forward([held.feed(0, tokens(4), 3, Draft([6, 7]))])  # it saves another
+        held.end(0)
+        assert held.open(tokens(*PROMPT[:10], 5, *PROMPT[:40], 8), may_reuse=True).n_reused == 47
+    else:
+        assert held.truncate(0, 0) == 0
+        prefill(held, [9, *PROMPT[:20]], 0)
+    assert held.truncate(0, 15) == 0
+
+
 @pytest.mark.parametrize(("n", "n_kept", "accepted"), [(4, 4, ((3, 3),)), (3, 3, ()), (2, 0, ()), (9, 4, ((3, 3),))])
 def test_a_recurrent_state_is_cut_no_further_than_what_it_has_not_taken_in(n, n_kept, accepted):
     held = context(n_ctx=8)
@@ -238,7 +279,11 @@ def test_use_checkpoints_says_how_drafts_are_undone(kind, how, replays, may_draf
 @pytest.mark.parametrize("n_accepted", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_slot_holds_its_text_and_its_copies(kind, n_accepted):
-    held, other = context(kind=kind), context(n_slots=2, kind=kind)
+    held, other = context(kind=kind, checkpoint_min_step=30), context(n_slots=2, kind=kind, checkpoint_min_step=7)
+    for slot in range(2):  # what it held before is forgotten
+        other.open(tokens(7), may_reuse=True)
+        prefill(other, [7, *range(100, 180)], 0, slot)
+    other.end(1)
     held.open(tokens(*PROMPT), may_reuse=True)
     prefill(held, PROMPT, 0)
     feed = held.feed(0, tokens(5), 3, Draft([6, 7]))
@@ -246,6 +291,7 @@ def test_a_saved_slot_holds_its_text_and_its_copies(kind, n_accepted):
     held.commit(feed, range(n_accepted))
     held.end(0)
     data = held.save(0)
+    assert positions(held) == [64, 96]
     n_held = 101 + (n_accepted if kind == "restored" else 0)  # others leave what was accepted to the next pass
     assert other.restore(1, data) == n_held
     text = [*PROMPT, 5, 6, 7][:n_held]
@@ -254,8 +300,13 @@ def test_a_saved_slot_holds_its_text_and_its_copies(kind, n_accepted):
         other.restore(1, data)
     prefill(other, [*text, 9], n_held, 1)
     assert state_of(other, 1) == fresh(kind, [*text, 9])
+    assert positions(other, 1)[:2] == [64, 96]
     other.end(1)
     assert other.open(tokens(*PROMPT[:98], 3), may_reuse=True).n_reused == 96
+    prefill(other, [*PROMPT[:98], 3], 96, 1)
+    assert state_of(other, 1) == fresh(kind, [*PROMPT[:98], 3])
+    other.end(1)
+    assert other.open(tokens(*PROMPT[:70], 3), may_reuse=True).n_reused == 64
 
 
 def test_a_text_that_is_too_long_for_the_slot_is_refused():
