@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from oracles.recycling import NaiveRecycle
 
-from augury.drafters.recycle import _CHANCES, Recycle, RecycleOptions
+from augury.drafters.recycle import _CHANCES, Recycle, RecycleOptions, _tree_shape
 from augury.loader import Shared
 from augury.types import Verdict
 
@@ -91,3 +91,14 @@ def test_slots_learn_together_and_rows_that_are_not_finite_teach_nothing():
 def test_a_vocabulary_smaller_than_the_row_is_kept_whole():
     (drafter,) = drafters_of(1, n_vocab=3)
     assert drafter.n_top == 3
+
+
+@pytest.mark.parametrize(("depth", "n_successors"), [(1, 4), (2, 2), (3, 3), (5, 4)])
+def test_a_tree_s_nodes_are_those_most_likely_to_be_right(depth, n_successors):
+    naive = NaiveRecycle(n_successors, 99, depth, _CHANCES)
+    for n in (1, 2, 7, 30):
+        shape, paths = _tree_shape(n, depth, n_successors), []
+        for i, (parent, rank) in enumerate(zip(shape.parents.tolist(), shape.ranks.tolist(), strict=True)):
+            assert -1 <= parent < i
+            paths.append((*paths[parent], rank) if parent >= 0 else (rank,))
+        assert [naive.chance(path) for path in paths] == pytest.approx(naive.best(n))
