@@ -159,3 +159,11 @@ def test_a_prompt_says_what_catching_up_takes_unless_it_was_held_from_before():
     assert cost.per_missed == 0.5
     cost.observe_prompt(100, 26.0)
     assert cost.per_missed == pytest.approx(0.5 + (0.26 - 0.5) / 5)
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_a_pass_of_a_size_that_has_no_figure_teaches_nothing(n):
+    costs = PassCosts(FLAT, n_largest=8)
+    known = list(costs.curve(8, 0))
+    costs.observe(n, 0, 1.0)
+    assert costs.curve(8, 0) == known

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from augury.speculation.drafts import LossBudget, RequestDrafters, SlotDraft
@@ -71,3 +72,21 @@ def test_what_was_proposed_is_offered_and_of_costly_drafters_that_were_not_asked
     slot.offer([True, True, False, True, True])  # drafters 0 and 1 have just turned out to be costly, after they were asked
     assert slot.offers == {0: 2, 3: 8}
     assert slot.n_min == 1
+
+
+@pytest.mark.parametrize("confidence", [None, np.float32([0.01, 0.03, 0.5, 0.25, 0.25, 0.5])])
+def test_of_a_tree_the_nodes_of_a_depth_share_the_chance_that_one_of_them_is_right(confidence):
+    tree = Draft([1, 2, 3, 4, 5, 6], [-1, -1, 0, 0, 1, 3], confidence=confidence)
+    estimate = SimpleNamespace(survival=lambda n: [0.8, 0.4, 0.2][:n])
+    slot = SlotDraft(None, RequestDrafters(estimates=[estimate]), 9, 100, proposals={0: tree})
+    first, second = (0.25, 0.75) if confidence is not None else (0.5, 0.5)
+    paths = [first * 0.5, first * 0.25, second * 0.25] if confidence is not None else [1.0, 1.0, 1.0]
+    expected = [0.8 * first, 0.8 * second, *(0.4 * path / sum(paths) for path in paths), 0.2]
+    assert slot.gains(0, 9 if confidence is not None else 6) == pytest.approx(expected)
+
+
+def test_what_is_verified_is_the_beginning_of_what_was_proposed():
+    slot = SlotDraft(None, RequestDrafters(), 9, 100, proposals={0: Draft([1, 2, 3])})
+    slot.choose(0, 3)
+    slot.verify(2)
+    assert (slot.draft.tokens.tolist(), slot.k) == ([1, 2], 2)
