@@ -1,6 +1,7 @@
 import itertools
 import logging
 import threading
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from toys import as_history
 
 from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_drafters
+from augury.drafters.model.draft_runner import DraftRequest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
 from augury.errors import OptionError, UnsupportedError
@@ -262,6 +264,7 @@ def test_what_was_long_missed_is_left_out_until_the_next_request():
 
 def test_of_a_text_that_it_cannot_follow_it_would_have_drafted_nothing():
     _, drafter = begun([1, 2, 3], n_ctx=20, n_vocab=N_VOCAB + 5)
+    assert drafter.teacher_forced(as_history([1, 2, 3]), 2).tolist() == guesses([1, 2, 3], 2)
     assert drafter.teacher_forced(as_history([1, 2, 3]), 3).tolist() == [-1] * 3, "nothing stands before the first of three"
     assert drafter.teacher_forced(as_history([1, 2, N_VOCAB + 1, 4]), 3).tolist() == [-1] * 3
     prefill(drafter, [1, 2, 3], 0)
@@ -406,11 +409,12 @@ def test_a_text_that_outgrows_the_draft_context_goes_on_without_drafts_and_one_w
     assert "-cd" in caplog.text
 
 
-def test_a_token_that_the_draft_model_does_not_have_parks_the_request_and_not_the_next(caplog):
-    _, drafter = begun([1, 15, 2], n_vocab=20)
-    assert len(drafter.draft(as_history([1, 15, 2]), 4)) == 0
+@pytest.mark.parametrize("token", [N_VOCAB, 15])
+def test_a_token_that_the_draft_model_does_not_have_parks_the_request_and_not_the_next(caplog, token):
+    _, drafter = begun([1, token, 2], n_vocab=20)
+    assert len(drafter.draft(as_history([1, token, 2]), 4)) == 0
     drafter.end()
-    assert "token 15" in caplog.text
+    assert f"token {token}" in caplog.text
     prefill(drafter, [1, 5, 2], 0)
     assert drafter.draft(as_history([1, 5, 2]), 4).tokens.tolist() == written([1, 5, 2], 4)
 
@@ -424,6 +428,41 @@ def test_an_interrupted_pass_leaves_nothing_that_is_trusted():
         prefill(drafter, [1, 5, 6, 7], 1)
     prefill(drafter, [1, 5, 6, 7], 1)
     assert drafter.draft(as_history([1, 5, 6, 7]), 4).tokens.tolist() == written([1, 5, 6, 7], 4)
+
+
+def test_after_an_interrupted_draft_nothing_is_known_of_the_slot():
+    model, drafter = begun([1, 2, 3])
+    model.fails_next = True
+    with pytest.raises(KeyboardInterrupt):
+        drafter.draft(as_history([1, 2, 3]), 4)
+    assert not drafter._runner._texts
+    assert drafter.draft(as_history([1, 2, 3]), 4).tokens.tolist() == written([1, 2, 3], 4)
+
+
+def wrote(**wish):
+    """What the model wrote after a text, up to six tokens."""
+    _, drafter = begun([1, 2, 3])
+    return drafter._runner.draft([DraftRequest(0, as_history([1, 2, 3]), 6, **{"p_min": 0.0, **wish})])[0]
+
+
+@pytest.mark.parametrize(("n_asked", "n_told"), [(1, 0), (2, 2), (3, 3)])
+def test_of_several_candidates_for_a_place_it_tells_the_best_and_how_probable_they_are(n_asked, n_told):
+    found = wrote(n_candidates=n_asked)
+    assert [len(each) for each in found.candidates] == ([n_told] * 6 if n_told else [])
+    assert [each[0][0] for each in found.candidates] == (found.tokens if n_told else [])
+
+
+def test_how_probable_tokens_are_is_told_where_it_was_computed():
+    assert wrote().confidence == []
+    found = wrote(p_min=1e-6, n_candidates=2)
+    assert found.confidence == pytest.approx([each[0][1] for each in found.candidates])
+
+
+def test_a_draft_that_is_drawn_ends_where_nothing_can_be_drawn():
+    draws = iter([(4, np.zeros(N_VOCAB)), (5, np.ones(N_VOCAB)), None])
+    found = wrote(sampler=SimpleNamespace(draw=lambda *_: next(draws)))
+    assert found.tokens == [4, 5]
+    assert [each.sum() for each in found.probabilities] == [0, N_VOCAB]
 
 
 @pytest.mark.parametrize(("is_fixed", "n_prompt", "chunks"), [(True, 900, (256, 256, 256, 132)), (False, 400, (256, 144))])

@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from augury.engine.context import CheckedContext, EngineContext, EngineTarget
-from augury.errors import CapacityError, OptionError
+from augury.errors import AuguryError, CapacityError, OptionError
 from augury.options import NoOptions
 from augury.plugins.memory.contiguous import Contiguous
 from augury.testing.toy_model import ToyModel
@@ -49,11 +51,43 @@ def test_what_is_not_committed_or_not_in_the_path_is_undone(context):
 
 
 def test_logits_of_any_tokens_can_be_asked_for():
-    model = ToyModel()
+    model = ToyModel(n_slots=2)
     context = EngineContext(model, Contiguous(NoOptions(), model.state_spec, model))
-    feed = context.feed(0, np.int32([1, 2, 3, 4]), np.int32([1, 2]))
+    feeds = [context.feed(1, np.int32([7, 8])), context.feed(0, np.int32([1, 2, 3, 4]), np.int32([1, 2]))]
     expected = [model.logits(np.int32([1, 2, 3])[:n]) for n in (2, 3)]
-    assert np.array_equal(context.forward([feed]).rows(), np.array(expected, np.float32))
+    assert np.array_equal(context.forward(feeds).rows(), np.array(expected, np.float32))
+
+
+def test_features_are_asked_for_where_there_are_any(context):
+    for features in ((), ("layer.1",)):
+        context.forward([context.feed(0, np.int32([9]), 1)], features)
+        assert context.model.batches[-1].features == features
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("replays", [False, True])
+def test_drafts_may_branch_unless_accepted_tokens_are_replayed_into_a_state(has_state, replays):
+    model = SimpleNamespace(info=None, state_spec=SimpleNamespace(n_bytes_per_sequence=8 * has_state))
+    context = EngineContext(model, SimpleNamespace(replays_accepted=replays))
+    assert context.replays_accepted is replays
+    assert context.may_branch is not (has_state and replays)
+
+
+@pytest.mark.parametrize("has_accepted", [False, True])
+def test_a_slot_whose_accepted_tokens_were_to_be_moved_by_a_pass_that_failed_is_not_fed_until_it_is_opened(
+    context, has_accepted
+):
+    fed(context, [9], 5, TREE, path=[1, 2] if has_accepted else [])
+    context.model.on_forward = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        EngineTarget(context).forward({0: np.int32([6])}, 1)
+    context.model.on_forward = lambda: None
+    if has_accepted:
+        with pytest.raises(AuguryError, match="what slot 0 holds since is not known"):
+            context.feed(0, np.int32([8]))
+        context.end(0)
+        assert {context.open(np.int32([1, 2])).slot for _ in range(2)} == {0, 1}
+    context.feed(0, np.int32([8]))
 
 
 def test_a_path_of_a_tree_comes_to_its_place_before_the_next_pass(context):
@@ -135,8 +169,8 @@ def test_drafts_and_logits_that_kernels_would_read_beside_arrays_for_are_refused
 
 
 def test_numbers_of_other_types_are_taken_as_they_are_meant_and_copied(context):
-    checked, tokens = CheckedContext(context.model, context.memory), ints(9, 8, dtype=np.uint8)
+    checked, tokens = CheckedContext(context.model, context.memory), ints(0, 15, dtype=np.uint8)
     feed = checked.feed(0, tokens)
-    tokens[:] = 0
+    tokens[:] = 1
     checked.forward([feed])
-    assert [context.model.batches[-1].tokens.tolist(), context.model.batches[-1].tokens.dtype] == [[9, 8], np.int32]
+    assert [context.model.batches[-1].tokens.tolist(), context.model.batches[-1].tokens.dtype] == [[0, 15], np.int32]
