@@ -58,7 +58,8 @@ def pairs():
         (193 * a + 389 * b) % 65521 * 65536 + 256 * a + b for a in range(256) for b in range(256) if (7 * a + b) % 4 == 0
     )
     merges = [f"{letters[number >> 8 & 255]} {letters[number & 255]}" for number in chosen]
-    tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
+    words = ["Hello", "ĠHello", "Ġthe", "the", "123", "Ġ123", "HelloWorld", "ĠĠĠ", "ĊĊĊ", "...", "ACB"]  # no merges make these
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), *words]
     return changed({}, model="gpt2", tokens=tokens, merges=merges, bos_token_id=0, eos_token_id=0)
 
 
