@@ -181,7 +181,7 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
-    MixtureOfExperts: {"gate", "weighs_input", "shared", "shared_gate", "post_norm"},
+    MixtureOfExperts: {"norm", "gate", "weighs_input", "shared", "shared_gate", "post_norm"},
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
     Experts: {"first", "n_stored", "bias", "scales"},
     Output: {"softcap"},

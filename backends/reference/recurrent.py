@@ -11,7 +11,7 @@ import numpy as np
 
 from augury.backends.reference.blocks import each_normed
 from augury.backends.reference.formula import sigmoid
-from augury.blocks import Convolution, GatedDeltaNet, LinearRecurrence, Mamba, Mamba2, ShortConvolution
+from augury.blocks import Convolution, GatedDeltaNet, LightningAttention, LinearRecurrence, Mamba, Mamba2, ShortConvolution
 from augury.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -189,6 +189,17 @@ def mamba(block: Mamba, weights: Weights, states: LayerStates, batch: Batch, tre
     return each_normed(weights.product(block.o, (y.reshape(n, -1) + skip * values) * gates), block.post_norm, weights)
 
 
+def lightning_attention(
+    block: LightningAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
+    """What lightning attention adds to x (n, E): o(out_norm(y) * sigmoid(gate))."""
+    heads, n, normed = block.recurrence, len(x), each_normed(x, block.norm, weights)
+    queries, keys, values = (_silu(weights.product(linear, normed)) for linear in (block.q, block.k, block.v))
+    fed = np.hstack([keys, values, np.tile(block.decays, (n, 1)), np.ones((n, heads.n_heads))])
+    y = _recurred(heads, states.states[0], batch, tree, queries.reshape(n, -1, heads.key_dim), fed).reshape(n, -1)
+    return weights.product(block.o, each_normed(y, block.out_norm, weights) * sigmoid(weights.product(block.gate, normed)))
+
+
 def _recurred(
     heads: LinearRecurrence, state: _State, batch: Batch, tree: Tree | None, queries: np.ndarray, fed: np.ndarray
 ) -> np.ndarray:
@@ -244,6 +255,7 @@ MIXERS: dict[type, Any] = {
     GatedDeltaNet: gated_delta_net,
     Mamba: mamba,
     Mamba2: mamba2,
+    LightningAttention: lightning_attention,
 }
 """What a block of this kind adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
@@ -251,6 +263,7 @@ KNOWN: dict[type, Container[Any]] = {
     GatedDeltaNet: (),
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
     Mamba2: {"out_norm"},
+    LightningAttention: {"norm"},
     Convolution: {"bias"},
     LinearRecurrence: {"is_tiled", "is_by_channel"},
 }
@@ -262,5 +275,7 @@ def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
     if isinstance(block, ShortConvolution):
         return (_shift,)
     heads = block.recurrence
+    if isinstance(block, LightningAttention):
+        return (partial(_advance_heads, heads, None),)
     a = weights.vector(block.a.weight).T if heads.is_by_channel else None
     return (_shift, partial(_advance_heads, heads, a))

@@ -26,7 +26,7 @@ from augury.blocks.parts import (
     Vector,
 )
 from augury.blocks.plan import Layer, Mixer, ModelPlan
-from augury.blocks.recurrent import GatedDeltaNet, LinearRecurrence, Mamba, Mamba2, ShortConvolution
+from augury.blocks.recurrent import GatedDeltaNet, LightningAttention, LinearRecurrence, Mamba, Mamba2, ShortConvolution
 from augury.blocks.transformer import Attention, Embedding, FeedForward, Output, Projection
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "GatedDeltaNet",
     "Gating",
     "Layer",
+    "LightningAttention",
     "Linear",
     "LinearRecurrence",
     "Mamba",

@@ -55,7 +55,7 @@ class MixtureOfExperts(Block):
     s = sigmoid(shared_gate · n), or 1 where there is no such gate.
     """
 
-    norm: Norm
+    norm: Norm | None
     router: Router
     gate: Experts | None
     up: Experts

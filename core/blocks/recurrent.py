@@ -15,7 +15,7 @@ from augury.blocks.parts import Block, SequenceState
 if TYPE_CHECKING:
     from augury.blocks.parts import Convolution, Linear, Norm, Vector
 
-__all__ = ["GatedDeltaNet", "LinearRecurrence", "Mamba", "Mamba2", "ShortConvolution"]
+__all__ = ["GatedDeltaNet", "LightningAttention", "LinearRecurrence", "Mamba", "Mamba2", "ShortConvolution"]
 
 
 @frozen
@@ -132,3 +132,25 @@ class Mamba(Block):
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
+
+
+@frozen
+class LightningAttention(Block):
+    """x += o(out_norm(y) * sigmoid(gate(n))) with n = norm(x), y what the recurrence yields, and decays that never change.
+
+    Queries, keys and values are silu(q(n)), silu(k(n)) and silu(v(n)); betas are 1.
+    """
+
+    norm: Norm | None
+    q: Linear  # E → G K
+    k: Linear  # E → G K
+    v: Linear  # E → H V
+    gate: Linear  # E → H V
+    decays: tuple[float, ...]  # by head
+    recurrence: LinearRecurrence
+    out_norm: Norm  # over all heads
+    o: Linear  # H V → E
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """The matrices of the heads."""
+        return (self.recurrence.state,)

@@ -9,6 +9,7 @@ from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
+from augury.backends.numba_cpu.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
@@ -24,6 +25,7 @@ from augury.blocks import (
     GatedDeltaNet,
     Gating,
     Layer,
+    LightningAttention,
     Linear,
     LinearRecurrence,
     Mamba,
@@ -59,6 +61,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     GatedDeltaNet: GatedDeltaNetEmitter,
     Mamba: MambaEmitter,
     Mamba2: Mamba2Emitter,
+    LightningAttention: LightningAttentionEmitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
@@ -76,6 +79,7 @@ KNOWN: dict[type, Container[Any]] = {
     GatedDeltaNet: (),
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
     Mamba2: {"out_norm"},
+    LightningAttention: {"norm"},
     LinearRecurrence: {"is_tiled", "is_by_channel"},
     Convolution: {"bias"},
     Output: {"softcap"},

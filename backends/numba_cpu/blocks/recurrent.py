@@ -73,9 +73,9 @@ class RecurrentEmitter(MixerEmitter):
 
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`."""
-        of_convolution = convolution.scratch_bytes(self.block.conv.size, self.n_aside)
-        heads = getattr(self.block, "recurrence", None)
-        return max(of_convolution, recurrence.scratch_bytes(heads.key_dim, self.n_aside) if heads is not None else 0)
+        conv, heads = getattr(self.block, "conv", None), getattr(self.block, "recurrence", None)
+        of_convolution = 0 if conv is None else convolution.scratch_bytes(conv.size, self.n_aside)
+        return max(of_convolution, 0 if heads is None else recurrence.scratch_bytes(heads.key_dim, self.n_aside))
 
     @abstractmethod
     def emit_states(self, tape: Tape) -> None:
@@ -175,6 +175,7 @@ class PlacedRecurrence:
         self.row = row
         self._kernel = recurrence.recurrence_kernel(has_delta=block.has_delta, is_by_channel=block.is_by_channel)
         self._arena = arena
+        self._decays = 0
         self._y, self._size = y, block.n_heads * block.value_dim
         step, n_steps = (row.beta, block.value_dim) if block.is_by_channel else (row.decay, block.n_heads)
         fields = [
@@ -190,12 +191,19 @@ class PlacedRecurrence:
         self._decays = self._arena.keep(np.array(fields, np.int64), "scratch")
 
     def place_gate(
-        self, gates: tuple[int, int], norm: int, group: int, *, skip: np.ndarray | None = None, is_gated_first: bool = False
+        self,
+        gates: tuple[int, int],
+        norm: int,
+        group: int,
+        *,
+        skip: np.ndarray | None = None,
+        is_gated_first: bool = False,
+        is_sigmoid: bool = False,
     ) -> None:
         """Say what becomes of the outputs; see `recurrent_ends.gate`. `skip` (H V,) are factors of values."""
         skips = 0 if skip is None else self._arena.keep(np.ascontiguousarray(skip, np.float32), "weights")
         values = (self.row.address + 4 * self.row.value, self.row.stride)
-        fields = [self._y, self._size, self._size, skips, *values, *gates, norm, group, int(is_gated_first), 0]
+        fields = [self._y, self._size, self._size, skips, *values, *gates, norm, group, int(is_gated_first), int(is_sigmoid)]
         self._gate = self._arena.keep(np.array(fields, np.int64), "scratch")
 
     def emit_states(self, tape: Tape) -> None:
@@ -204,7 +212,8 @@ class PlacedRecurrence:
 
     def emit(self, tape: Tape) -> None:
         """Write the records from decays to gates; drafted tokens are kept aside once all threads have taken in those before."""
-        tape.add(Work("decays"), recurrent_ends.decay, self._decays)
+        if self._decays:
+            tape.add(Work("decays"), recurrent_ends.decay, self._decays)
         self.emit_states(tape)
         tape.add(Work("keeping drafted tokens aside"), recurrence.keep, self.layer, is_private=True)
         tape.add(Work("gates"), recurrent_ends.gate, self._gate)
