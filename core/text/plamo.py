@@ -7,6 +7,7 @@ longest; so the library gets all texts backwards.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,24 +53,24 @@ class PlamoCodec:
         self._unk = len(pieces)
         pieces.append((unreachable(self._unk), self._UNKNOWN + UNKNOWN_PENALTY))
         self._tokenizer = unigram_tokenizer(pieces, self._unk)
-        # Padding scores as an unknown character does, which llama.cpp takes for the end of a list of tokens.
-        self._padding = {vocabulary.tokens[token]: token for token in np.flatnonzero(scaled == self._UNKNOWN).tolist()}
+        # Padding scores as an unknown character does, which llama.cpp takes for the end of a list of tokens: wherever its text
+        # is read no other token is, nor for the character before it.
+        self._padding = {vocabulary.tokens[token][::-1]: token for token in np.flatnonzero(scaled == self._UNKNOWN).tolist()}
+        self._find_padding = re.compile("|".join(map(re.escape, self._padding)) or "(?!)").search
 
     def encode(self, text: str) -> list[int]:
         """Encode text; characters that are in no token become their bytes."""
-        ids: list[int] = []  # backwards
-        text = text.removeprefix("\ufeff")
-        while self._padding and (last := max((text.rfind(each), each) for each in self._padding))[0] >= 0:
-            at, padding = last
-            ids += [*self._encode_backwards(text[at + len(padding) :]), self._padding[padding]]
-            ids += [self._bytes[byte] for byte in reversed(text[max(at - 1, 0) : at].encode())]
-            text = text[: max(at - 1, 0)]
-        ids += self._encode_backwards(text)
+        backwards = text.removeprefix("\ufeff")[::-1]
+        ids, at = [], 0
+        while (padding := self._find_padding(backwards, at)) is not None:
+            ids += [*self._encode_backwards(backwards[at : padding.start()]), self._padding[padding[0]]]
+            at = padding.end() + 1
+            ids += self._bytes_backwards(backwards[at - 1 : at])
+        ids += self._encode_backwards(backwards[at:])
         return ids[::-1]
 
-    def _encode_backwards(self, text: str) -> list[int]:
-        """Encode text without padding; the last token comes first."""
-        backwards = text[::-1]
+    def _encode_backwards(self, backwards: str) -> list[int]:
+        """Encode text without padding, both from the end."""
         encoding = call_library(self._tokenizer, backwards)
         ids: list[int] = encoding.ids
         if self._unk not in ids:
@@ -77,10 +78,11 @@ class PlamoCodec:
         return [
             known
             for token, (start, end) in zip(ids, encoding.offsets, strict=True)
-            for known in (
-                [token] if token != self._unk else [self._bytes[byte] for byte in reversed(backwards[start:end][::-1].encode())]
-            )
+            for known in ([token] if token != self._unk else self._bytes_backwards(backwards[start:end]))
         ]
+
+    def _bytes_backwards(self, backwards: str) -> list[int]:
+        return [self._bytes[byte] for byte in reversed(backwards[::-1].encode())]
 
     def spell(self, text: str) -> bytes:
         """The bytes that a token's text stands for."""

@@ -60,7 +60,8 @@ def test_text_comes_back_where_every_byte_has_a_token(name, text):
 
 
 @pytest.mark.parametrize(
-    "text", [" " * 200_000 + "x", "a" * 100_000, "1234567890" * 10_000, " \n" * 50_000 + "x", "日本語" * 20_000]
+    "text",
+    [" " * 200_000 + "x", "a" * 100_000, "1234567890" * 10_000, " \n" * 50_000 + "x", "日本語" * 20_000, "[PAD1]" * 20_000],
 )
 @pytest.mark.parametrize("name", ["gpt-2", "jais-2", "afmoe", "superbpe", "deepseek-llm", "chameleon", *vocabularies.KINDS])
 def test_long_runs_take_no_longer_than_other_texts(name, text):
