@@ -49,22 +49,10 @@ _LATENT = "latent attention"
 _RWKV = "the recurrences of RWKV"
 _HYPER = "hyper-connections, and sparse attention by an indexer"
 LACKS = {
-    "Mixer of states (Mamba 1 or 2)": (
-        "mamba",
-        "mamba2",
-        "jamba",
-        "falcon-h1",
-        "plamo2",
-        "granitehybrid",
-        "nemotron_h",
-        "nemotron_h_moe",
-    ),
-    "gated delta net": ("qwen3next", "qwen35", "qwen35moe", "kimi-linear", "kimi-k3", "qwen4exp", "glm5-next"),
-    "linear attention with decay": ("minimax-01", "bailingmoe3"),
-    "gated short convolution with experts": ("lfm2moe",),
+    "a delta net whose decays differ by key channel": ("kimi-linear", "kimi-k3", "bailingmoe3"),
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2", "deepseek2-ocr", "minicpm3", "mistral4", "plm", "dots3note"),
-    _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "maple"),
+    _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "maple", "qwen4exp", "glm5-next"),
     _MIXTURE: (
         *("afmoe", "arctic", "bailingmoe", "bailingmoe2", "cohere2moe", "dbrx", "deepseek", "dots1", "ernie4_5-moe"),
         *(
