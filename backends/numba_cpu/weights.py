@@ -22,7 +22,7 @@ from augury.backends.numba_cpu.packing import (
     rows_and_columns,
     rows_of,
 )
-from augury.blocks import Experts, Linear, NormKind
+from augury.blocks import Linear, Matrices, NormKind
 from augury.errors import CapacityError
 from augury.files.atomic_file import is_being_written
 from augury.files.gguf import Tensor, TensorType
@@ -42,7 +42,7 @@ _LOGGER = "augury.backends.numba_cpu"
 
 def matrices_of(file: ModelFile, plan: ModelPlan) -> dict[str, Tensor]:
     """The tensors of a plan's matrices by name."""
-    return {_name(part): _stored(file, part) for part in plan.parts() if isinstance(part, Linear | Experts)}
+    return {_name(part): _stored(file, part) for part in plan.parts() if isinstance(part, Linear | Matrices)}
 
 
 class Weights:
@@ -124,7 +124,7 @@ class Weights:
         if self._kept is not None:
             self._kept.check(self._threads)
 
-    def matrix(self, part: Linear | Experts) -> PackedMatrix:
+    def matrix(self, part: Linear | Matrices) -> PackedMatrix:
         """A matrix of the plan; those of experts, all stored rows of them, are one below the other."""
         return self._matrices[_name(part)]
 
@@ -183,17 +183,17 @@ class Weights:
         self._tensors.clear()
 
 
-def _name(part: Linear | Experts) -> str:
+def _name(part: Linear | Matrices) -> str:
     """What a matrix is called here: rows of a stored one are a matrix of their own."""
-    if isinstance(part, Experts) or (rows := part.rows) is None:
+    if isinstance(part, Matrices) or (rows := part.rows) is None:
         return part.weight
     return f"{part.weight}[{rows.first}:{rows.first + rows.size} of every {rows.step}]"
 
 
-def _stored(file: ModelFile, part: Linear | Experts) -> Tensor:
+def _stored(file: ModelFile, part: Linear | Matrices) -> Tensor:
     """The tensor of a matrix, or what it would be if its rows were stored as one; no byte is read."""
     tensor = file.tensor(part.weight, part.shapes[part.weight])
-    if isinstance(part, Experts) or part.rows is None:
+    if isinstance(part, Matrices) or part.rows is None:
         return tensor
     rows = rows_of(tensor.data.reshape(part.rows.n_stored, -1), part.rows)
     return Tensor(_name(part), (part.n_out, part.n_in), tensor.type, rows)

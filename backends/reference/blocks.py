@@ -17,11 +17,11 @@ from augury.blocks import (
     Activation,
     Attention,
     Embedding,
-    Experts,
     FeedForward,
     Gating,
     Layer,
     Linear,
+    Matrices,
     MixtureOfExperts,
     Norm,
     NormKind,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
 
-__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "output"]
+__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "output", "sharpness"]
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
@@ -73,8 +73,9 @@ def attention(
         first = 0 if block.window is None else max(0, position + 1 - block.window)
         first = first if block.chunk is None else max(first, position // block.chunk * block.chunk)
         seen = slice(first, position + 1) if tree is None else tree.seen(token)[first:]
-        query = queries[token] if block.temperature is None else queries[token] * _sharpness(block.temperature, position)
-        mixed[token] = attend(block, query, *cache.seen(slot, seen), sinks).reshape(-1)
+        query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
+        keys_seen, values_seen = cache.seen(slot, seen)
+        mixed[token] = attend(block, query, keys_seen, values_seen, sinks).reshape(-1)
     if block.gate is not None:
         gates = sigmoid(weights.product(block.gate, normed))
         mixed *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
@@ -108,12 +109,12 @@ def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray) -> np.ndar
     for token, seen in enumerate(normed):
         for index, share in zip(*choose_experts(router, logits[token], bias), strict=True):
             taken = share * seen if block.weighs_input else seen
-            up = weights.expert(block.up, index, taken)
+            up = weights.product_of(block.up, index, taken)
             if block.gate is None:
                 hidden = activate(up, block.activation)
             else:
-                hidden = gated(weights.expert(block.gate, index, taken), up, block.activation)
-            given = weights.expert(block.down, index, hidden)
+                hidden = gated(weights.product_of(block.gate, index, taken), up, block.activation)
+            given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
     if block.shared is not None:
         shared = feed_forward(block.shared, weights, normed)
@@ -161,7 +162,7 @@ def _clamped(x: np.ndarray, limit: float | None) -> np.ndarray:
     return x if limit is None else x.clip(-limit, limit)
 
 
-def _sharpness(temperature: Temperature, position: int) -> float:
+def sharpness(temperature: Temperature, position: int) -> float:
     """What a query is multiplied by; see `Temperature`."""
     periods = (position + temperature.offset) // temperature.period
     return 1.0 + temperature.scale * math.log1p(periods)
@@ -183,7 +184,7 @@ KNOWN: dict[type, Container[Any]] = {
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
     MixtureOfExperts: {"norm", "gate", "weighs_input", "shared", "shared_gate", "post_norm"},
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
-    Experts: {"first", "n_stored", "bias", "scales"},
+    Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     Output: {"softcap"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},

@@ -12,7 +12,7 @@ from augury.errors import CapacityError
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch
-    from augury.blocks import Attention
+    from augury.blocks import Attention, LatentAttention
     from augury.types import ModelOptions
 
 
@@ -48,48 +48,51 @@ def _row_bytes(size: int, name: str) -> int:
 
 
 class LayerCache:
-    """Keys (S, G, T, D) and values (S, G, T, D_v) of one attention layer, for S slots of T positions each.
+    """What a layer keeps of every token, as `Block.cached` says: keys (S, G, T, D) and values (S, G, T, D_v), or latents.
 
     What is stored is rounded to the cache's types, and read back rounded by every token, the one that stored it included.
     """
 
     purpose = "KV cache"
 
-    def __init__(self, layer: Attention, options: ModelOptions, weights: Weights) -> None:  # noqa: ARG002 - as states that need some
+    def __init__(
+        self,
+        layer: Attention | LatentAttention,
+        options: ModelOptions,
+        weights: Weights,  # noqa: ARG002 - as states that need some
+    ) -> None:
         shape = (options.n_slots, layer.n_kv_heads, options.n_ctx)
         try:
-            self._keys = _Rows(shape, layer.head_dim, options.cache_type_k)
-            self._values = _Rows(shape, layer.value_dim, options.cache_type_v)
+            self._parts = [_Rows(shape, size, getattr(options, kind)) for kind, size in layer.cached().items()]
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
             size = f"{options.n_slots} slots with {options.n_ctx} positions"
             raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
 
     @staticmethod
-    def bytes_per_position(layer: Attention, options: ModelOptions) -> int:
-        """Bytes of the keys and values of one position of one slot."""
-        of_head = _row_bytes(layer.head_dim, options.cache_type_k) + _row_bytes(layer.value_dim, options.cache_type_v)
-        return layer.n_kv_heads * of_head
+    def bytes_per_position(layer: Attention | LatentAttention, options: ModelOptions) -> int:
+        """Bytes of one position of one slot."""
+        return layer.n_kv_heads * sum(_row_bytes(size, getattr(options, kind)) for kind, size in layer.cached().items())
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of keys and values."""
-        return self._keys.n_bytes + self._values.n_bytes
+        """Bytes of all slots."""
+        return sum(part.n_bytes for part in self._parts)
 
-    def store(self, slot: int, cell: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Keep the keys (G, D) and values (G, D_v) of one token."""
-        self._keys.store(slot, cell, keys)
-        self._values.store(slot, cell, values)
+    def store(self, slot: int, cell: int, *rows: np.ndarray) -> None:
+        """Keep the rows of one token, (G, D) and so on."""
+        for part, row in zip(self._parts, rows, strict=True):
+            part.store(slot, cell, row)
 
     def begin(self, batch: Batch) -> None:
         """Copy what accepted cells hold to their positions, one after the other."""
         for slot, source, target in batch.accepted.tolist() if batch.accepted is not None else ():
-            self._keys.move(slot, source, target)
-            self._values.move(slot, source, target)
+            for part in self._parts:
+                part.move(slot, source, target)
 
     def slot_memory(self, slot: int, n: int) -> list[np.ndarray]:
         """Views of the first n cells of a slot."""
-        return self._keys.slot_memory(slot, n) + self._values.slot_memory(slot, n)
+        return [view for part in self._parts for view in part.slot_memory(slot, n)]
 
-    def seen(self, slot: int, cells: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keys (G, t, D) and values (G, t, D_v), float64, of t cells."""
-        return self._keys.read(slot, cells), self._values.read(slot, cells)
+    def seen(self, slot: int, cells: slice | np.ndarray) -> tuple[np.ndarray, ...]:
+        """Rows (G, t, D) and so on, float64, of t cells."""
+        return tuple(part.read(slot, cells) for part in self._parts)

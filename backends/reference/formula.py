@@ -16,7 +16,7 @@ from augury.blocks import Activation, Gating, NormKind, Router
 if TYPE_CHECKING:
     from augury.blocks import Attention, Rope
 
-__all__ = ["activate", "attend", "choose_experts", "gated", "norm", "rotate", "sigmoid", "softcap"]
+__all__ = ["activate", "attend", "choose_experts", "gated", "norm", "rotate", "sigmoid", "softcap", "softmax"]
 
 _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
 
@@ -90,7 +90,7 @@ def attend(
         scores = softcap(block.scale * (keys[group] @ queries[head]), block.softcap)
         if block.slopes is not None:
             scores -= block.slopes[head] * distances
-        mixed[head] = _softmax(scores, None if sinks is None else sinks[head]) @ values[group]
+        mixed[head] = softmax(scores, None if sinks is None else sinks[head]) @ values[group]
     return mixed
 
 
@@ -150,7 +150,7 @@ def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float)
     Source: Fedus et al. 2022, "Switch Transformers"; for groups and the bias DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.
     """
     if router.gating is Gating.SOFTMAX:
-        values = _softmax(logits, None)
+        values = softmax(logits)
     elif router.gating is Gating.SIGMOID:
         values = sigmoid(logits)
     elif router.gating is Gating.SQRT_SOFTPLUS:
@@ -165,7 +165,7 @@ def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float)
         is_out[np.argsort(-best, kind="stable")[: router.n_groups_used]] = False
         scores = np.where(is_out[:, None], -np.inf, groups).reshape(-1)
     chosen = np.argsort(-scores, kind="stable")[: router.n_used]
-    shares = values[chosen] if router.gating is not Gating.SOFTMAX_OF_CHOSEN else _softmax(values[chosen], None)
+    shares = values[chosen] if router.gating is not Gating.SOFTMAX_OF_CHOSEN else softmax(values[chosen])
     if router.is_normalised:
         shares = shares / max(shares.sum(), router.LEAST_SUM)
     return chosen, router.scale * shares
@@ -177,7 +177,7 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return bent
 
 
-def _softmax(x: np.ndarray, sink: float | None) -> np.ndarray:
+def softmax(x: np.ndarray, sink: float | None = None) -> np.ndarray:
     """e^x / sum(e^x) over (T,), with the sink's in the sum; the largest is subtracted first, lest e^x overflow."""
     largest = x.max() if sink is None else max(x.max(), sink)
     powers: np.ndarray = np.exp(x - largest)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from augury.backends.reference import blocks, recurrent
+from augury.backends.reference import blocks, latent, recurrent
 
 __all__ = ["CACHES", "KNOWN", "MIXERS"]
 
-CACHES = {**blocks.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
+CACHES = {**blocks.CACHES, **latent.CACHES, **dict.fromkeys(recurrent.MIXERS, recurrent.LayerStates)}
 """What a mixer keeps of its slots."""
-MIXERS = {**blocks.MIXERS, **recurrent.MIXERS}
+MIXERS = {**blocks.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
 """What a mixer that keeps something adds to x."""
-KNOWN = {**blocks.KNOWN, **recurrent.KNOWN}
+KNOWN = {**blocks.KNOWN, **latent.KNOWN, **recurrent.KNOWN}
 """See `ModelPlan.check_blocks`."""

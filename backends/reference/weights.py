@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from augury.blocks import Experts, Linear, ModelPlan, Rows
+    from augury.blocks import Linear, Matrices, ModelPlan, Rows
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -74,10 +74,12 @@ class Weights:
             y += layer.bias_scale * _of_rows(self.vector(layer.bias), None if layer.has_own_bias else layer.rows)
         return y
 
-    def expert(self, part: Experts, index: int, x: np.ndarray) -> np.ndarray:
-        """Compute scales[e] * (W_e x) + b_e for one token: x (n_in,) → (n_out,) float64."""
-        rows = slice(part.first, part.first + part.n_out)
-        y: np.ndarray = self._arrays[part.weight][index, rows].astype(np.float64) @ x
+    def product_of(self, part: Matrices, index: int, x: np.ndarray) -> np.ndarray:
+        """The product of one matrix of several and one vector: x (n_in,) → (n_out,) float64."""
+        stored = self._arrays[part.weight].reshape(part.n, -1, part.n_out if part.is_transposed else part.n_in)[index]
+        rows = slice(part.first, part.first + (part.n_in if part.is_transposed else part.n_out))
+        matrix = stored[rows].astype(np.float64)
+        y: np.ndarray = (np.ascontiguousarray(matrix.T) if part.is_transposed else matrix) @ x
         if part.scales is not None:
             y *= part.scales[index]
         if part.bias is not None:

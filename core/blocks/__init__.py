@@ -4,17 +4,18 @@ An architecture turns a file's metadata into a `ModelPlan`; a backend computes p
 referred to by tensor name. Shape letters are those of docs/notation.md: E embedding, H query heads, G KV heads, D head size.
 
 A token's residual stream x (E,) goes through the blocks in order: `Embedding` makes it, the blocks of every `Layer` add to it,
-`Output` turns it into logits. `parts` are what blocks consist of, `transformer` and `recurrent` the blocks, `plan` puts
-them together.
+`Output` turns it into logits. `parts` are what blocks consist of, `plan` puts layers together; the other
+modules are the blocks.
 """
 
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
+from augury.blocks.latent import LatentAttention
 from augury.blocks.parts import (
     Activation,
     Block,
     Convolution,
-    Experts,
     Linear,
+    Matrices,
     Norm,
     NormKind,
     Part,
@@ -35,16 +36,17 @@ __all__ = [
     "Block",
     "Convolution",
     "Embedding",
-    "Experts",
     "FeedForward",
     "GatedDeltaNet",
     "Gating",
+    "LatentAttention",
     "Layer",
     "LightningAttention",
     "Linear",
     "LinearRecurrence",
     "Mamba",
     "Mamba2",
+    "Matrices",
     "Mixer",
     "MixtureOfExperts",
     "ModelPlan",

@@ -10,7 +10,7 @@ from attrs import frozen
 from augury.blocks.parts import Block
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Activation, Experts, Linear, Norm, Part, Vector
+    from augury.blocks.parts import Activation, Linear, Matrices, Norm, Part, Vector
     from augury.blocks.transformer import FeedForward
 
 __all__ = ["Gating", "MixtureOfExperts", "Router"]
@@ -57,9 +57,9 @@ class MixtureOfExperts(Block):
 
     norm: Norm | None
     router: Router
-    gate: Experts | None
-    up: Experts
-    down: Experts
+    gate: Matrices | None
+    up: Matrices
+    down: Matrices
     activation: Activation
     weighs_input: bool = False  # expert_e(w_e * n) instead of w_e * expert_e(n)
     shared: FeedForward | None = None  # without norms: it is given n

@@ -16,8 +16,8 @@ __all__ = [
     "Activation",
     "Block",
     "Convolution",
-    "Experts",
     "Linear",
+    "Matrices",
     "Norm",
     "NormKind",
     "Part",
@@ -166,32 +166,37 @@ class Convolution:
 
 
 @frozen
-class Experts:
-    """A matrix for each expert, in one tensor (n_experts, n_stored, n_in): y = scales[e] * (W_e x) + b_e.
+class Matrices:
+    """A matrix for each of n experts or heads, in one tensor (n, n_stored, n_in): y = scales[i] * (W_i x) + b_i.
 
-    W_e are `n_out` of the stored rows, from `first` on: files may hold two matrices in one.
+    W_i are `n_out` of the stored rows, from `first` on: files may hold two matrices in one. What is stored may be (n_stored,
+    n_out), its `n_in` rows from `first` on the columns of W_i; and the first two axes of the tensor may be one.
     """
 
     weight: str
-    n_experts: int
+    n: int
     n_in: int
     n_out: int
     first: int = 0
-    n_stored: int | None = None  # None: n_out
-    bias: str | None = None  # (n_experts, n_stored)
-    scales: tuple[float, ...] | None = None  # by expert
+    n_stored: int | None = None  # None: as many as there are in W_i
+    bias: str | None = None  # (n, n_stored)
+    scales: tuple[float, ...] | None = None  # (n,)
+    is_transposed: bool = False
+    is_flat: bool = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its tensors by name, and their shapes."""
-        n_rows = self.n_out if self.n_stored is None else self.n_stored
-        shapes: dict[str, tuple[int, ...]] = {self.weight: (self.n_experts, n_rows, self.n_in)}
+        n_rows, n_columns = (self.n_in, self.n_out) if self.is_transposed else (self.n_out, self.n_in)
+        n_rows = self.n_stored or n_rows
+        shape = (self.n * n_rows, n_columns) if self.is_flat else (self.n, n_rows, n_columns)
+        shapes: dict[str, tuple[int, ...]] = {self.weight: shape}
         if self.bias is not None:
-            shapes[self.bias] = (self.n_experts, n_rows)
+            shapes[self.bias] = (self.n, n_rows)
         return shapes
 
 
-Part = Linear | Experts | Norm | Vector | Convolution
+Part = Linear | Matrices | Norm | Vector | Convolution
 """What a block has of the model file."""
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import NOTHING, evolve, fields, frozen, has
 
+from augury.blocks.latent import LatentAttention
 from augury.blocks.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, ShortConvolution
 from augury.blocks.transformer import Attention, Projection
 from augury.errors import CapacityError, UnsupportedError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
-Mixer = Attention | Projection | ShortConvolution | GatedDeltaNet | LightningAttention | Mamba | Mamba2
+Mixer = Attention | LatentAttention | Projection | ShortConvolution | GatedDeltaNet | LightningAttention | Mamba | Mamba2
 """What mixes a sequence's tokens in a layer."""
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self, TypeVar, overload
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from augury.errors import ModelFileError
 from augury.files.header import quoted, read_header
@@ -222,6 +222,8 @@ class ModelFile:
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Look up a tensor that must be there, and have this shape if one is given.
 
+        Files leave out a shape's first axes of size 1, or do not: what is given decides.
+
         Raises:
             ModelFileError: It is missing or has another shape.
         """
@@ -230,10 +232,12 @@ class ModelFile:
             expected = "" if shape is None else f" of shape {shape}"
             msg = f"{self.path}: tensor {name!r} is missing, expected one{expected}"
             raise ModelFileError(msg)
-        if shape is not None and tensor.shape != shape:
+        if shape is None or tensor.shape == shape:
+            return tensor
+        if _without_ones(tensor.shape) != _without_ones(shape):
             msg = f"{self.path}: tensor {name!r} has shape {tensor.shape}, expected {shape}"
             raise ModelFileError(msg)
-        return tensor
+        return evolve(tensor, shape=shape)
 
     def close(self) -> None:
         """Let go of the tensors; the file is unmapped once nobody else holds one."""
@@ -320,3 +324,9 @@ def _described(value: object) -> str:
         kinds = "strings" if all(isinstance(item, str) for item in value) else "arrays"
         return f"an array of {len(value)} {kinds}"
     return f"the {type(value).__name__} {value!r:.80}"
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape from its first axis on that has more than one element."""
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
+    return shape[first:]

@@ -98,7 +98,7 @@ def damaged_tensors(subject: ArchitectureSubject) -> None:
     for name in {name for plan in subject.plans().values() for name in plan.shapes()}:
         tensor = file.tensors[name]
         _try(subject, file.metadata, {other: file.tensors[other] for other in file.tensors if other != name}, f"without {name}")
-        for shape in ((*tensor.shape[:-1], tensor.shape[-1] + 1), (1, *tensor.shape), tensor.shape[:-1] or (1,)):
+        for shape in ((*tensor.shape[:-1], tensor.shape[-1] + 1), (2, *tensor.shape), tensor.shape[:-1] or (1,)):
             changed = attrs.evolve(tensor, shape=shape)
             _try(subject, file.metadata, {**file.tensors, name: changed}, f"where {name} has shape {shape}")
 
@@ -118,10 +118,10 @@ def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: 
 def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
     """What is wrong with a plan."""
     for name, shape in plan.shapes().items():
-        if name not in file.tensors:
-            yield TENSORS, f"no tensor {name!r}, of shape {shape}"
-        elif file.tensors[name].shape != shape:
-            yield TENSORS, f"tensor {name!r} of shape {file.tensors[name].shape}, {shape} in the plan"
+        try:
+            file.tensor(name, shape)
+        except ModelFileError as error:
+            yield TENSORS, str(error)
     for i, layer in enumerate(plan.layers):
         for block in layer.blocks:
             sizes = _SIZES.get(type(block))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from augury.blocks import Activation, Experts, FeedForward, Gating, MixtureOfExperts, Norm, Router, Vector
+from augury.blocks import Activation, FeedForward, Gating, Matrices, MixtureOfExperts, Norm, Router, Vector
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -79,17 +79,19 @@ def mixture(
     )
     n_ff = _n_ff(decoder, f"{at}.ffn_down_exps.weight", (n_experts, decoder.n_embd))
 
-    def experts(name: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Experts:
+    def experts(name: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Matrices:
         shape = (n_experts, n_out if n_stored is None else n_stored)
         decoder.file.tensor(f"{at}.{name}.weight", (*shape, n_in))
         bias, scales = f"{at}.{name}.bias", f"{at}.{name.replace('gate_up', 'up')}.scale"
         if bias in tensors:
             decoder.file.tensor(bias, shape)
         given = tuple(decoder.values(scales, n_experts).tolist()) if has_scales and scales in tensors else None
-        return Experts(f"{at}.{name}.weight", n_experts, n_in, n_out, first, n_stored, bias if bias in tensors else None, given)
+        return Matrices(
+            f"{at}.{name}.weight", n_experts, n_in, n_out, first, n_stored, bias if bias in tensors else None, given
+        )
 
     if f"{at}.ffn_gate_up_exps.weight" in tensors:
-        gate: Experts | None = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, n_stored=2 * n_ff)
+        gate: Matrices | None = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, n_stored=2 * n_ff)
         up = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, first=n_ff, n_stored=2 * n_ff)
     else:
         gate = experts("ffn_gate_exps", decoder.n_embd, n_ff) if has_gate else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Experts, MixtureOfExperts
+    from augury.blocks import Matrices, MixtureOfExperts
     from augury.types import ModelOptions
 
 __all__ = ["GATINGS", "MixtureEmitter"]
@@ -146,7 +146,7 @@ class MixtureEmitter(Emitter):
         ]
         return self._arena.keep(np.array(fields, np.int64), "scratch")
 
-    def _matrices(self, tape: Tape, parts: Sequence[Experts], ys: Sequence[int]) -> int:
+    def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
         """The tables of matrices, one after the other: see `experts.KERNEL` and what follows it."""
         tables = np.zeros((len(parts), experts.MATRIX_BYTES // 8), np.int64)
         for table, part, y in zip(tables, parts, ys, strict=False):
@@ -161,23 +161,23 @@ class MixtureEmitter(Emitter):
             ]
         return self._arena.keep(tables, "scratch")
 
-    def _work(self, tape: Tape, name: str, parts: Sequence[Experts]) -> Work:
+    def _work(self, tape: Tape, name: str, parts: Sequence[Matrices]) -> Work:
         """What a token's experts take."""
         n_used, matrices = self.block.router.n_used, [tape.weights.matrix(part) for part in parts]
         kinds = ", ".join(dict.fromkeys(matrix.kind for matrix in matrices))
         sizes = [
-            (matrix.data.nbytes * part.n_out) // (part.n_experts * _n_stored(part))
+            (matrix.data.nbytes * part.n_out) // (part.n * _n_stored(part))
             for matrix, part in zip(matrices, parts, strict=True)
         ]
         return Work(f"{name} ({kinds})", n_used * sum(sizes), n_used * sum(part.n_out * part.n_in for part in parts))
 
 
-def _quantize(tape: Tape, part: Experts) -> int:
+def _quantize(tape: Tape, part: Matrices) -> int:
     """The kernel that makes operands for a matrix."""
     return tape.weights.address(tape.weights.matrix(part).kind, "quantize")
 
 
-def _n_stored(part: Experts) -> int:
+def _n_stored(part: Matrices) -> int:
     return part.n_out if part.n_stored is None else part.n_stored
 
 

@@ -1,0 +1,52 @@
+"""Latent attention: see `augury.blocks.LatentAttention`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.reference.blocks import each_normed, sharpness
+from augury.backends.reference.cache import LayerCache
+from augury.backends.reference.formula import rotate, softmax
+from augury.blocks import LatentAttention
+
+if TYPE_CHECKING:
+    from augury.backends.reference.weights import Weights
+    from augury.batch import Batch, Tree
+
+__all__ = ["CACHES", "KNOWN", "MIXERS"]
+
+
+def latent_attention(
+    block: LatentAttention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
+    """What latent attention adds to x (n, E)."""
+    normed, n_latent, n_plain = each_normed(x, block.norm, weights), block.latent_dim, block.keys.n_in
+    asking = normed if block.q_down is None else each_normed(weights.product(block.q_down, normed), block.q_norm, weights)
+    queries = weights.product(block.q, asking).reshape(len(x), block.n_heads, -1)
+    kept = weights.product(block.kv, normed)
+    latents = each_normed(kept[:, :n_latent], block.kv_norm, weights)
+    cells = batch.positions if tree is None else tree.cells
+    places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
+    for token, (slot, position, cell) in enumerate(places):
+        turned = rotate(kept[token : token + 1, n_latent:], position, block.rope)[0]
+        cache.store(slot, cell, np.concatenate([latents[token], turned])[None])
+    given = np.empty((len(x), block.o.n_in))
+    for token, (slot, position, _) in enumerate(places):
+        ((seen,),) = cache.seen(slot, slice(0, position + 1) if tree is None else tree.seen(token))
+        turned = rotate(queries[token, :, n_plain:], position, block.rope)
+        factor = block.scale * (1.0 if block.temperature is None else sharpness(block.temperature, position))
+        heads = []
+        for head, query in enumerate(queries[token, :, :n_plain]):
+            asked = np.concatenate([weights.product_of(block.keys, head, query), turned[head]])
+            mixed = softmax(factor * (seen @ asked)) @ np.ascontiguousarray(seen[:, :n_latent])
+            heads.append(weights.product_of(block.values, head, mixed))
+        given[token] = np.concatenate(heads)
+    return weights.product(block.o, given)
+
+
+CACHES: dict[type, Any] = {LatentAttention: LayerCache}
+MIXERS: dict[type, Any] = {LatentAttention: latent_attention}
+KNOWN: dict[type, Container[Any]] = {LatentAttention: {"q_down", "q_norm", "temperature"}}

@@ -1,0 +1,64 @@
+"""Attention whose cache holds one latent vector of each token in place of the keys and values of its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.blocks.parts import Block
+
+if TYPE_CHECKING:
+    from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature
+
+__all__ = ["LatentAttention"]
+
+
+@frozen
+class LatentAttention(Block):
+    """x += o(softmax(scale * q k^T) v), where k and v of all heads are made of one latent vector (L,) and R turned values.
+
+    With n = norm(x), a token keeps c = kv_norm(the first L values of kv(n)) and r = rope(the others). Of q, which is made of
+    n, or of q_norm(q_down(n)), head h has N values a and R values b. Its score of a token is (keys[h] a) · c + rope(b) · r;
+    what it mixes are the c, and what it gives to o is values[h] of that.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1; what is stored is the smaller of its two forms.
+    """
+
+    norm: Norm
+    q: Linear  # E, or what q_down gives → H * (N + R)
+    kv: Linear  # E → L + R
+    kv_norm: Norm  # of L values
+    keys: Matrices  # by head, N → L
+    values: Matrices  # by head, L → D_v
+    o: Linear  # H * D_v → E
+    scale: float
+    rope: Rope
+    q_down: Linear | None = None
+    q_norm: Norm | None = None
+    temperature: Temperature | None = None
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return self.keys.n
+
+    @property
+    def n_kv_heads(self) -> int:
+        """All heads share what is kept."""
+        return 1
+
+    @property
+    def latent_dim(self) -> int:
+        """L."""
+        return self.kv_norm.size
+
+    @property
+    def cached_dim(self) -> int:
+        """L + R, values that are kept of a token."""
+        return self.kv.n_out
+
+    def cached(self) -> Mapping[str, int]:
+        """Latent vectors and turned values."""
+        return {"cache_type_k": self.cached_dim}

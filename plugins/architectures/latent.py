@@ -1,0 +1,160 @@
+"""Families whose attention is latent: DeepSeek 2 and 3, and what is built like them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from augury.blocks import LatentAttention, Layer, Matrices, ModelPlan, Rope, Temperature
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.rope import MAX_POSITIONS
+from augury.plugins.architectures.transformer import Transformer
+
+_YARN = ("beta_fast", "beta_slow")
+
+
+class DeepSeek2(Transformer):
+    """DeepSeek 2 and 3: the first layers have no experts, and some experts are shared.
+
+    Where positions are stretched, scores grow; `log_multiplier` says how much, and then rope leaves lengths as they are.
+    """
+
+    name = "deepseek2"
+    experts = {"has_scales": False}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def rope(cls, decoder: Decoder) -> Rope:
+        """The rotary positions of all layers."""
+        rope, multiplier = decoder.rope(is_interleaved=True, yarn_keys=_YARN), _multiplier(decoder)
+        if not multiplier or not _is_yarn(decoder):
+            return rope
+        return attrs.evolve(rope, magnitude=rope.magnitude / _sharpness(decoder) * cls.stretched(decoder, multiplier))
+
+    @classmethod
+    def stretched(cls, decoder: Decoder, multiplier: float) -> float:  # noqa: ARG003 - as those built like it
+        """What rope makes of lengths, given the multiplier."""
+        return 1.0
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        assert rope is not None
+        growth = rope.magnitude * (1.0 if _is_yarn(decoder) else _sharpness(decoder))
+        growth *= 1.0 + _multiplier(decoder) * (_sharpness(decoder) - 1.0)
+        attention = latent_attention(decoder, layer, rope)
+        attention = attrs.evolve(attention, scale=attention.scale * growth**2, temperature=_temperature(decoder))
+        return Layer(attention, cls.feed_forward(decoder, layer))
+
+
+class Mistral4(DeepSeek2):
+    """DeepSeek's layers; its multiplier is a share of what rope would do to lengths."""
+
+    name = "mistral4"
+
+    @classmethod
+    def stretched(cls, decoder: Decoder, multiplier: float) -> float:
+        """What rope makes of lengths, given the multiplier."""
+        return _sharpness(decoder) / (1.0 + multiplier * (_sharpness(decoder) - 1.0))
+
+
+def _is_yarn(decoder: Decoder) -> bool:
+    return decoder.keys.text("rope.scaling.type", "linear") == "yarn"
+
+
+def _multiplier(decoder: Decoder) -> float:
+    """Of the logarithm of how much longer the context is; converters write a tenth of it."""
+    return decoder.keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
+
+
+def _sharpness(decoder: Decoder) -> float:
+    """What YaRN multiplies lengths with by itself."""
+    return 1.0 + 0.1 * math.log(max(decoder.keys.number("rope.scaling.factor", 0.0), 1.0))
+
+
+def _temperature(decoder: Decoder) -> Temperature | None:
+    keys = decoder.keys
+    if not (scale := keys.number("attention.temperature_scale", 0.0)):
+        return None
+    return Temperature(scale, keys.count("attention.temperature_length", most=MAX_POSITIONS))
+
+
+def latent_attention(
+    decoder: Decoder, layer: int, rope: Rope, *, scale: float | None = None, factor: float = 1.0
+) -> LatentAttention:
+    """The latent attention of a layer.
+
+    Args:
+        decoder: Of the file.
+        layer: From 0.
+        rope: Of a part of queries, and of what all heads share of keys.
+        scale: Of scores, by default 1 / sqrt(N + R).
+        factor: What is added to the residual stream is multiplied by it.
+    """
+    keys, at, tensors, n_heads = decoder.keys, f"blk.{layer}", decoder.file.tensors, decoder.n_heads[layer]
+    n_latent, n_turned = keys.count("attention.kv_lora_rank"), decoder.n_rot
+    is_split = f"{at}.attn_k_b.weight" in tensors
+    key_dim = keys.count("attention.key_length_mla", 0, least=0) or decoder.head_dim
+    value_dim = keys.count("attention.value_length_mla", 0, least=0) or decoder.value_dim
+    n_plain = key_dim - n_turned
+    if n_plain < 0:
+        keys.fail("attention.key_length_mla", key_dim, f"at least the {n_turned} values that rope turns")
+    if is_split:
+        to_latent = Matrices(f"{at}.attn_k_b.weight", n_heads, n_plain, n_latent)
+        from_latent = Matrices(f"{at}.attn_v_b.weight", n_heads, n_latent, value_dim)
+    else:
+        common: dict[str, Any] = {"n_stored": n_plain + value_dim, "is_flat": True}
+        name = f"{at}.attn_kv_b.weight"
+        to_latent = Matrices(name, n_heads, n_plain, n_latent, is_transposed=True, **common)
+        from_latent = Matrices(name, n_heads, n_latent, value_dim, first=n_plain, **common)
+    for part in (to_latent, from_latent):
+        decoder.file.tensor(part.weight, part.shapes[part.weight])
+    plain: dict[str, Any] = {"has_scale": False, "has_bias": False}
+    is_low = f"{at}.attn_q_a.weight" in tensors
+    n_low = keys.count("attention.q_lora_rank") if is_low else decoder.n_embd
+    return LatentAttention(
+        norm=decoder.norm(f"{at}.attn_norm"),
+        q=decoder.linear(f"{at}.attn_q_b" if is_low else f"{at}.attn_q", n_low, n_heads * key_dim, **plain),
+        kv=decoder.linear(f"{at}.attn_kv_a_mqa", decoder.n_embd, n_latent + n_turned, **plain),
+        kv_norm=decoder.norm(f"{at}.attn_kv_a_norm", n_latent),
+        keys=to_latent,
+        values=from_latent,
+        o=decoder.linear(f"{at}.attn_output", n_heads * value_dim, decoder.n_embd, has_bias=False, factor=factor),
+        scale=1.0 / math.sqrt(key_dim) if scale is None else scale,
+        rope=rope,
+        q_down=decoder.linear(f"{at}.attn_q_a", decoder.n_embd, n_low, **plain) if is_low else None,
+        q_norm=decoder.norm(f"{at}.attn_q_a_norm", n_low) if is_low else None,
+    )
+
+
+class MiniCpm3(Architecture):
+    """Dense, with scales that its files do not state."""
+
+    name = "minicpm3"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file)
+        factor = 1.4 / math.sqrt(decoder.n_layers)
+        rope = decoder.rope(has_factors=True)
+        layers = [
+            Layer(
+                latent_attention(decoder, layer, rope, factor=factor),
+                decoder.feed_forward(layer, factor=factor, has_scales=False),
+            )
+            for layer in range(decoder.n_layers)
+        ]
+        return {"main": decoder.plan(layers, output=decoder.output(scale=256.0 / decoder.n_embd), scale=12.0)}
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the architectures of this page."""
+    return (DeepSeek2, MiniCpm3, Mistral4)
