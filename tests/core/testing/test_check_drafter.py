@@ -51,21 +51,9 @@ def test_an_honest_drafter_passes_and_its_drafts_are_counted():
     assert report.n_drafted > report.n_accepted > 0
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("name", CHECKS)
-def test_a_drafter_that_begins_in_steps_passes(name):
-    subject = drafter_subject(Stepping, backends=("toy",))
-    CHECKS[name](subject)
-    assert subject.report.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
-
-
 def test_a_drafter_may_have_attributes_of_any_private_name():
     names = [*vars(Watched(None, None)), *vars(Watched)]
     assert not [name for name in names if name.startswith("_") and not name.startswith(("__", "_Watched__", "_abc"))]
-
-
-def test_a_drafter_that_reads_hidden_states_passes():
-    assert check_drafter(Reading, backends=("toy",)).n_accepted > 0
 
 
 def test_an_installed_drafter_is_checked_by_its_name(monkeypatch):
@@ -195,6 +183,15 @@ class Reading(Honest):
     def draft(self, history, limit):
         assert self.fed == history[:-1].tolist()
         return super().draft(history, limit)
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("drafter", [Stepping, Reading])
+def test_a_drafter_that_begins_in_steps_or_reads_hidden_states_passes(name, drafter):
+    subject = drafter_subject(drafter, backends=("toy",))
+    CHECKS[name](subject)
+    assert subject.report.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
 
 
 class Satiated(Reading):
