@@ -173,4 +173,5 @@ def test_numbers_of_other_types_are_taken_as_they_are_meant_and_copied(context):
     feed = checked.feed(0, tokens)
     tokens[:] = 1
     checked.forward([feed])
+    assert not len(context.model.batches[-1].rows), "no logits were asked for"
     assert [context.model.batches[-1].tokens.tolist(), context.model.batches[-1].tokens.dtype] == [[0, 15], np.int32]
