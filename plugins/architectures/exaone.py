@@ -57,7 +57,7 @@ class ExaoneMoe(Architecture):
         for layer, window in enumerate(decoder.windows(4, is_required=True)):
             attention = decoder.attention(layer, None if window is None else rope, has_head_norms=True, window=window)
             if has_experts(decoder, layer):
-                layers.append(Layer(attention, mixture(decoder, layer, has_scales=False)))
+                layers.append(Layer(attention, mixture(decoder, layer, has_weights_scale=True, has_scales=False)))
             else:
                 layers.append(Layer(attention, decoder.feed_forward(layer, has_scales=False)))
         return {"main": decoder.plan(layers)}

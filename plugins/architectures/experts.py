@@ -31,7 +31,7 @@ def mixture(
     fallback: Gating = Gating.SOFTMAX,
     activation: Activation = Activation.SILU,
     is_normalised: bool | None = None,
-    has_weights_scale: bool = True,
+    has_weights_scale: bool = False,
     has_scales: bool = True,
     has_gate: bool = True,
     norm: str | Norm = "ffn_norm",

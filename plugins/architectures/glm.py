@@ -63,7 +63,7 @@ class Glm4Moe(Transformer):
     """GLM 4.5: heads may be normed; the first layers have no experts."""
 
     name = "glm4moe"
-    experts = {"fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "norm": "post_attention_norm", "has_scales": False}
     feeding = {"norm": "post_attention_norm", "has_scales": False}
 
     @classmethod

@@ -125,7 +125,7 @@ def _plan(
             else mamba2(decoder, layer, factor=residual)
         )
         if has_experts(decoder, layer):
-            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=False, **marks)
+            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, **marks)
             layers.append(Layer(mixer, experts))
         else:
             layers.append(Layer(mixer, decoder.feed_forward(layer, **marks)))

@@ -40,7 +40,7 @@ class HunyuanMoe(Transformer):
     name = "hunyuan-moe"
     rotary = {"has_factors": True}
     mixing = HunyuanDense.mixing
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
 
 
 class HyV3(Transformer):
@@ -49,7 +49,7 @@ class HyV3(Transformer):
     name = "hy_v3"
     rotary = {"has_factors": True}
     mixing = {"has_head_norms": True}
-    experts = {"fallback": Gating.SIGMOID}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
 
 
 @hookimpl

@@ -26,7 +26,7 @@ class DeepSeek2(Transformer):
     """
 
     name = "deepseek2"
-    experts = {"has_scales": False}
+    experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
 
     @classmethod

@@ -17,7 +17,6 @@ from augury.plugins.architectures.transformer import Transformer, slopes
 
 _ROPE: dict[str, Any] = {"is_interleaved": True, "has_factors": True}
 _EXPERTS: dict[str, Any] = {"gating": Gating.SOFTMAX, "is_normalised": True}  # Mixtral's
-_PLAIN_EXPERTS: dict[str, Any] = {"has_weights_scale": False, "has_scales": False}
 _CHUNK, _PERIOD, _N_EXPERTS_MAVERICK = 8192, 4, 128  # of Llama 4, whose files say none of it
 _N_LAYERS_7B, _N_LAYERS_13B = 32, 40  # of Baichuan, whose files do not say which positions they have
 
@@ -222,7 +221,7 @@ class ErnieMoe(Ernie):
     """As Ernie, with experts in some layers, and one that is shared."""
 
     name = "ernie4_5-moe"
-    experts = {"gating": Gating.SOFTMAX, **_PLAIN_EXPERTS, "is_normalised": True}
+    experts = {"gating": Gating.SOFTMAX, "has_scales": False, "is_normalised": True}
 
 
 class PaddleOcr(Transformer):
@@ -239,7 +238,7 @@ class Llama4(Transformer):
 
     name = "llama4"
     rotary = _ROPE
-    experts = {"gating": Gating.SIGMOID, **_PLAIN_EXPERTS, "is_normalised": False, "weighs_input": True}
+    experts = {"gating": Gating.SIGMOID, "has_scales": False, "is_normalised": False, "weighs_input": True}
     feeding = {"has_scales": False}
 
     @classmethod

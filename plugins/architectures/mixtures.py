@@ -16,7 +16,6 @@ from augury.plugins.architectures.experts import mixture
 from augury.plugins.architectures.rope import base_of
 from augury.plugins.architectures.transformer import Transformer
 
-_PLAIN: dict[str, Any] = {"has_weights_scale": False, "has_scales": False}
 _ALTERNATING, _PERIOD = 2, 4
 
 
@@ -25,7 +24,7 @@ class GptOss(Transformer):
 
     name = "gpt-oss"
     experts = {
-        **_PLAIN,
+        "has_scales": False,
         "gating": Gating.SOFTMAX_OF_CHOSEN,
         "is_normalised": False,
         "activation": Activation.SWIGLU_OAI,
@@ -46,7 +45,7 @@ class MinimaxM2(Transformer):
     """Queries and keys are normed over all heads; experts are chosen by sigmoids with a bias."""
 
     name = "minimax-m2"
-    experts = {**_PLAIN, "is_normalised": True}
+    experts = {"has_scales": False, "is_normalised": True}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -59,7 +58,7 @@ class Dots1(Transformer):
 
     name = "dots1"
     mixing = {"has_head_norms": True}
-    experts = {"has_scales": False}
+    experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
 
 
@@ -68,7 +67,7 @@ class BailingMoe(Transformer):
 
     name = "bailingmoe"
     rotary = {"is_interleaved": True, "has_factors": True}
-    experts = {"gating": Gating.SOFTMAX, "has_scales": False}
+    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "has_scales": False}
 
 
 class BailingMoe2(Transformer):
@@ -76,7 +75,7 @@ class BailingMoe2(Transformer):
 
     name = "bailingmoe2"
     mixing = {"has_head_norms": True}
-    experts = {"has_scales": False}
+    experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
 
 
@@ -85,7 +84,7 @@ class DeepSeek(Transformer):
 
     name = "deepseek"
     rotary = {"is_interleaved": True, "has_factors": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
+    experts = {"has_weights_scale": True, "gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
     feeding = {"has_scales": False}
 
     @classmethod
@@ -99,7 +98,7 @@ class Mellum(Transformer):
 
     name = "mellum"
     mixing = {"has_head_norms": True}
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -116,7 +115,7 @@ class Afmoe(Transformer):
 
     name = "afmoe"
     mixing = {"has_head_norms": True, "has_post_norm": True}
-    experts = {"fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False, "has_post_norm": True}
     feeding = {"has_scales": False, "has_post_norm": True}
 
     @classmethod
@@ -141,7 +140,7 @@ class Mimo2(Transformer):
     """MiMo 2: layers with a window have heads, a rope and sinks of their own."""
 
     name = "mimo2"
-    experts = {**_PLAIN, "gating": Gating.SIGMOID, "is_normalised": True}
+    experts = {"has_scales": False, "gating": Gating.SIGMOID, "is_normalised": True}
     feeding = {"has_scales": False}
 
     @classmethod
@@ -163,7 +162,7 @@ class Grok(Transformer):
     """Scores and logits are capped; a dense feed-forward may stand beside the experts, and their mean counts."""
 
     name = "grok"
-    experts = {**_PLAIN, "gating": Gating.SOFTMAX, "is_normalised": True}
+    experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
@@ -202,7 +201,7 @@ class Dbrx(Transformer):
 
     name = "dbrx"
     reading = {"norm": NormKind.LAYER}
-    experts = {**_PLAIN, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}
+    experts = {"has_scales": False, "gating": Gating.SOFTMAX, "is_normalised": True, "norm": "attn_output_norm"}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's

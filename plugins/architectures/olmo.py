@@ -75,7 +75,7 @@ class Olmoe(Transformer):
     """Queries and keys are normed over all heads, before attention; experts."""
 
     name = "olmoe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_weights_scale": False, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:

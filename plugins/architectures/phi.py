@@ -29,7 +29,7 @@ class PhiMoe(Phi3):
     """As Phi 3 with layer norms, biases everywhere and experts."""
 
     name = "phimoe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
 
 
 @hookimpl

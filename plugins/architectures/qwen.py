@@ -68,14 +68,14 @@ class Qwen2Moe(Transformer):
     """As Qwen2, with experts, and one that is shared and has a gate."""
 
     name = "qwen2moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_weights_scale": False, "has_scales": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": False, "has_scales": False}
 
 
 class Qwen3Moe(Qwen3):
     """As Qwen3, with experts, whose weights sum to 1."""
 
     name = "qwen3moe"
-    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_weights_scale": False}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True}
 
 
 class Qwen3VLMoe(Qwen3VL):

@@ -147,6 +147,17 @@ def test_experts_that_do_not_fit_each_other_are_refused(values, message):
         plan_of(altered(tiny_file("llama-moe-2-of-8"), metadata=metadata))
 
 
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [("llama-moe", 1.0), ("qwen3next-moe", 1.0), ("lfm2moe-moe", 1.0), ("dots1-moe", 1.75), ("glm4moe-moe", 1.75)],
+)
+def test_some_families_scale_the_weights_of_experts(name, scale):
+    file = tiny_file(name)
+    plan = plan_of(altered(file, metadata={f"{file.architecture}.expert_weights_scale": 1.75}))
+
+    assert plan.layers[-1].feed_forward.router.scale == scale
+
+
 def test_the_experts_tensors_are_those_of_the_plan():
     file = tiny_file("qwen2moe-moe-2-of-8")
     shapes = plan_of(file).shapes()
