@@ -40,7 +40,7 @@ def check_drafter(
         PluginError: There is no such drafter, or the class is none.
 
     >>> from augury.drafters.ngram_simple import NgramSimple
-    >>> check_drafter(NgramSimple, {"n": 3, "m": 8}).n_accepted > 0
+    >>> check_drafter(NgramSimple, {"n": 3, "m": 8}, backends=["toy"]).n_accepted > 0
     True
     """
     subject = drafter_subject(drafter, options, backends=backends, registry=registry)
