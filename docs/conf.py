@@ -60,6 +60,7 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|np|numpy|pathlib)\..*|Path"),
     ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
+    ("py:class", "Mixer"),  # of several classes any
 ]
 
 

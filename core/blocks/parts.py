@@ -161,7 +161,7 @@ class Convolution:
 
     @property
     def state(self) -> SequenceState:
-        """The inputs that its next output needs, the last one last: (size - 1, C)."""
+        """The inputs (size - 1, C) that its next output needs, the last one last."""
         return SequenceState((self.size - 1, self.n_channels), self.n_channels)
 
 

@@ -176,7 +176,7 @@ class ModelFile:
 
     @cached_property
     def digest(self) -> str:
-        """What tells files of other weights apart, wherever they lie: a hash of headers and of some bytes of some tensors."""
+        """A hash of headers and of some bytes of some tensors, which tells files of other weights apart, wherever they lie."""
         from xxhash import xxh3_128
 
         found = xxh3_128(self.head)
