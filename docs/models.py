@@ -55,7 +55,7 @@ LACKS = {
     _LATENT: ("deepseek2", "deepseek2-ocr", "minicpm3", "mistral4", "plm", "dots3note"),
     _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "maple", "qwen4exp", "glm5-next"),
     _MIXTURE: (
-        *("afmoe", "arctic", "bailingmoe", "bailingmoe2", "cohere2moe", "dbrx", "deepseek", "dots1", "ernie4_5-moe"),
+        *("afmoe", "arctic", "bailingmoe", "bailingmoe2", "dbrx", "deepseek", "dots1", "ernie4_5-moe"),
         *(
             "exaone-moe",
             "glm4moe",

@@ -1,17 +1,19 @@
-"""Command R and its successors, the dense models of Cohere."""
+"""Command R and its successors, the models of Cohere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Layer, ModelPlan, NormKind, Output
+from augury.blocks import Gating, Layer, ModelPlan, NormKind, Output
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, mixture
 from augury.plugins.architectures.transformer import Transformer
 
+_PERIOD = 4  # one layer in four sees everything, where files do not say otherwise
 _N_LAYERS_NORMED = 64  # from so many on, heads are normed; files do not say so
 
 
@@ -51,8 +53,8 @@ class Cohere2(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, norm=NormKind.LAYER)
         rope = decoder.rope(is_interleaved=True)
-        windows = decoder.windows(4, is_required=True)
-        is_local = decoder.flags("attention.sliding_window_pattern", 4)
+        windows = decoder.windows(_PERIOD, is_required=True)
+        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD)
         layers = []
         for layer in range(decoder.n_layers):
             attention = decoder.attention(layer, rope if is_local[layer] else None, window=windows[layer])
@@ -61,7 +63,40 @@ class Cohere2(Architecture):
         return {"main": decoder.plan(layers, output=output)}
 
 
+class Cohere2Moe(Architecture):
+    """As Cohere2 with experts, whose mean with a shared one counts; the first layers have none, and rope whatever they see."""
+
+    name = "cohere2moe"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        is_rms = file.get(f"{cls.name}.attention.layer_norm_rms_epsilon", float, 0.0) != 0.0
+        decoder = Decoder(file, norm=NormKind.RMS if is_rms else NormKind.LAYER, may_have_experts=True)
+        keys, wide_rope = decoder.keys, decoder.rope(is_interleaved=True, has_factors=True)
+        windows = decoder.windows(_PERIOD, is_required=True, is_first=True)
+        is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD, is_first=True)
+        n_dense = keys.count("leading_dense_block_count", least=0)
+        layers = []
+        for layer in range(decoder.n_layers):
+            attention = decoder.attention(
+                layer, wide_rope if is_local[layer] or layer < n_dense else None, window=windows[layer]
+            )
+            if has_experts(decoder, layer):
+                factor = 0.5 if f"blk.{layer}.ffn_up_shexp.weight" in file.tensors else 1.0
+                marks: dict[str, Any] = {
+                    "fallback": Gating.SIGMOID,
+                    "norm": "attn_norm",
+                    "has_weights_scale": True,
+                    "factor": factor,
+                }
+                layers.append(Layer(attention, mixture(decoder, layer, **marks), is_parallel=True))
+            else:
+                layers.append(Layer(attention, decoder.feed_forward(layer, norm="attn_norm"), is_parallel=True))
+        return {"main": decoder.plan(layers, output=decoder.output(scale=keys.number("logit_scale") or 1.0))}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
-    """Offer `command-r` and `cohere2`."""
-    return (CommandR, Cohere2)
+    """Offer the architectures of this page."""
+    return (CommandR, Cohere2, Cohere2Moe)

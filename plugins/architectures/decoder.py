@@ -114,23 +114,26 @@ class Decoder(Tensors):
         """Rotary positions, with the scaling that the file states; see `rope.of_file`."""
         return rope.of_file(self, **arguments)
 
-    def windows(self, period: int | None, *, default: int = 0, is_required: bool = False) -> tuple[int | None, ...]:
+    def windows(
+        self, period: int | None, *, default: int = 0, is_required: bool = False, is_first: bool = False
+    ) -> tuple[int | None, ...]:
         """By layer how many positions a token sees; all where None.
 
         Args:
-            period: One layer in so many sees everything, the last of them, where the file does not say otherwise; None: the
-                file has to say, layer by layer.
+            period: One layer in so many sees everything, where the file does not say otherwise; None: the file has to say,
+                layer by layer.
             default: The window where the file states none; 0: there is none then.
             is_required: Whether the file has to state it.
+            is_first: Whether it is the first of them, not the last.
         """
         keys, key = self.keys, "attention.sliding_window"
         window = keys.count(key, None if is_required else default, least=0) or None
         if window is None:
             return (None,) * self.n_layers
-        return tuple(window if is_local else None for is_local in self.flags(f"{key}_pattern", period))
+        return tuple(window if is_local else None for is_local in self.flags(f"{key}_pattern", period, is_first=is_first))
 
-    def flags(self, key: str, period: int | None) -> list[bool]:
-        """Truth values by layer: as the file's array says, else true but for every n-th layer, where the file states n."""
+    def flags(self, key: str, period: int | None, *, is_first: bool = False) -> list[bool]:
+        """Truth values by layer: as the file's array says, else true but for the last, or first, of every n, which it states."""
         keys = self.keys
         array = self.file.metadata.get(keys.full(key))
         if isinstance(array, np.ndarray):
@@ -138,7 +141,8 @@ class Decoder(Tensors):
                 keys.fail(key, f"an array of {array.size} {array.dtype}", f"{self.n_layers} truth values, one per layer")
             return [bool(flag) for flag in array[: self.n_layers]]
         period = keys.count(key, period, least=0)
-        return [period == 0 or layer % period < period - 1 for layer in range(self.n_layers)]
+        odd = 0 if is_first else period - 1
+        return [period == 0 or layer % period != odd for layer in range(self.n_layers)]
 
     def plan(self, layers: Iterable[Layer], *, output: Output | None = None, **embedding: Any) -> ModelPlan:
         """The model of these layers, from the embedding to the output.
