@@ -18,6 +18,7 @@ from augury.blocks import (
     Attention,
     Embedding,
     FeedForward,
+    GateKind,
     Gating,
     Layer,
     Linear,
@@ -77,7 +78,8 @@ def attention(
         keys_seen, values_seen = cache.seen(slot, seen)
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks).reshape(-1)
     if block.gate is not None:
-        gates = sigmoid(weights.product(block.gate, normed))
+        gates = weights.product(block.gate, normed)
+        gates = sigmoid(gates) if block.gate_kind is GateKind.SIGMOID else np.logaddexp(gates, 0.0)
         mixed *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
     return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
 
@@ -113,7 +115,10 @@ def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray) -> np.ndar
             if block.gate is None:
                 hidden = activate(up, block.activation)
             else:
-                hidden = gated(weights.product_of(block.gate, index, taken), up, block.activation)
+                gate = weights.product_of(block.gate, index, taken)
+                if block.limit is not None:
+                    gate, up = np.minimum(gate, block.limit), up.clip(-block.limit, block.limit)
+                hidden = gated(gate, up, block.activation)
             given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
     if block.shared is not None:
@@ -178,11 +183,11 @@ KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale", "positions", "norm", "other"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
-        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate"),
+        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
     },
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
-    MixtureOfExperts: {"norm", "gate", "weighs_input", "shared", "shared_gate", "post_norm"},
+    MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm"},
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     Output: {"softcap"},
@@ -195,6 +200,7 @@ KNOWN: dict[type, Container[Any]] = {
     Vector: {"stored"},
     Activation: tuple(Activation),
     Gating: tuple(Gating),
+    GateKind: tuple(GateKind),
     NormKind: tuple(NormKind),
     Turn: tuple(Turn),
 }

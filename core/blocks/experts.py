@@ -61,6 +61,7 @@ class MixtureOfExperts(Block):
     up: Matrices
     down: Matrices
     activation: Activation
+    limit: float | None = None  # gate_e(n) is at most that, up_e(n) between it and its negative
     weighs_input: bool = False  # expert_e(w_e * n) instead of w_e * expert_e(n)
     shared: FeedForward | None = None  # without norms: it is given n
     shared_gate: Vector | None = None  # (E,)

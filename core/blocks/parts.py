@@ -16,6 +16,7 @@ __all__ = [
     "Activation",
     "Block",
     "Convolution",
+    "GateKind",
     "Linear",
     "Matrices",
     "Norm",
@@ -46,6 +47,13 @@ class NormKind(Enum):
 
     RMS = "rms"  # x / sqrt(mean(x^2) + eps)
     LAYER = "layer"  # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
+
+
+class GateKind(Enum):
+    """What a gate's values become before they multiply."""
+
+    SIGMOID = "sigmoid"  # 1 / (1 + e^-g)
+    SOFTPLUS = "softplus"  # ln(1 + e^g)
 
 
 class Turn(Enum):

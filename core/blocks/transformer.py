@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from augury.blocks.parts import Block, Linear
+from augury.blocks.parts import Block, GateKind, Linear
 
 if TYPE_CHECKING:
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
@@ -66,7 +66,10 @@ class Attention(Block):
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     slopes: tuple[float, ...] | None = None  # of ALiBi, by query head
     sinks: Vector | None = None  # (H,) scores
-    gate: Linear | None = None  # E → H * D_v, or E → H: sigmoid of it, of norm(x), times what is mixed, by value or by head
+    gate: Linear | None = (
+        None  # E → H * D_v, or E → H: of norm(x); what becomes of it, times what is mixed, by value or by head
+    )
+    gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
 
     def cached(self) -> Mapping[str, int]:

@@ -133,7 +133,7 @@ class Decoder(Tensors):
         return tuple(window if is_local else None for is_local in self.flags(f"{key}_pattern", period, is_first=is_first))
 
     def flags(self, key: str, period: int | None, *, is_first: bool = False) -> list[bool]:
-        """Truth values by layer: as the file's array says, else true but for the last, or first, of every n, which it states."""
+        """Truth values by layer: as the file's array says, else true but for the last, or first, of every n."""
         keys = self.keys
         array = self.file.metadata.get(keys.full(key))
         if isinstance(array, np.ndarray):

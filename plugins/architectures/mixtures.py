@@ -8,15 +8,16 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, Gating, Layer, NormKind, Output, Rope, Vector
+from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Output, Rope, Vector
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
-from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.rope import base_of, plain
 from augury.plugins.architectures.transformer import Transformer
 
 _ALTERNATING, _PERIOD = 2, 4
+_LEAST_LIMIT = 1e-6  # anything less is none
 
 
 class GptOss(Transformer):
@@ -136,6 +137,47 @@ class Afmoe(Transformer):
         return {"scale": math.sqrt(decoder.n_embd)}
 
 
+class Laguna(Transformer):
+    """Normed heads; gates of attention are softplus, by head or by value; three layers of four may see a window only."""
+
+    name = "laguna"
+    mixing = {"has_head_norms": True, "gate_kind": GateKind.SOFTPLUS}
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID, "has_scales": False}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0; those that see a window have a plain rope of their own."""
+        window = decoder.windows(_PERIOD, is_first=True)[layer]
+        if window is not None:
+            n_rot = decoder.keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=decoder.head_dim)
+            rope = Rope(plain(n_rot, base_of(decoder, "rope.freq_base_swa", base_of(decoder))))
+        name = f"blk.{layer}.attn_gate"
+        n_gates = decoder.file.tensor(f"{name}.weight").shape[0]
+        if n_gates != decoder.n_heads[layer]:
+            n_gates = decoder.n_heads[layer] * decoder.value_dim
+        gate = decoder.linear(name, decoder.n_embd, n_gates, has_scale=False)
+        return Layer(decoder.attention(layer, rope, window=window, gate=gate, **cls.mixing), cls.feed_forward(decoder, layer))
+
+
+class Maple(Transformer):
+    """Normed heads; layers with a window have rope and the others none; what experts hide is limited."""
+
+    name = "maple"
+    mixing = {"has_head_norms": True}
+    experts = {"gating": Gating.SOFTMAX, "is_normalised": True, "has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        window = decoder.windows(None, is_required=True)[layer]
+        if window is not None:
+            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+        attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.mixing)
+        limit = decoder.keys.numbers("swiglu_clamp_exp", decoder.n_layers)[layer]
+        return Layer(attention, mixture(decoder, layer, limit=limit if limit > _LEAST_LIMIT else None, **cls.experts))
+
+
 class Mimo2(Transformer):
     """MiMo 2: layers with a window have heads, a rope and sinks of their own."""
 
@@ -218,4 +260,4 @@ def _sinks(decoder: Decoder, layer: int) -> Vector:
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer the architectures of this page."""
-    return (GptOss, MinimaxM2, Dots1, BailingMoe, BailingMoe2, DeepSeek, Mellum, Afmoe, Mimo2, Grok, Dbrx)
+    return (GptOss, MinimaxM2, Dots1, BailingMoe, BailingMoe2, DeepSeek, Mellum, Afmoe, Mimo2, Grok, Dbrx, Laguna, Maple)

@@ -85,6 +85,17 @@ def test_backends_choose_and_weigh_alike(gating, details):
         assert nmse(load(NAMES[0], change=change).forward(run_of(TOKENS[:20])).rows(), right) < 1e-10
 
 
+def test_backends_limit_alike_what_experts_hide():
+    def change(plan):
+        layers = [attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, limit=0.002)) for layer in plan.layers]
+        return attrs.evolve(plan, layers=tuple(layers))
+
+    plain = load(NAMES[0], backend="reference").forward(run_of(TOKENS[:20])).rows()
+    right = load(NAMES[0], backend="reference", change=change).forward(run_of(TOKENS[:20])).rows()
+    assert nmse(plain, right) > 1e-7
+    assert nmse(load(NAMES[0], change=change).forward(run_of(TOKENS[:20])).rows(), right) < 1e-10
+
+
 def test_groups_are_ranked_by_their_two_best_and_equal_experts_by_number():
     router = Router(Linear("w", 1, 8), n_used=3, gating=Gating.SIGMOID, n_groups=4, n_groups_used=2)
 

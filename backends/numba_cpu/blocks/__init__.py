@@ -15,6 +15,7 @@ from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
 from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
+from augury.backends.numba_cpu.kernels.gate import GATES
 from augury.blocks import (
     Activation,
     Attention,
@@ -22,6 +23,7 @@ from augury.blocks import (
     Embedding,
     FeedForward,
     GatedDeltaNet,
+    GateKind,
     Gating,
     Layer,
     LightningAttention,
@@ -68,11 +70,11 @@ KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale", "positions", "norm", "other"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
-        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate"),
+        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
     },
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
-    MixtureOfExperts: {"norm", "gate", "weighs_input", "shared", "shared_gate", "post_norm"},
+    MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm"},
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
     Matrices: {"first", "n_stored", "bias", "scales"},
     ShortConvolution: (),
@@ -91,6 +93,7 @@ KNOWN: dict[type, Container[Any]] = {
     Temperature: {"offset"},
     Vector: {"stored"},
     Activation: tuple(FUNCTIONS),
+    GateKind: tuple(GATES),
     Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),
     Turn: tuple(Turn),

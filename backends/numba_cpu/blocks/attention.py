@@ -16,7 +16,7 @@ from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
 from augury.backends.numba_cpu.kernels.bend import bend_scores
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
-from augury.backends.numba_cpu.kernels.gate import gate_rows
+from augury.backends.numba_cpu.kernels.gate import GATES
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
@@ -55,7 +55,7 @@ class AttentionEmitter(MixerEmitter):
         block = self.block
         own = (attend_kernel(*self._types), prepare_kernel(*self._types), prepare_head)
         rows = (prepare_rows,) if block.has_joint_norms or block.out_norm is not None else ()
-        gate = () if block.gate is None else (gate_rows,)
+        gate = () if block.gate is None else (GATES[block.gate_kind],)
         return (*own, *rows, *gate, *((bend_scores,) if self._bends_scores else ()))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
@@ -127,7 +127,7 @@ class AttentionEmitter(MixerEmitter):
         tape.add(self._work(), attend_kernel(*self._types), self.layer)
         if block.gate is not None:
             places = (buffers["mixed"], block.o.n_in, buffers["gate of attention"], block.gate.n_out)
-            tape.add(Work("gate of attention"), gate_rows, *places)
+            tape.add(Work("gate of attention"), GATES[block.gate_kind], *places)
         if self._out_ways:
             tape.prepare(buffers["mixed"], block.o.n_in, 1, block.o.n_in, self._out_ways)
         tape.multiply("attention's output", Rows(buffers["mixed"], 0, block.o.n_in), ((block.o, tape.y),))

@@ -119,7 +119,7 @@ class MixtureEmitter(Emitter):
             operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
             tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
         hidden = buffers["experts' hidden"]
-        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden)
+        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, bits(block.limit or 0.0))
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
         given = (table, down, _quantize(tape, block.down), hidden, int(private))
         tape.add(Work("quantising activations"), experts.quantize_hidden, *given, is_private=private)

@@ -56,6 +56,27 @@ def sigmoid(x):
 
 
 @helper
+def softplus(x):
+    """log(1 + exp(x)) of 16 lanes.
+
+    Numerics: relative error below 3e-7. max(x, 0) + 2 atanh(z) of z = y / (2 + y), y = exp(-|x|), by nine terms of its series.
+    """
+    y = exponential(sub(zero_f32(), absolute(x)))
+    z = div(y, add(splat_f32(f32(2.0)), y))
+    square = mul(z, z)
+    p = splat_f32(f32(1.0 / 17.0))
+    p = fma(p, square, splat_f32(f32(1.0 / 15.0)))
+    p = fma(p, square, splat_f32(f32(1.0 / 13.0)))
+    p = fma(p, square, splat_f32(f32(1.0 / 11.0)))
+    p = fma(p, square, splat_f32(f32(1.0 / 9.0)))
+    p = fma(p, square, splat_f32(f32(1.0 / 7.0)))
+    p = fma(p, square, splat_f32(f32(1.0 / 5.0)))
+    p = fma(p, square, splat_f32(f32(1.0 / 3.0)))
+    p = fma(p, square, splat_f32(f32(1.0)))
+    return fma(add(z, z), p, maximum(x, zero_f32()))
+
+
+@helper
 def hyperbolic_tangent(x):
     """Tanh of 16 lanes, NaN of NaN.
 

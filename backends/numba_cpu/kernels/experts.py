@@ -21,7 +21,19 @@ from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import add, div, fma, get_i64, mul, put_i64, splat_f32
+from augury.backends.numba_cpu.kernels.simd import (
+    add,
+    div,
+    fma,
+    get_i64,
+    maximum,
+    minimum,
+    mul,
+    put_i64,
+    splat_f32,
+    sub,
+    zero_f32,
+)
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, claim, scratch_of, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
 
@@ -316,6 +328,7 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
 
     def hide(record: int, state: int, thread: int, n_threads: int) -> None:
         table, gate, out = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
+        is_limited, limit = get_f64(record + 40) > 0.0, splat_f32(f32(get_f64(record + 40)))
         groups = get_i64(table + GROUPS) + thread * get_i64(table + STRIDE)
         n_panels, n_rows, ldy = get_i64(gate + N_PANELS), get_i64(gate + N_ROWS), get_i64(gate + LDY)
         while True:
@@ -333,16 +346,23 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
                 for row in range(start, start + get_i64(place + 16)):
                     for index in range(PANEL_ROWS * first, min(PANEL_ROWS * end, n_rows), 16):
                         at, left = 4 * (row * ldy + index), n_rows - index
-                        value = activation(load_part(get_i64(gate + Y) + at, left))
+                        value = load_part(get_i64(gate + Y) + at, left)
                         if is_gated:
-                            value = mul(value, of_up(load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left)))
+                            other = load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left)
+                            if is_limited:
+                                value = minimum(value, limit)
+                                other = maximum(minimum(other, limit), sub(zero_f32(), limit))
+                            value = mul(activation(value), of_up(other))
+                        else:
+                            value = activation(value)
                         store_part(out + 4 * (row * n_rows + index), value, left)
                 item += end - first
 
     hide.__name__ = hide.__qualname__ = f"{'gated' if is_gated else 'plain'}_experts_{name}"
-    hide.__doc__ = (
-        """Out = activation(gate) * up, or activation(up). Operands: tables of the router and of the matrices, out."""
-    )
+    hide.__doc__ = """Out = activation(gate) * up, or activation(up).
+
+    Operands: tables of the router and of the matrices, out, what limits gate and up (or 0).
+    """
     return kernel(hide)
 
 

@@ -6,21 +6,16 @@ import math
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu
+from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, silu, softplus
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
 from augury.backends.numba_cpu.kernels.norm import inverse_deviation, normalise
 from augury.backends.numba_cpu.kernels.simd import (
-    absolute,
     add,
-    div,
     fma,
     get_i64,
-    maximum,
     mul,
     splat_f32,
-    sub,
-    zero_f32,
 )
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
 
@@ -30,27 +25,6 @@ f32 = np.float32
 ROWS, LDR, T, LDT, B, LDB, DT, A, N_DECAYS, DECAY_TO, BETA_TO = (8 * field for field in range(11))
 # Offsets into the record of a gate; see `gate`.
 Y, LDY, SIZE, SKIP, VALUES, LDV, GATES, LDG, NORM, GROUP, IS_GATED_FIRST, IS_SIGMOID = (8 * field for field in range(12))
-
-
-@helper
-def softplus(x):
-    """log(1 + exp(x)) of 16 lanes.
-
-    Numerics: relative error below 3e-7. max(x, 0) + 2 atanh(z) of z = y / (2 + y), y = exp(-|x|), by nine terms of its series.
-    """
-    y = exponential(sub(zero_f32(), absolute(x)))
-    z = div(y, add(splat_f32(f32(2.0)), y))
-    square = mul(z, z)
-    p = splat_f32(f32(1.0 / 17.0))
-    p = fma(p, square, splat_f32(f32(1.0 / 15.0)))
-    p = fma(p, square, splat_f32(f32(1.0 / 13.0)))
-    p = fma(p, square, splat_f32(f32(1.0 / 11.0)))
-    p = fma(p, square, splat_f32(f32(1.0 / 9.0)))
-    p = fma(p, square, splat_f32(f32(1.0 / 7.0)))
-    p = fma(p, square, splat_f32(f32(1.0 / 5.0)))
-    p = fma(p, square, splat_f32(f32(1.0 / 3.0)))
-    p = fma(p, square, splat_f32(f32(1.0)))
-    return fma(add(z, z), p, maximum(x, zero_f32()))
 
 
 @kernel
