@@ -106,8 +106,7 @@ class Mellum(Transformer):
         """A layer, from 0."""
         window = decoder.windows(_PERIOD)[layer]
         if window is not None:
-            base = base_of(decoder, "rope.freq_base_swa", base_of(decoder))
-            rope = Rope(decoder.rope(base=base, is_scaled=False).frequencies)
+            rope = Rope(decoder.rope(is_scaled=False).frequencies)
         return Layer(decoder.attention(layer, rope, window=window, **cls.mixing), cls.feed_forward(decoder, layer))
 
 
