@@ -30,6 +30,7 @@ WAYS = {
     "penalised": {"temperature": 0.9, "seed": 3, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "repeat_last_n": 16},
 }
 N_CTX = 192
+N_VOCAB = 128
 
 
 def prompts():
@@ -122,8 +123,11 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "drafter"), list(zip(ORACLES, itertools.cycle(sorted(SPECS)), strict=False)))
 def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, drafter):
-    is_latent = any(isinstance(block, LatentAttention) for block in plan_of(tiny_file(name), REGISTRY).blocks())
+    plan = plan_of(tiny_file(name), REGISTRY)
+    is_latent = any(isinstance(block, LatentAttention) for block in plan.blocks())
     backend, n = ("reference", 24) if is_latent else ("numba-cpu", 167)  # numba-cpu has no latent attention
+    if plan.n_vocab != N_VOCAB:  # of the draft model, and there are no tokenizers that could translate
+        drafter = "suffix"
 
     def run(**how):
         with Engine.load(tiny_model(name), backend=backend, n_ctx=224, registry=REGISTRY, **how) as engine:

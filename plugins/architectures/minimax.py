@@ -16,6 +16,7 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
 
 _PERIOD = 8  # one layer in eight attends, where the file does not say otherwise
+_LEAST_SCALE = 1e-6  # its square divides
 
 
 class MiniMax01(Architecture):
@@ -32,7 +33,7 @@ class MiniMax01(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         keys, rope, n = decoder.keys, decoder.rope(), decoder.n_layers
-        scale, period = keys.positive("residual_scale"), keys.count("full_attention_interval", _PERIOD)
+        scale, period = keys.number("residual_scale", least=_LEAST_SCALE), keys.count("full_attention_interval", _PERIOD)
 
         def norm(name: str) -> Norm:
             return attrs.evolve(decoder.norm(name), eps=decoder.eps / scale**2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
-from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
+from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
@@ -15,7 +15,6 @@ from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
 from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
-from augury.backends.numba_cpu.kernels.gate import GATES
 from augury.blocks import (
     Activation,
     Attention,

@@ -12,17 +12,19 @@ import numpy as np
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.heads import Ways, turns_key
 from augury.backends.numba_cpu.kernels import attention_layer
+from augury.backends.numba_cpu.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
 from augury.backends.numba_cpu.kernels.bend import bend_scores
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
-from augury.backends.numba_cpu.kernels.gate import GATES
+from augury.backends.numba_cpu.kernels.gate import gate_kernel
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
+from augury.blocks import GateKind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
     from augury.blocks import Attention, Norm, Temperature
     from augury.types import ModelOptions
 
-__all__ = ["AttentionEmitter"]
+__all__ = ["GATES", "AttentionEmitter"]
 
+GATES = {GateKind.SIGMOID: gate_kernel(sigmoid, "sigmoid"), GateKind.SOFTPLUS: gate_kernel(softplus, "softplus")}
 _NO_WINDOW = 1 << 40
 _BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
 

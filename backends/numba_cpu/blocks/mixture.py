@@ -8,7 +8,7 @@ import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
-from augury.backends.numba_cpu.kernels import experts
+from augury.backends.numba_cpu.kernels import experts, routing
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import bits, up
@@ -34,9 +34,9 @@ _KERNELS = {
     for is_gated in (True, False)
 }
 GATINGS = {
-    Gating.SOFTMAX: experts.SOFTMAX,
-    Gating.SIGMOID: experts.SIGMOID,
-    Gating.SOFTMAX_OF_CHOSEN: experts.SOFTMAX_OF_CHOSEN,
+    Gating.SOFTMAX: routing.SOFTMAX,
+    Gating.SIGMOID: routing.SIGMOID,
+    Gating.SOFTMAX_OF_CHOSEN: routing.SOFTMAX_OF_CHOSEN,
 }
 
 
@@ -58,8 +58,8 @@ class MixtureEmitter(Emitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        own = (self._kernel, experts.multiply_experts, experts.route, experts.combine)
-        rest = (experts.quantize_inputs, experts.quantize_hidden, experts.group)
+        own = (self._kernel, experts.multiply_experts, routing.route, experts.combine)
+        rest = (experts.quantize_inputs, experts.quantize_hidden, routing.group)
         return (*own, *rest, *(self._shared.kernels() if self._shared else ()))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
@@ -108,8 +108,8 @@ class MixtureEmitter(Emitter):
         x = tape.norm(block.norm)
         tape.multiply("router", x, ((block.router.logits, buffers["router"]),))
         table = self._routes(tape)
-        tape.add(Work("routing"), experts.route, table, int(private), is_private=private)
-        tape.add(Work("routing"), experts.group, table, int(private), is_private=private)
+        tape.add(Work("routing"), routing.route, table, int(private), is_private=private)
+        tape.add(Work("routing"), routing.group, table, int(private), is_private=private)
         inputs = [part for part in (block.gate, block.up) if part is not None]
         matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
         stride = up(4 * PRIVATE_TOKENS * block.router.n_used * n_embd, 64) if private else 0
@@ -133,7 +133,7 @@ class MixtureEmitter(Emitter):
         tape.leave(block.post_norm)
 
     def _routes(self, tape: Tape) -> int:
-        """The table of the router: see `experts.LOGITS` and what follows it."""
+        """The table of the router: see `routing.LOGITS` and what follows it."""
         router, buffers, private = self.block.router, tape.buffers, tape.space.is_private
         n, k = PRIVATE_TOKENS if private else MAX_TOKENS, router.n_used
         start = buffers["routes"]
@@ -184,4 +184,4 @@ def _n_stored(part: Matrices) -> int:
 def _routes_bytes(n: int, block: MixtureOfExperts) -> int:
     """Bytes of the routes of n tokens."""
     n_rows = n * block.router.n_used
-    return up(4 * 8 * n_rows + 8 + experts.GROUP_BYTES * min(n_rows, block.router.logits.n_out), 64) + 64
+    return up(4 * 8 * n_rows + 8 + routing.GROUP_BYTES * min(n_rows, block.router.logits.n_out), 64) + 64

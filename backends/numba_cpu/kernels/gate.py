@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, mul, splat_f32
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
-from augury.blocks import GateKind
 
 
-def _gate(function: Any, name: str) -> Any:
+def gate_kernel(function: Any, name: str) -> Any:
+    """The kernel that multiplies by what a function, a helper of 16 lanes, makes of a gate."""
+
     def gate(record: int, state: int, thread: int, n_threads: int) -> None:
         x, size, gate, n_gates = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32), get_i64(record + 40)
         ld, head = (n_gates + PANEL_ROWS - 1) // PANEL_ROWS * PANEL_ROWS, size // n_gates
@@ -40,6 +40,3 @@ def _gate(function: Any, name: str) -> Any:
     Operands: x, floats of a row; gate, floats of a row (as many, or one by head), but whole panels.
     """
     return kernel(gate)
-
-
-GATES = {kind: _gate(function, kind.value) for kind, function in ((GateKind.SIGMOID, sigmoid), (GateKind.SOFTPLUS, softplus))}
