@@ -57,7 +57,7 @@ def plain(backend, n, way, cache_type="f16"):
         return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, way)]
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("slots", "threads"), [(1, 1), (1, 2), (4, 2)])
 @pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))
@@ -120,7 +120,7 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
     assert sum(result.stats.n_accepted for result in results) > 0
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "drafter"), list(zip(ORACLES, itertools.cycle(sorted(SPECS)), strict=False)))
 def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, drafter):
     plan = plan_of(tiny_file(name), REGISTRY)

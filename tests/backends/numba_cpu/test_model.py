@@ -88,6 +88,7 @@ def test_quantised_models_are_near_llama_cpp(models, name):
     assert nmse(logits, right) < (COARSE_LIMIT if name.endswith(("q2_k", "q3_k")) else QUANTISED_LIMIT)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tokens_logits_do_not_depend_on_how_the_prompt_is_cut(models, name):
     tokens = some_tokens(96)

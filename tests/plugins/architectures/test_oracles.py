@@ -37,7 +37,7 @@ def test_every_architecture_has_an_oracle():
     assert {architecture_of(name) for name in ORACLES} == set(REGISTRY.architectures)
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("backend", "name"), CASES)
 def test_logits_are_those_of_llama_cpp(backend, name):
     tokens, right = expected(name)
