@@ -11,7 +11,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.rope import local_base
 
 _POST_EPS = 1e-8  # of Muse Glimmer's norms of what is added
 
@@ -26,7 +26,7 @@ class MuseGlimmer(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys = decoder.keys
-        rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)), is_scaled=False, is_interleaved=True)
+        rope = decoder.rope(base=local_base(decoder), is_scaled=False, is_interleaved=True)
         windows = decoder.windows(4, is_required=True)
         is_local = decoder.flags("attention.sliding_window_pattern", 4)
         layers = []
@@ -57,7 +57,7 @@ class Spark(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+        local_rope = decoder.rope(base=local_base(decoder))
         layers = []
         for layer, window in enumerate(decoder.windows(None, is_required=True)):
             gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False)

@@ -11,7 +11,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.rope import base_of, local_base
 from augury.plugins.architectures.transformer import Transformer
 
 _N_LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # this size alone scales by E / H instead of D, and files do not say so
@@ -49,7 +49,7 @@ class Gemma2(Gemma):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+        local_rope = decoder.rope(base=local_base(decoder))
         softcap = decoder.keys.positive("attn_logit_softcapping", 50.0)
         layers = []
         for layer, window in enumerate(decoder.windows(2, default=4096)):

@@ -85,16 +85,13 @@ def _temperature(decoder: Decoder) -> Temperature | None:
     return Temperature(scale, keys.count("attention.temperature_length", most=MAX_POSITIONS))
 
 
-def latent_attention(
-    decoder: Decoder, layer: int, rope: Rope, *, scale: float | None = None, factor: float = 1.0
-) -> LatentAttention:
+def latent_attention(decoder: Decoder, layer: int, rope: Rope, *, factor: float = 1.0) -> LatentAttention:
     """The latent attention of a layer.
 
     Args:
         decoder: Of the file.
         layer: From 0.
         rope: Of a part of queries, and of what all heads share of keys.
-        scale: Of scores, by default 1 / sqrt(N + R).
         factor: What is added to the residual stream is multiplied by it.
     """
     keys, at, tensors, n_heads = decoder.keys, f"blk.{layer}", decoder.file.tensors, decoder.n_heads[layer]
@@ -126,7 +123,7 @@ def latent_attention(
         keys=to_latent,
         values=from_latent,
         o=decoder.linear(f"{at}.attn_output", n_heads * value_dim, decoder.n_embd, has_bias=False, factor=factor),
-        scale=1.0 / math.sqrt(key_dim) if scale is None else scale,
+        scale=1.0 / math.sqrt(key_dim),
         rope=rope,
         q_down=decoder.linear(f"{at}.attn_q_a", decoder.n_embd, n_low, **plain) if is_low else None,
         q_norm=decoder.norm(f"{at}.attn_q_a_norm", n_low) if is_low else None,

@@ -12,7 +12,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.rope import MAX_POSITIONS, base_of
+from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
 from augury.plugins.architectures.transformer import Transformer, slopes
 
 _ROPE: dict[str, Any] = {"is_interleaved": True, "has_factors": True}
@@ -250,7 +250,7 @@ class Llama4(Transformer):
         common: dict[str, Any] = {"scale": keys.number("attention.scale", 0.0) or None}
         if has_chunks and decoder.flags(f"{key}_pattern", _PERIOD)[layer]:
             common["chunk"] = _CHUNK
-            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)), **cls.rotary)
+            rope = decoder.rope(base=local_base(decoder), **cls.rotary)
         if turns and keys.count("expert_count", 0, least=0) != _N_EXPERTS_MAVERICK:
             norm = Norm(None, decoder.head_dim, decoder.eps)
             common |= {"q_norm": norm, "k_norm": norm, "is_rope_first": True}

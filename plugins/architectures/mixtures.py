@@ -13,7 +13,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
-from augury.plugins.architectures.rope import base_of, plain
+from augury.plugins.architectures.rope import base_of, local_base, plain
 from augury.plugins.architectures.transformer import Transformer
 
 _ALTERNATING, _PERIOD = 2, 4
@@ -37,7 +37,7 @@ class GptOss(Transformer):
         """A layer, from 0."""
         window = decoder.windows(_ALTERNATING, is_required=True)[layer]
         if window is not None:
-            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+            rope = decoder.rope(base=local_base(decoder))
         attention = decoder.attention(layer, rope, window=window, sinks=_sinks(decoder, layer))
         return Layer(attention, cls.feed_forward(decoder, layer))
 
@@ -126,7 +126,7 @@ class Afmoe(Transformer):
         gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, n_gates, has_scale=False)
         turned = rope if (layer + 1) % _PERIOD else None
         if window is not None and turned is not None:
-            turned = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+            turned = decoder.rope(base=local_base(decoder))
         attention = decoder.attention(layer, turned, window=window, gate=gate, **cls.mixing)
         return Layer(attention, cls.feed_forward(decoder, layer))
 
@@ -150,7 +150,7 @@ class Laguna(Transformer):
         window = decoder.windows(_PERIOD, is_first=True)[layer]
         if window is not None:
             n_rot = decoder.keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=decoder.head_dim)
-            rope = Rope(plain(n_rot, base_of(decoder, "rope.freq_base_swa", base_of(decoder))))
+            rope = Rope(plain(n_rot, local_base(decoder)))
         name = f"blk.{layer}.attn_gate"
         n_gates = decoder.file.tensor(f"{name}.weight").shape[0]
         if n_gates != decoder.n_heads[layer]:
@@ -171,7 +171,7 @@ class Maple(Transformer):
         """A layer, from 0."""
         window = decoder.windows(None, is_required=True)[layer]
         if window is not None:
-            rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa", base_of(decoder)))
+            rope = decoder.rope(base=local_base(decoder))
         attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.mixing)
         limit = decoder.keys.numbers("swiglu_clamp_exp", decoder.n_layers)[layer]
         return Layer(attention, mixture(decoder, layer, limit=limit if limit > _LEAST_LIMIT else None, **cls.experts))

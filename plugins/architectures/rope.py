@@ -116,6 +116,11 @@ def base_of(decoder: Positioned, key: str = "rope.freq_base", default: float = 1
     return decoder.keys.number(key, default, least=_LEAST_BASE)
 
 
+def local_base(decoder: Positioned) -> float:
+    """What the frequencies of layers with a window are powers of: the other layers' where the file says nothing of them."""
+    return base_of(decoder, "rope.freq_base_swa", base_of(decoder))
+
+
 def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]:
     """What divides frequencies, (n_rot / 2,) each: for contexts up to the original one, and for longer ones."""
     divisors: dict[str, np.ndarray | None] = {}

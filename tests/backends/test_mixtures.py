@@ -109,9 +109,19 @@ def test_groups_are_ranked_by_their_two_best_and_equal_experts_by_number():
     np.testing.assert_allclose(same, 1 / (1 + np.exp(-logits[biased])))  # the bias is no part of the weight
 
 
-def test_a_router_that_gives_no_numbers_leaves_no_numbers():
-    name = "blk.1.ffn_gate_inp.weight"
-    model = load(NAMES[0], arrays={name: np.full((8, 256), np.nan)})
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        (NAMES[0], "ffn_gate_inp"),
+        ("gpt-oss-moe-2-of-8", "ffn_gate_exps"),
+        ("gpt-oss-moe-2-of-8", "ffn_up_exps"),
+        ("maple-moe", "ffn_gate_exps"),
+        ("maple-moe", "ffn_up_exps"),
+    ],
+)
+def test_weights_that_are_no_numbers_leave_none(name, tensor):
+    weights = f"blk.1.{tensor}.weight"
+    model = load(name, arrays={weights: np.full(tiny_file(name).tensors[weights].shape, np.nan)})
 
     rows = model.forward(run_of(TOKENS[:5])).rows()
 

@@ -167,8 +167,8 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
                         if is_gated:
                             other = load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left)
                             if is_limited:
-                                value = minimum(value, limit)
-                                other = maximum(minimum(other, limit), sub(zero_f32(), limit))
+                                value = minimum(limit, value)  # what comes second stays where it is NaN
+                                other = minimum(limit, maximum(sub(zero_f32(), limit), other))
                             value = mul(activation(value), of_up(other))
                         else:
                             value = activation(value)
