@@ -257,12 +257,14 @@ class Token:
     """One emitted token, as a stream yields it.
 
     `text` is what became printable with it (characters are never split, so it may be empty or hold more than one token's
-    text). `drafter` is the name of the drafter that proposed the token, or None where the target chose it alone.
+    text). `drafter` is the name of the drafter that proposed the token, or None where the target chose it alone. `n_drafted` is
+    given of the first token of each round: how many drafted tokens the round verified; of the others it is None.
     """
 
     token: int
     text: str
     drafter: str | None = None
+    n_drafted: int | None = None
     logprob: float | None = None  # natural logarithm, under the model's own distribution; None unless asked for
     bytes: bytes | None = None  # what it stands for by itself; None unless logprobs are asked for
     top_logprobs: tuple[TokenLogprob, ...] = ()  # the n most probable tokens, best first

@@ -96,7 +96,7 @@ class Loop:
 
     def stats(self, n_arriving: int) -> EngineStats:
         """What runs, and what was done; `n_arriving` wait to be added. Any thread may ask."""
-        return self._counter.stats(n_arriving + len(self._waiting), self._evaluating)
+        return self._counter.stats(n_arriving + len(self._waiting), self._evaluating, self._drafting.plain_s)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for a slot."""
@@ -325,7 +325,7 @@ class Loop:
         draft = share.feed.draft
         accepted = sequence.verify(draft, passed, row, argmax)
         name = None if share.drafted is None else self._drafting.name(share.drafted)
-        n_emitted = sequence.emit(accepted, passed, row, name)
+        n_emitted = sequence.emit(accepted, passed, row, name, len(draft))
         if not n_emitted:  # it has failed; what its slot holds is as before the pass
             return None
         if share.drafted is None:

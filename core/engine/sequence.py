@@ -168,7 +168,7 @@ class Sequence:
 
         return choose
 
-    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafter: str | None) -> int:
+    def emit(self, accepted: Accepted, logits: Pass, first_row: int, drafter: str | None, n_drafted: int) -> int:
         """Append what a round emits, up to where the request ends, and deliver it.
 
         Args:
@@ -176,6 +176,7 @@ class Sequence:
             logits: Of the pass, for log-probabilities.
             first_row: The row after the history.
             drafter: The name of the drafter that proposed all but the last token, or None.
+            n_drafted: How many tokens of the draft the round verified.
 
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
@@ -201,7 +202,8 @@ class Sequence:
         logprobs = self._logprobs(logits, rows[: len(emitted)], [token for token, _ in emitted])
         for i, (token, text) in enumerate(emitted):
             is_drafted = i < len(emitted) - 1
-            self.pieces.append(Token(token, text, drafter if is_drafted else None, *logprobs[i]))
+            origin = (drafter if is_drafted else None, None if i else n_drafted)
+            self.pieces.append(Token(token, text, *origin, *logprobs[i]))
             self.channel.deliver(self.pieces[-1])
         return len(emitted)
 

@@ -186,6 +186,12 @@ class EngineStats:
     slots: tuple[SlotStats, ...]
     n_waiting: int  # requests without a slot
     counts: Counts
+    plain_s: float | None = None  # of a pass of one token alone, by the planner's measurements; None without a planner
+
+    @property
+    def plain_per_second(self) -> float | None:
+        """Tokens per second without drafts, as the planner expects them; None without a planner."""
+        return None if self.plain_s is None else 1 / self.plain_s
 
     @property
     def n_running(self) -> int:
@@ -230,7 +236,7 @@ class EngineCounter:
         """Let others see what was counted, and who runs: slot, request, and tokens held and emitted."""
         self._seen = self._counts.copy(), tuple(running)
 
-    def stats(self, n_waiting: int, evaluating: Collection[int]) -> EngineStats:
+    def stats(self, n_waiting: int, evaluating: Collection[int], plain_s: float | None) -> EngineStats:
         """What was published last. Any thread may ask."""
         counts, running = self._seen
         slots = [SlotStats(slot, "evaluating" if slot in evaluating else "idle") for slot in range(self._n_slots)]
@@ -238,4 +244,4 @@ class EngineCounter:
             drafters = tuple(member.name for member in request.speculation.members)
             state: Literal["prompt", "decoding"] = "decoding" if n_emitted else "prompt"
             slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters)
-        return EngineStats(tuple(slots), n_waiting, Counts(**counts))
+        return EngineStats(tuple(slots), n_waiting, Counts(**counts), plain_s)

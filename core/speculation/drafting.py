@@ -65,6 +65,11 @@ class Drafting:
         self._may_branch = may_branch
         self._drafters: dict[int, RequestDrafters] = {}  # by slot, of requests that draft
 
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a pass of one token, as the planner knows them; None without one. Any thread may ask."""
+        return None if self._planner is None else self._planner.plain_s
+
     # A request begins and ends
 
     def open(self, sequence: Sequence, n_reused: int) -> int:

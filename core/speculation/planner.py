@@ -73,7 +73,11 @@ class _RestOfPass:
 
 
 class DraftPlanner:
-    """Plans the rounds of one engine for all of its slots together."""
+    """Plans the rounds of one engine for all of its slots together.
+
+    Attributes:
+        plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
+    """
 
     def __init__(self, costs: PassCosts, is_costly: Sequence[bool], *, replays_accepted: bool = False) -> None:
         """Start to plan.
@@ -91,12 +95,12 @@ class DraftPlanner:
         self._can_be_teacher_forced = list(is_costly)  # as far as is known
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
-        self._plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
+        self.plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
         self._costly_budgets = [LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s) for _ in is_costly]
 
     def new_request(self) -> RequestDrafters:
         """What is known of the drafters when a request begins."""
-        n, plain_s = len(self.is_costly), self._plain_s
+        n, plain_s = len(self.is_costly), self.plain_s
         n_lookups = n - sum(self.is_costly)
         budgets = [
             shared
@@ -113,7 +117,7 @@ class DraftPlanner:
         """Whether to ask a drafter before the choice: lookups always, unless they take time and were long not right."""
         if self.is_costly[drafter]:
             return False
-        share = self._draft_costs[drafter].per_ask / (_FREE * self._plain_s)
+        share = self._draft_costs[drafter].per_ask / (_FREE * self.plain_s)
         n_idle = drafters.n_idle[drafter]
         return share <= 1 or n_idle < _PATIENCE or n_idle % min(ceil(share), _RARELY) == 0
 
@@ -132,7 +136,7 @@ class DraftPlanner:
         n_most = n_beside + sum(1 + max(slot.offers.values(), default=0) for slot in slots)
         depth = sum(slot.n_context for slot in slots) / len(slots)
         known, hoped = self.costs.curve(n_most, depth), self.costs.hopeful_curve(n_most, depth)
-        self._plain_s = known[1]
+        self.plain_s = known[1]
         for _ in range(1 if len(slots) == 1 else 2):  # what is best for a slot depends on the others
             for i, slot in enumerate(slots):
                 slot.choose_none()
@@ -229,7 +233,7 @@ class DraftPlanner:
         cost.observe(k, drafters.n_missed[drafter], seconds)
         drafters.n_missed[drafter] = 0
         self._n_waited[drafter] = 0
-        if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self._plain_s:
+        if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self.plain_s:
             self.is_costly[drafter] = True
 
     def observe_round(self, slots: Sequence[SlotDraft], depth: float, n_beside: int, pass_s: float) -> None:

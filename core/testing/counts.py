@@ -32,6 +32,9 @@ def _of_the_text(result: Result) -> Iterator[tuple[str, bool]]:
     origins = Counter(piece.drafter for piece in pieces if piece.drafter is not None)
     accepted = {name: each.accepted for name, each in stats.drafters.items() if each.accepted}
     yield "drafted pieces == accepted, by drafter", origins == accepted
+    by_round = [piece.n_drafted for piece in pieces if piece.n_drafted is not None]
+    lengths = [0, *stats.draft_lengths][: stats.n_rounds]  # the prompt's round drafts nothing
+    yield "drafts of the pieces == draft_lengths", by_round == lengths
     yield "no round of drafted tokens alone", all(piece.drafter is None for piece in (*pieces[:1], *pieces[-1:]))
 
 

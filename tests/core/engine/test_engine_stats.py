@@ -5,6 +5,8 @@ from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine.stats import Counts, SlotStats
 from augury.errors import AuguryError
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 
 GREEDY = {"temperature": 0.0}
 
@@ -80,3 +82,13 @@ def test_an_evaluation_takes_a_slot():
         engine.evaluate([1, 2, 3])
         assert engine.stats().slots[0].state == "idle"
     assert seen == ["evaluating"]
+
+
+def test_the_plain_speed_is_that_of_the_planners_pass_of_one_token():
+    planner = DraftPlanner(PassCosts([PassTime(1, 0, 0.25), PassTime(2, 0, 0.5)], 9), [False])
+    with toy_engine(drafter=ScriptedDrafter, planner=planner) as engine:
+        assert engine.stats().plain_per_second == 4.0
+        engine.generate([1], max_tokens=9, **GREEDY)
+        assert engine.stats().plain_s == planner.plain_s < 0.25  # it has learnt
+    with toy_engine() as engine:
+        assert engine.stats().plain_per_second is None

@@ -160,3 +160,13 @@ def test_tokens_that_the_file_suppresses_are_never_chosen(way):
     plain = answer()
     assert answer(-1, 16, 17) == plain  # the model has 16, the tokenizer 17
     assert plain[0] not in answer(plain[0])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_first_token_of_each_round_says_how_many_were_drafted(drafter):
+    with toy_engine(drafter=DRAFTERS[drafter]) as engine:
+        result = engine.generate([1, 2], max_tokens=N, temperature=0.0)
+    told = [piece.n_drafted for piece in result.pieces]
+    assert [n for n in told if n is not None] == [0, *result.stats.draft_lengths]
+    followed = [piece.drafter is not None for piece in result.pieces[:-1]]  # a round goes on after a drafted token
+    assert [n is None for n in told] == [False, *followed]
