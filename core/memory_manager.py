@@ -43,10 +43,11 @@ class MemoryManager(Plugin, ABC):
         return None
 
     @abstractmethod
-    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
-        At least one token of the prompt is never counted as reused, for its logits are needed. Raising gives no slot.
+        `slot`, if one is named, is free, and the one to give. At least one token of the prompt is never counted as reused, for
+        its logits are needed. Raising gives no slot.
         """
 
     @abstractmethod

@@ -173,8 +173,8 @@ class Context(ABC):
     spec: StateSpec
 
     @abstractmethod
-    def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None:
-        """A slot for a text (n,), and how much of it the slot holds already; None while all are taken."""
+    def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
+        """A slot for a text (n,), or a free one that is named, and how much it holds already; None while all are taken."""
 
     @abstractmethod
     def room(self, slot: int) -> int:

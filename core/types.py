@@ -319,6 +319,7 @@ class Summary:
     """
 
     id: str = ""  # of the request
+    slot: int | None = None  # that it had; None of one that ended before it got one
     n_prompt: int = 0
     n_reused: int = 0  # prompt tokens that the slot still held
     n_recomputed: int = 0  # prompt tokens that a slot shared with the prompt, and that were computed again all the same

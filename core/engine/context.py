@@ -54,9 +54,9 @@ class EngineContext(Context):
         """Close the model."""
         self.model.close()
 
-    def open(self, tokens: np.ndarray, *, may_reuse: bool = True) -> Opened | None:
+    def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
         """See `MemoryManager.open`."""
-        opened = self.memory.open(tokens, may_reuse=may_reuse)
+        opened = self.memory.open(tokens, may_reuse=may_reuse, slot=slot)
         if opened is not None:
             self._last_drafts.pop(opened.slot, None)
             self._unknown.discard(opened.slot)

@@ -19,7 +19,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.guard import guarded
 from augury.engine.loop import Loop
-from augury.engine.request import Request, checked_tokens, make_request
+from augury.engine.request import Request, checked_rows, checked_tokens, is_several, make_request
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
@@ -55,6 +55,7 @@ class Engine:
     Attributes:
         info: Facts about the model.
         tokenizer: Of the model, or None where its file has none: then prompts are token ids and texts are empty.
+        chat_template: Of the model, or None where its file has none.
         config: The effective configuration, whether it was asked for or chosen.
         load_s: Seconds that `load` took, compiling included.
     """
@@ -79,7 +80,8 @@ class Engine:
         self.info: ModelInfo = context.info
         self.tokenizer = tokenizer
         self.config = config
-        self._template = template
+        self.chat_template = template
+        self._n_slots = context.spec.n_slots
         self._speculation = speculation
         self._n_ctx = context.spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
@@ -93,7 +95,7 @@ class Engine:
         )
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
-        self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
+        self._worker = Worker(loop, give_back, n_slots=self._n_slots, max_queue=max_queue)
         self._slot_files = SlotFiles(self._worker.do, context)
 
     @classmethod
@@ -231,8 +233,6 @@ class Engine:
                 raise lack from error
             raise
 
-    # Requests
-
     def submit(
         self,
         prompt: Prompt | None = None,
@@ -259,7 +259,7 @@ class Engine:
                 stop (a text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt
                 (reuse what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
                 "p_min", "type", NAME: {...}}), id (a text by which results, logs and observers name the request; several may
-                have the same, and without one it is made: req-1, req-2, ...).
+                have the same, and without one it is made: req-1, req-2, ...), slot (wait for this one; None: any).
 
         Raises:
             OptionError: An argument is unknown or out of range.
@@ -268,9 +268,13 @@ class Engine:
         """
         self._worker.check()  # before a template is rendered for nothing
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
-        ids = prompt_ids(prompt, messages, self.tokenizer, self._template, tools=tools, kwargs=chat_template_kwargs, why=why)
+        ids = prompt_ids(
+            prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=chat_template_kwargs, why=why
+        )
         tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
-        request = make_request(tokens, self._speculation, params, n_vocab=self._n_vocab, registry=self._loader.registry)
+        request = make_request(
+            tokens, self._speculation, params, n_vocab=self._n_vocab, n_slots=self._n_slots, registry=self._loader.registry
+        )
         if request.echo:
             decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
             request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
@@ -297,16 +301,16 @@ class Engine:
         Arguments and errors are those of `submit`.
         """
         self._worker.check_may_wait()
-        is_several = messages is None and _is_several(prompt)
+        several = messages is None and is_several(prompt)
         runnings: list[Running] = []
         try:
-            runnings.extend(self.submit(each, messages=messages, **params) for each in (prompt if is_several else [prompt]))
+            runnings.extend(self.submit(each, messages=messages, **params) for each in (prompt if several else [prompt]))
             results = [running.result() for running in runnings]
         except BaseException:
             for running in runnings:
                 running.cancel()
             raise
-        return results if is_several else results[0]
+        return results if several else results[0]
 
     def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
         """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
@@ -335,11 +339,7 @@ class Engine:
             CapacityError: The tokens do not fit into the context.
         """
         tokens = checked_tokens(token_ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
-        wanted = np.arange(len(tokens)) if rows is None else np.asarray(rows).reshape(-1)
-        if not len(wanted):
-            wanted = wanted.astype(np.int64)  # an empty list has no type of its own
-        if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= len(tokens))).any():
-            raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {len(tokens) - 1}, the positions of the tokens given")
+        wanted = checked_rows(rows, len(tokens))
         rising, back = np.unique(wanted, return_inverse=True)
         logits: np.ndarray = self._worker.evaluate(tokens, rising)
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
@@ -357,6 +357,10 @@ class Engine:
         A file that is damaged or of another model is an error; the slot is then as it was.
         """
         return self._slot_files.load(slot, Path(path))
+
+    def erase_slot(self, slot: int) -> int:
+        """Let a free slot forget what it holds; returns how many tokens that were."""
+        return self._slot_files.erase(slot)
 
     def stats(self) -> EngineStats:
         """What every slot does, how many requests wait, and counts since `load`. Any thread may ask; it waits for nothing."""
@@ -377,8 +381,8 @@ class Engine:
         process that was forked off it does nothing, for the engine is the parent's.
         """
         self._worker.close()
-        if self._template is not None:
-            self._template.close()
+        if self.chat_template is not None:
+            self.chat_template.close()
 
     def __enter__(self) -> Self:
         return self
@@ -393,7 +397,3 @@ def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: 
     if template is not None:
         guarded(template.close)
     loader.close()
-
-
-def _is_several(prompt: Any) -> bool:
-    return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)

@@ -24,7 +24,7 @@ from augury.engine.guard import attempt, guarded
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
-from augury.errors import OptionError, PluginError
+from augury.errors import CapacityError, OptionError, PluginError
 from augury.log import DRAFT_LOGGER
 from augury.passes import Pass
 from augury.speculation.draft_log import log_draft
@@ -206,6 +206,15 @@ class Loop:
         self._ended[slot] = attrs.evolve(saved, held=b"")
         return self._ended[slot]
 
+    def erase_slot(self, slot: int) -> int:
+        """Let a free slot forget what it holds; returns how many tokens that were."""
+        if slot in self._taken:
+            raise CapacityError(f"slot {slot} is in use; erase it when its request has ended")
+        n_erased = self._context.spec.n_ctx - self._context.room(slot)
+        if self._open(np.zeros(1, np.int32), may_reuse=False, slot=slot) is not None:
+            self._free(slot)
+        return n_erased
+
     # The steps of a round
 
     def _attempt(self, sequences: Items[Sequence], step: Callable[..., Any], *arguments: Any) -> Any:
@@ -220,15 +229,15 @@ class Loop:
             self._end(sequence)
 
     def _admit(self) -> None:
-        while self._waiting:
-            sequence = self._waiting[0]
-            self._attempt([sequence], self._start, sequence)
-            if self._waiting and self._waiting[0] is sequence:  # all slots are taken
+        for sequence in tuple(self._waiting):
+            if len(self._taken) == self._context.spec.n_slots:
                 return
+            if sequence.request.slot not in self._taken:
+                self._attempt([sequence], self._start, sequence)
 
     def _start(self, sequence: Sequence) -> None:
         """Give a sequence a slot, if there is one."""
-        opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt)
+        opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
         if opened is not None:
             sequence.slot = opened.slot
             n_reused = self._drafting.open(sequence, opened.n_reused)
@@ -236,21 +245,21 @@ class Loop:
                 n_reused = self._context.truncate(opened.slot, n_reused)
             sequence.n_kept = n_reused
             n_recomputed = max(opened.n_shared - n_reused, 0)
-            sequence.counter.opened(n_reused, n_recomputed)
+            sequence.counter.opened(opened.slot, n_reused, n_recomputed)
             self._running.append(sequence)
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             self._counter.started(n_reused, n_recomputed)
             self._publish()
 
-    def _open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+    def _open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """A slot for a prompt, or None while all are taken."""
-        for slot in tuple(self._unfreed):
+        for unfreed in tuple(self._unfreed):
             with suppress(BaseException):  # it was said the first time
-                self._context.end(slot)
-                self._unfreed.remove(slot)
+                self._context.end(unfreed)
+                self._unfreed.remove(unfreed)
         if self._check is not None:
             self._check()
-        opened = self._context.open(tokens, may_reuse=may_reuse)
+        opened = self._context.open(tokens, may_reuse=may_reuse, slot=slot)
         if opened is not None:
             self._taken.add(opened.slot)
             self._unfreed.discard(opened.slot)
@@ -377,4 +386,6 @@ class Loop:
         sequence.finish(error)
 
     def _publish(self) -> None:
-        self._counter.publish((each.slot, each.request, each.n_kept, each.n_emitted) for each in self._running)
+        self._counter.publish(
+            (each.slot, each.request, each.n_kept, each.n_emitted, each.counter.drafting()) for each in self._running
+        )

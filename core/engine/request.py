@@ -20,13 +20,13 @@ from augury.registry import Registry
 from augury.speculation.config import Speculation, speculative_params
 from augury.types import tokens_array
 
-__all__ = ["Request", "checked_tokens", "make_request"]
+__all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request"]
 
 
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
 _OTHERS = (
     *("logit_bias", "samplers", "seed_offset", "logits_processors", "constraint", "speculative"),
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id"),
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot"),
 )
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
@@ -50,6 +50,7 @@ class Request:
     speculation: Speculation
     logits_processors: tuple[Step, ...] = ()
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
+    slot: int | None = None  # which it waits for; None: any
     prompt_text: str | None = None  # what the result holds of the prompt's text
 
 
@@ -79,8 +80,33 @@ def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
     return tokens_array(tokens)
 
 
+def checked_rows(rows: Any, n: int) -> np.ndarray:
+    """Positions in a text of n tokens, in any order; None for all.
+
+    Raises:
+        OptionError: One is not in the text.
+    """
+    wanted = np.arange(n) if rows is None else np.asarray(rows).reshape(-1)
+    if not len(wanted):
+        wanted = wanted.astype(np.int64)  # an empty list has no type of its own
+    if wanted.dtype.kind not in "iu" or ((wanted < 0) | (wanted >= n)).any():
+        raise OptionError(f"rows are {wanted.tolist()}, expected 0 to {n - 1}, the positions of the tokens given")
+    return wanted
+
+
+def is_several(prompt: Any) -> bool:
+    """Whether a prompt is a list of prompts."""
+    return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
+
+
 def make_request(
-    prompt: np.ndarray, speculation: Speculation, params: Mapping[str, Any], *, n_vocab: int, registry: Registry
+    prompt: np.ndarray,
+    speculation: Speculation,
+    params: Mapping[str, Any],
+    *,
+    n_vocab: int,
+    n_slots: int = 1,
+    registry: Registry,
 ) -> Request:
     """A request from checked token ids and the keyword arguments of `generate` and `stream`, for a model of V tokens.
 
@@ -112,6 +138,9 @@ def make_request(
     name = rest.pop("id", None)
     if name is not None and (not isinstance(name, str) or not name):
         raise OptionError(f"id is {reprlib.repr(name)}, expected a text that is not empty")
+    slot = rest.pop("slot", None)
+    if slot is not None and check_count("slot", slot, 0) >= n_slots:
+        raise OptionError(f"slot is {slot}, expected 0 to {n_slots - 1}, or None for any")
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if rest:
         known = (*sampling_options(), *_OTHERS, *flags)
@@ -129,6 +158,7 @@ def make_request(
         speculation=speculation,
         logits_processors=tuple(processors),
         constraint=constraint,
+        slot=slot,
         **flags,
     )
 

@@ -55,7 +55,7 @@ class SavedSlot:
 class SlotFiles:
     """Saves the slots of an engine to files, and loads them."""
 
-    def __init__(self, do: Callable[[Callable[[Any], SavedSlot]], SavedSlot], context: EngineContext) -> None:
+    def __init__(self, do: Callable[[Callable[[Any], Any]], Any], context: EngineContext) -> None:
         """Take over the slots of a context; `do` calls a function of the engine's loop on its thread, and waits."""
         self._do = do
         self._n_slots = context.spec.n_slots
@@ -64,7 +64,7 @@ class SlotFiles:
     def save(self, slot: int, path: Path) -> SavedSlot:
         """See `Engine.save_slot`."""
         self._check(slot)
-        saved = self._do(lambda loop: loop.save_slot(slot))
+        saved: SavedSlot = self._do(lambda loop: loop.save_slot(slot))
         facts = {**self._owner, "params": {**saved.params, "logit_bias": list(saved.params["logit_bias"].items())}}
         body = join_parts([json.dumps(facts).encode(), np.array(saved.tokens, np.int32).tobytes(), saved.held])
         try:
@@ -78,9 +78,16 @@ class SlotFiles:
         self._check(slot)
         saved = self._read(path)
         try:
-            return self._do(lambda loop: loop.load_slot(slot, saved))
+            loaded: SavedSlot = self._do(lambda loop: loop.load_slot(slot, saved))
         except ModelFileError as error:
             raise ModelFileError(f"{path}: {error}") from error
+        return loaded
+
+    def erase(self, slot: int) -> int:
+        """See `Engine.erase_slot`."""
+        self._check(slot)
+        n_erased: int = self._do(lambda loop: loop.erase_slot(slot))
+        return n_erased
 
     def _read(self, path: Path) -> SavedSlot:
         """What a file holds, which is whole and of this model."""

@@ -23,6 +23,9 @@ _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go
 _BY_POSITION = ("offered_by_position", "accepted_by_position")
 
 
+Drafted = tuple[str | None, int, int, list[int], int]
+_Running = tuple[int, Request, int, int, Drafted]
+
 # One request
 
 
@@ -39,11 +42,15 @@ class RequestCounter:
             for member in request.speculation.members
         }
         self._draft_lengths: list[int] = []
+        self._n_drafted = self._n_accepted = 0
+        self._slot: int | None = None
+        self._last_drafter: str | None = None
         self._n_processed = 0
         self._prompt_s = self._first_token_at = self._last_token_at = 0.0
 
-    def opened(self, n_reused: int, n_recomputed: int) -> None:
+    def opened(self, slot: int, n_reused: int, n_recomputed: int) -> None:
         """The request's slot holds so many tokens of its prompt; so many more were held, but not where it could go on."""
+        self._slot = slot
         self.n_reused, self._n_recomputed = n_reused, n_recomputed
 
     def begun(self, drafter: str, seconds: float) -> None:
@@ -85,6 +92,9 @@ class RequestCounter:
 
     def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
         """A drafter's proposal, `depth` tokens deep, was verified."""
+        self._n_drafted += verdict.n_offered
+        self._n_accepted += verdict.n_accepted
+        self._last_drafter = drafter
         counts = self._counts[drafter]
         counts["used"] += 1
         counts["drafted"] += verdict.n_offered
@@ -94,6 +104,10 @@ class RequestCounter:
             places.extend([0] * (depth - len(places)))
             for position in range(n):
                 places[position] += 1
+
+    def drafting(self) -> Drafted:
+        """What was drafted so far, for `SlotStats`: the last drafter, tokens drafted and accepted, and lengths by round."""
+        return self._last_drafter, self._n_drafted, self._n_accepted, self._draft_lengths, len(self._draft_lengths)
 
     def told(self, drafter: str, seconds: float) -> None:
         """A drafter was told what became of the round, and took so long."""
@@ -108,6 +122,7 @@ class RequestCounter:
         by_position = zip_longest(*(each.accepted_by_position for each in drafters.values()), fillvalue=0)
         return Summary(
             id=self._request.id,
+            slot=self._slot,
             n_prompt=len(self._request.prompt),
             n_reused=self.n_reused,
             n_recomputed=self._n_recomputed,
@@ -115,8 +130,8 @@ class RequestCounter:
             n_replayed=self.n_replayed,
             n_emitted=self._n_emitted,
             n_rounds=len(self._draft_lengths) + (self._n_emitted > 0),
-            n_drafted=sum(each.drafted for each in drafters.values()),
-            n_accepted=sum(each.accepted for each in drafters.values()),
+            n_drafted=self._n_drafted,
+            n_accepted=self._n_accepted,
             accepted_by_position=tuple(map(sum, by_position)),
             draft_lengths=tuple(self._draft_lengths),
             drafters=drafters,
@@ -157,6 +172,10 @@ class SlotStats:
     n_held: int | None = None  # tokens of the request whose states the slot holds; None where it has no request
     n_emitted: int = 0
     drafters: tuple[str, ...] = ()  # of the request, by priority
+    drafter: str | None = None  # whose draft was verified last
+    n_drafted: int = 0
+    n_accepted: int = 0
+    draft_lengths: tuple[int, ...] = ()  # tokens verified in each round after the prompt's
 
 
 @frozen
@@ -205,7 +224,7 @@ class EngineCounter:
     def __init__(self, n_slots: int) -> None:
         self._counts = attrs.asdict(Counts())
         self._n_slots = n_slots
-        self._seen: tuple[dict[str, Any], tuple[tuple[int, Request, int, int], ...]] = (self._counts.copy(), ())
+        self._seen: tuple[dict[str, Any], tuple[_Running, ...]] = (self._counts.copy(), ())
 
     def started(self, n_reused: int, n_recomputed: int) -> None:
         """A request has a slot, which holds so many tokens of its prompt, of those that were held."""
@@ -232,16 +251,17 @@ class EngineCounter:
         for name, n in more.items():
             self._counts[name] += n
 
-    def publish(self, running: Iterable[tuple[int, Request, int, int]]) -> None:
-        """Let others see what was counted, and who runs: slot, request, and tokens held and emitted."""
+    def publish(self, running: Iterable[_Running]) -> None:
+        """Let others see what was counted, and who runs: slot, request, tokens held and emitted, and what was drafted."""
         self._seen = self._counts.copy(), tuple(running)
 
     def stats(self, n_waiting: int, evaluating: Collection[int], plain_s: float | None) -> EngineStats:
         """What was published last. Any thread may ask."""
         counts, running = self._seen
         slots = [SlotStats(slot, "evaluating" if slot in evaluating else "idle") for slot in range(self._n_slots)]
-        for slot, request, n_held, n_emitted in running:
+        for slot, request, n_held, n_emitted, (drafter, n_drafted, n_accepted, lengths, n_rounds) in running:
             drafters = tuple(member.name for member in request.speculation.members)
             state: Literal["prompt", "decoding"] = "decoding" if n_emitted else "prompt"
-            slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters)
+            drafted = drafter, n_drafted, n_accepted, tuple(lengths[:n_rounds])  # the list grows at its end alone
+            slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters, *drafted)
         return EngineStats(tuple(slots), n_waiting, Counts(**counts), plain_s)

@@ -30,8 +30,9 @@ class TokenType(IntEnum):
 
 @frozen
 class _Role:
-    """A token for filling in the middle: the keys that name it, the texts that betray it, whether it ends a generation."""
+    """A token for filling in the middle: its name, the keys and texts that tell it, and whether it ends a generation."""
 
+    name: str
     keys: tuple[str, ...]  # the last one present counts
     texts: str  # separated by spaces
     ends: bool
@@ -39,23 +40,26 @@ class _Role:
 
 _ROLES = (
     _Role(
+        "pre",
         ("fim_pre_token_id", "prefix_token_id"),
         "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
         ends=False,
     ),
     _Role(
+        "suf",
         ("fim_suf_token_id", "suffix_token_id"),
         "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>",
         ends=False,
     ),
     _Role(
+        "mid",
         ("fim_mid_token_id", "middle_token_id"),
         "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>",
         ends=False,
     ),
-    _Role(("fim_pad_token_id",), "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]", ends=True),
-    _Role(("fim_rep_token_id",), "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>", ends=True),
-    _Role(("fim_sep_token_id",), "<|file_sep|>", ends=True),
+    _Role("pad", ("fim_pad_token_id",), "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]", ends=True),
+    _Role("rep", ("fim_rep_token_id",), "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>", ends=True),
+    _Role("sep", ("fim_sep_token_id",), "<|file_sep|>", ends=True),
 )
 _ENDS = (  # separated by spaces
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
@@ -68,8 +72,8 @@ _TEXT_WITH_S = ("<|tool_response>", "<|plamo:eos|>")
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
-def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, int]) -> frozenset[int]:
-    """Find the tokens that end a generation, and put right the types of tokens whose text says more than their type.
+def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, int]) -> tuple[frozenset[int], dict[str, int]]:
+    """Find special tokens, and put right the types of tokens whose text says more than their type.
 
     Args:
         ids: token text → id.
@@ -77,16 +81,19 @@ def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, 
         named: the metadata keys `tokenizer.ggml.*_token_id`, without that prefix, → id.
 
     Returns:
-        The tokens after which nothing more is generated.
+        The tokens after which nothing more is generated, and those for filling in the middle: "pre", "suf", "mid", "pad",
+        "rep" (repository) and "sep" (file), as far as there are any.
     """
     ends = {named[key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if key in named}
+    fim: dict[str, int] = {}
     for role in _ROLES:
         token = next((named[key] for key in reversed(role.keys) if key in named), None)
         if token is None and (found := [ids[text] for text in role.texts.split() if text in ids]):
             token = min(found)
             types[token] = TokenType.CONTROL
-        if token is not None and role.ends:
-            ends.add(token)
+        if token is not None:
+            fim[role.name] = token
+            ends |= {token} if role.ends else set()
     looks = {text: ids[text] for text in _ENDS.split() if text in ids}
     types[list(looks.values())] = TokenType.CONTROL
     ends.update(looks.values())
@@ -97,4 +104,4 @@ def assign_roles(ids: Mapping[str, int], types: np.ndarray, named: Mapping[str, 
     if "</s>" in looks and any(ids.get(text) in ends for text in _TEXT_WITH_S):
         ends.discard(looks["</s>"])
         types[looks["</s>"]] = TokenType.NORMAL
-    return frozenset(ends)
+    return frozenset(ends), fim

@@ -74,6 +74,7 @@ class Tokenizer:
         bos: the token that begins a sequence, or None.
         eos: the token that ends a sequence, or None.
         eog: all tokens that end a generation, eos among them.
+        fim: tokens for filling in the middle, those there are of "pre", "suf", "mid", "pad", "rep" and "sep".
         suppressed: tokens that are never to be sampled.
         add_bos: whether `encode` begins with bos by default.
         add_eos: whether `encode` ends with eos by default; of kind "bert", with the separator.
@@ -89,6 +90,7 @@ class Tokenizer:
         self.bos = vocabulary.bos
         self.eos = vocabulary.eos
         self.eog = vocabulary.eog
+        self.fim = vocabulary.fim
         self.suppressed = vocabulary.suppressed
         self._last = vocabulary.sep if self.kind == "bert" else vocabulary.eos
         adds_bos, adds_eos = vocabulary.add_bos, vocabulary.add_eos

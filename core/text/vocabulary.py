@@ -43,6 +43,7 @@ class Vocabulary:
     eos: int | None
     unk: int | None
     eog: frozenset[int]
+    fim: dict[str, int]  # tokens for filling in the middle, see `assign_roles`
     add_bos: bool | None  # None: the file does not say
     add_eos: bool | None
     add_space_prefix: bool | None
@@ -99,7 +100,7 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
     named = {key: token for key, token in _DEFAULTS.get(kind, {}).items() if token < len(tokens)}
     named |= _named_tokens(metadata, len(tokens))
     stated_types = types.copy()
-    eog = assign_roles(ids, types, named)
+    eog, fim = assign_roles(ids, types, named)
     strips_left, strips_right = _strips(metadata, ids, types)
     suppressed = _numbers(metadata, "suppress_tokens", "iu")
     return Vocabulary(
@@ -115,6 +116,7 @@ def read_vocabulary(metadata: Mapping[str, object], kinds: Iterable[str]) -> Voc
         eos=named.get("eos_token_id"),
         unk=named.get("unknown_token_id"),
         eog=eog,
+        fim=fim,
         add_bos=_optional(metadata, "add_bos_token", bool),
         add_eos=_optional(metadata, "add_eos_token", bool),
         add_space_prefix=_optional(metadata, "add_space_prefix", bool),

@@ -117,9 +117,9 @@ class Checkpoints(Contiguous):
         """See `MemoryManager.suitable`."""
         return None if spec.n_bytes_per_sequence else "the model has no recurrent state to go back to; take contiguous"
 
-    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """See `MemoryManager.open`."""
-        opened = super().open(tokens, may_reuse=may_reuse)
+        opened = super().open(tokens, may_reuse=may_reuse, slot=slot)
         if opened is not None:
             at = self._at[opened.slot]
             at.tail = at.n_restored = 0

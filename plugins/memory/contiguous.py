@@ -56,9 +56,9 @@ class Contiguous(MemoryManager):
         """See `MemoryManager.suitable`."""
         return "the model has a recurrent state, which cannot be cut; take checkpoints" if spec.n_bytes_per_sequence else None
 
-    def open(self, tokens: np.ndarray, *, may_reuse: bool) -> Opened | None:
+    def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """See `MemoryManager.open`."""
-        free = [i for i, slot in enumerate(self._slots) if slot.is_free]
+        free = [i for i, each in enumerate(self._slots) if each.is_free and slot in (None, i)]
         if not free:
             return None
         if len(tokens) > self.spec.n_ctx:

@@ -20,8 +20,8 @@ from augury.plugins.memory.contiguous import Contiguous
 class Forgetful(Contiguous):
     name = "forgetful"
 
-    def open(self, tokens, *, may_reuse):
-        return super().open(tokens, may_reuse=False)
+    def open(self, tokens, *, may_reuse, slot=None):
+        return super().open(tokens, may_reuse=False, slot=slot)
 
 
 @hookimpl

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from augury.testing.contract import Contract
 
-OPEN = Contract("`open` gives a free slot to a request, or None while all are taken.", "augury.interfaces.MemoryManager.open")
+OPEN = Contract(
+    "`open` gives a free slot to a request, the one that is named if one is, or None while all are taken.",
+    "augury.interfaces.MemoryManager.open",
+)
 REUSE = Contract(
     "Reused are tokens that begin the prompt, never all of it, and none where the request forbids it.",
     "augury.interfaces.MemoryManager.open",

@@ -52,16 +52,16 @@ class DrivenMemory:
         self._memory = self._call("construction", make, model.state_spec, model)
         self._context = EngineContext(model, self._memory)
 
-    def open(self, prompt: Sequence[int], *, may_reuse: bool, chunk: int) -> None:
+    def open(self, prompt: Sequence[int], *, may_reuse: bool, chunk: int, slot: int | None = None) -> None:
         """Begin a request: take a slot, and process the prompt in chunks."""
-        told = f"open of {list(prompt)}{'' if may_reuse else ', no reuse'}"
+        told = f"open of {list(prompt)}{'' if may_reuse else ', no reuse'}{'' if slot is None else f', slot {slot}'}"
         n_ctx, n_slots = self._context.spec.n_ctx, self._context.spec.n_slots
         tokens = np.array(prompt, np.int32)
         if len(prompt) > n_ctx and len(self.texts) < n_slots:
-            self._refused(told, lambda: self._context.open(tokens, may_reuse=may_reuse))
+            self._refused(told, lambda: self._context.open(tokens, may_reuse=may_reuse, slot=slot))
             return
-        opened = self._call(told, lambda: self._context.open(tokens, may_reuse=may_reuse))
-        if opened is None or opened.slot in self.texts or not 0 <= opened.slot < n_slots:
+        opened = self._call(told, lambda: self._context.open(tokens, may_reuse=may_reuse, slot=slot))
+        if opened is None or opened.slot in self.texts or not 0 <= opened.slot < n_slots or slot not in (None, opened.slot):
             if opened is None and len(self.texts) == n_slots:
                 return
             seen = f"{opened} with slots {sorted(self.texts)} of {n_slots} taken"
@@ -70,6 +70,11 @@ class DrivenMemory:
             raise self._broken(contract.REUSE, f"{opened.n_reused} of {len(prompt)} tokens")
         self._go_on(opened.slot, list(prompt), opened.n_reused, chunk)
         self.texts[opened.slot] = [*prompt, 1]
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Those that no request has."""
+        return [slot for slot in range(self._context.spec.n_slots) if slot not in self.texts]
 
     def round(self, guesses: dict[int, Guess]) -> None:
         """One pass over several slots, each with its draft; slots without room end."""

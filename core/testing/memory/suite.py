@@ -117,7 +117,8 @@ def _open(memory: DrivenMemory, data: DataObject) -> None:
     tails = st.lists(st.integers(0, 2), min_size=1, max_size=9)
     known = data.draw(st.sampled_from(memory.past))
     prompt = [*known[: data.draw(st.integers(0, len(known)))], *data.draw(tails)]
-    memory.open(prompt, may_reuse=data.draw(st.booleans()), chunk=data.draw(st.integers(1, 8)))
+    chunk, slot = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([None, *memory.free_slots]))
+    memory.open(prompt, may_reuse=data.draw(st.booleans()), chunk=chunk, slot=slot)
 
 
 def _guesses() -> SearchStrategy[Guess]:

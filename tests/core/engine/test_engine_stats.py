@@ -92,3 +92,14 @@ def test_the_plain_speed_is_that_of_the_planners_pass_of_one_token():
         assert engine.stats().plain_s == planner.plain_s < 0.25  # it has learnt
     with toy_engine() as engine:
         assert engine.stats().plain_per_second is None
+
+
+def test_a_slot_tells_who_drafted_how_far_and_what_was_accepted():
+    seen = []
+    with toy_engine(drafter=ScriptedDrafter, observers=(lambda **_: seen.append(engine.stats().slots[0]), None)) as engine:
+        summary = engine.generate([1, 2, 3], max_tokens=9, **GREEDY).stats
+    last = seen[-2]  # before the round that ended it
+    assert (last.drafter, last.draft_lengths) == ("scripted", summary.draft_lengths[:-1])
+    assert last.n_emitted == len(last.draft_lengths) + 1 + last.n_accepted
+    assert last.n_drafted == sum(last.draft_lengths) > 0
+    assert summary.slot == 0

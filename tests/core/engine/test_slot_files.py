@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from oracles.models import tiny_model
+from toys import Gate
 
 from augury.engine.engine import Engine
 from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, UnsupportedError
@@ -166,3 +167,35 @@ def test_a_slot_in_use_is_not_written_over(tmp_path):
         assert again.result().tokens == running.result().tokens
     assert told
     assert "which is in use" in told[0]
+
+
+def test_a_request_waits_for_the_slot_that_it_names_and_those_after_it_do_not():
+    with load("kv", slots=2) as engine:
+        engine.generate(PROMPT, slot=1, max_tokens=2)
+        gate = Gate(engine)
+        first = engine.submit(PROMPT, slot=1, max_tokens=3)
+        assert gate.has_begun.wait(60)
+        named, other = engine.submit(PROMPT, slot=1, max_tokens=2), engine.submit([1, 2], max_tokens=40, ignore_eos=True)
+        gate.open()
+        ended = [running.result().stats for running in (first, named, other)]
+    assert [stats.slot for stats in ended] == [1, 1, 0]
+    assert ended[1].n_reused == len(PROMPT) - 1
+    with load("kv", slots=2) as engine, pytest.raises(OptionError, match="slot is 2, expected 0 to 1, or None"):
+        engine.submit(PROMPT, slot=2)
+
+
+def test_an_erased_slot_holds_nothing_and_one_in_use_is_not_erased(tmp_path):
+    with load("kv") as engine:
+        stats = engine.generate(PROMPT, max_tokens=3, **SAMPLED).stats
+        n_held = stats.n_prompt + stats.n_emitted - 1
+        assert engine.erase_slot(0) == n_held
+        assert engine.erase_slot(0) == 0
+        assert engine.generate(PROMPT, max_tokens=3, **SAMPLED).stats.n_reused == 0
+        engine.erase_slot(0)
+        with pytest.raises(OptionError, match="holds nothing to save"):
+            engine.save_slot(0, tmp_path / "slot")
+        pieces = engine.stream(PROMPT, max_tokens=100, **SAMPLED)
+        next(pieces)
+        engine._worker._loop._taken.add(0)  # also where the request has just ended
+        with pytest.raises(CapacityError, match="slot 0 is in use"):
+            engine.erase_slot(0)

@@ -18,16 +18,16 @@ def mutant(base=Contiguous, /, **changed):
 
 
 class Greedy(Contiguous):
-    def open(self, tokens, *, may_reuse):
-        opened = super().open(tokens, may_reuse=may_reuse)
+    def open(self, tokens, *, may_reuse, slot=None):
+        opened = super().open(tokens, may_reuse=may_reuse, slot=slot)
         return opened and Opened(opened.slot, len(tokens))
 
 
 class Wishful(Contiguous):
     """Takes two texts of equal length for the same."""
 
-    def open(self, tokens, *, may_reuse):
-        opened = super().open(tokens, may_reuse=False)
+    def open(self, tokens, *, may_reuse, slot=None):
+        opened = super().open(tokens, may_reuse=False, slot=slot)
         if opened is None or not may_reuse:
             return opened
         slot = self._slots[opened.slot]
@@ -36,17 +36,24 @@ class Wishful(Contiguous):
 
 
 class Insistent(Contiguous):
-    def open(self, tokens, *, may_reuse):
-        return super().open(tokens, may_reuse=True)
+    def open(self, tokens, *, may_reuse, slot=None):
+        return super().open(tokens, may_reuse=True, slot=slot)
 
 
 class Double(Contiguous):
-    def open(self, tokens, *, may_reuse):
+    def open(self, tokens, *, may_reuse, slot=None):
         self._slots[0].is_free = True
+        return super().open(tokens, may_reuse=may_reuse, slot=slot)
+
+
+class Wilful(Contiguous):
+    """Gives any slot, whichever was named."""
+
+    def open(self, tokens, *, may_reuse, slot=None):
         return super().open(tokens, may_reuse=may_reuse)
 
 
-Hesitant = mutant(open=lambda self, tokens, *, may_reuse: None)
+Hesitant = mutant(open=lambda self, tokens, *, may_reuse, slot=None: None)
 
 
 class Boundless(Contiguous):
@@ -169,6 +176,7 @@ class Rewinding(Contiguous):
         (Wishful, "a slot holds the text of its request and nothing else. Seen: "),
         (Insistent, "none where the request forbids it"),
         (Double, "`open` gives a free slot"),
+        (Wilful, "`open` gives a free slot to a request, the one that is named"),
         (Hesitant, "Seen: None, after: construction; open of [0, 1"),
         (Boundless, "What does not fit is a CapacityError and changes nothing"),
         (Generous, "`room` is what still fits"),

@@ -253,6 +253,13 @@ def test_tokens_that_say_there_is_none_are_none():
     assert tokenizer.eog == {3}  # <|im_end|> by its text
 
 
+def test_tokens_for_filling_in_the_middle_are_told_by_key_or_text():
+    assert vocabularies.tokenizer("smollm").fim == {"rep": 4}
+    named = load_tokenizer(vocabularies.tiny(prefix_token_id=0, fim_pre_token_id=1, fim_suf_token_id=2))
+    assert named.fim == {"pre": 0, "suf": 2}
+    assert vocabularies.tokenizer("llama-bpe").fim == {}
+
+
 # Decoding token by token
 
 

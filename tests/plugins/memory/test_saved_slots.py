@@ -29,8 +29,8 @@ class Saving:
     options_class = FolderOptions
     errors: ClassVar = []
 
-    def open(self, tokens, *, may_reuse):
-        opened = super().open(tokens, may_reuse=may_reuse)
+    def open(self, tokens, *, may_reuse, slot=None):
+        opened = super().open(tokens, may_reuse=may_reuse, slot=slot)
         if opened is None or not may_reuse:
             return opened
         texts = ((path, np.load(path)) for path in Path(self.options.folder).glob("*.npy"))
