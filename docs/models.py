@@ -54,7 +54,7 @@ LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm", "dots3note"),
     _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "qwen4exp", "glm5-next"),
-    _MIXTURE: ("arctic", "graniteswitch", "grovemoe", "smallthinker", "step35"),
+    _MIXTURE: ("graniteswitch", "step35"),
     "embeddings per layer, and caches that layers share": ("gemma3n", "gemma4"),
     "an encoder, and attention to it": ("t5",),
     "the activation xIELU": ("apertus",),

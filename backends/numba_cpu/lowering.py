@@ -137,12 +137,7 @@ class Lowering:
             layer = self.plan.layers[i]
             if layer.turn is not None and other is not None:
                 writing.take_turn(layer.turn, other)
-            for n, (block, emitter) in enumerate(zip(layer.blocks, self._layers[i], strict=True)):
-                is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
-                left = writing.beside() if is_beside else []
-                emitter.emit(writing)
-                if is_beside:
-                    writing.join(left)
+            self._emit_blocks(writing, i)
             if layer.skip and embedded is not None:
                 writing.norm_x(None)
                 writing.add_to_x(embedded, layer.skip)
@@ -154,3 +149,21 @@ class Lowering:
             writing.give_features("output", self.plan.output.norm)
         self._output.emit(writing)
         return writing.program()
+
+    def _emit_blocks(self, writing: Tape, i: int) -> None:
+        """Write the records of a layer's blocks."""
+        layer, apart = self.plan.layers[i], []
+        blocks = list(zip(layer.blocks, self._layers[i], strict=True))
+        for _, emitter in blocks:
+            emitter.begin(writing)
+        if layer.apart is not None:
+            writing.y = self._buffers["y apart"]
+            blocks.pop()[1].emit(writing)
+            apart = writing.hold("y")
+        for n, (block, emitter) in enumerate(blocks):
+            is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
+            left = writing.hold("y beside") if is_beside else []
+            emitter.emit(writing)
+            if is_beside:
+                writing.join(left)
+        writing.join(apart)

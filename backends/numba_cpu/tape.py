@@ -66,6 +66,7 @@ class Space:
     def buffers(plan: ModelPlan) -> dict[str, int]:
         """Bytes of the rows that all blocks share: x, its norm, and what is to be added to x."""
         names = ["x", "normed", "y", *["y beside"] * any(layer.is_parallel or layer.beside for layer in plan.layers)]
+        names += ["y apart"] * any(layer.apart is not None for layer in plan.layers)
         names += ["embedded"] * any(layer.skip for layer in plan.layers)
         names += ["other"] * (plan.embedding.other is not None)
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
@@ -165,13 +166,17 @@ class Tape:
         """Say that the next norm is to add y, or its norm, to x."""
         self._pending.append((self.y, post_norm))
 
-    def beside(self) -> list[tuple[int, Norm | None]]:
-        """Let the next block see x without what the last one left, which is given back, to be added with `join`."""
-        left, self._pending, self.y = self._pending, [], self.buffers["y beside"]
+    def hold(self, y: str) -> list[tuple[int, Norm | None]]:
+        """Let the next block see x without what was left, which is given back, to be added with `join`.
+
+        Args:
+            y: The buffer where the next block leaves what is to be added.
+        """
+        left, self._pending, self.y = self._pending, [], self.buffers[y]
         return left
 
     def join(self, left: list[tuple[int, Norm | None]]) -> None:
-        """Add both what `beside` gave and what the block after it left."""
+        """Add both what `hold` gave and what blocks left after it."""
         self._pending, self.y = left + self._pending, self.buffers["y"]
 
     def norm(self, norm: Norm | None, *, is_output: bool = False, waits: bool = False) -> Rows:

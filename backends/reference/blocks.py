@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
 
-__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "output", "sharpness"]
+__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "mixture", "output", "sharpness"]
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
@@ -102,14 +102,28 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
 
-def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray) -> np.ndarray:
-    """What a mixture of experts adds to x (n, E)."""
-    router, normed = block.router, each_normed(x, block.norm, weights)
-    bias = 0.0 if router.bias is None else weights.vector(router.bias.weight)
-    logits = weights.product(router.logits, normed)
-    added = np.zeros((len(x), block.down.n_out))
+def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """What a mixture of experts adds to x (n, E), which was `before` at the beginning of its layer."""
+    normed = each_normed(x, block.norm, weights)
+    logits = weights.product(block.router.logits, before if block.router.is_early else normed)
+    added = _experts(block, weights, normed, logits)
+    if block.shared is not None:
+        shared = feed_forward(block.shared, weights, normed)
+        if block.shared_gate is not None:
+            gate = weights.vector(block.shared_gate.weight)
+            shared *= np.array([[sigmoid(gate @ seen)] for seen in normed])
+        added += shared
+    if block.adjugate is not None:
+        added += _experts(block.adjugate, weights, added, logits)
+    return each_normed(added, block.post_norm, weights)
+
+
+def _experts(block: MixtureOfExperts, weights: Weights, normed: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """The weighted sum (n, E) of what experts give, chosen by logits (n, experts)."""
+    bias = 0.0 if block.router.bias is None else weights.vector(block.router.bias.weight)
+    added = np.zeros((len(normed), block.down.n_out))
     for token, seen in enumerate(normed):
-        for index, share in zip(*choose_experts(router, logits[token], bias), strict=True):
+        for index, share in zip(*choose_experts(block.router, logits[token], bias), strict=True):
             taken = share * seen if block.weighs_input else seen
             up = weights.product_of(block.up, index, taken)
             if block.gate is None:
@@ -121,13 +135,7 @@ def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray) -> np.ndar
                 hidden = gated(gate, up, block.activation)
             given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
-    if block.shared is not None:
-        shared = feed_forward(block.shared, weights, normed)
-        if block.shared_gate is not None:
-            gate = weights.vector(block.shared_gate.weight)
-            shared *= np.array([[sigmoid(gate @ seen)] for seen in normed])
-        added += shared
-    return each_normed(added, block.post_norm, weights)
+    return added
 
 
 def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
@@ -177,7 +185,7 @@ CACHES: dict[type, Any] = {Attention: LayerCache}
 """What a mixer keeps of its slots, by its type."""
 MIXERS: dict[type, Any] = {Attention: attention}
 """What a mixer that keeps something adds to x, by its type."""
-STATELESS: dict[type, Any] = {FeedForward: feed_forward, MixtureOfExperts: mixture, Projection: projection}
+STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale", "positions", "norm", "other"},
@@ -187,11 +195,11 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
-    MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm"},
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used"},
+    MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"},
+    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     Output: {"softcap"},
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},

@@ -164,7 +164,7 @@ def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float)
         is_out = np.ones(router.n_groups, bool)
         is_out[np.argsort(-best, kind="stable")[: router.n_groups_used]] = False
         scores = np.where(is_out[:, None], -np.inf, groups).reshape(-1)
-    chosen = np.argsort(-scores, kind="stable")[: router.n_used]
+    chosen = np.argsort(-scores, kind="stable")[: router.n_used] // router.n_alike
     shares = values[chosen] if router.gating is not Gating.SOFTMAX_OF_CHOSEN else softmax(values[chosen])
     if router.is_normalised:
         shares = shares / max(shares.sum(), router.LEAST_SUM)

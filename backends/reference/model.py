@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, each_normed, embed, output
+from augury.backends.reference.blocks import STATELESS, each_normed, embed, mixture, output
 from augury.backends.reference.mixers import CACHES, MIXERS
 from augury.batch import Tree, check_accepted, check_drafted, check_layers
-from augury.blocks import Turn
+from augury.blocks import MixtureOfExperts, Turn
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
@@ -95,9 +95,11 @@ class ReferenceModel(Model):
         """The residual stream (n, E) after a layer, given what it is before and what the embedding made."""
         layer, after = self._plan.layers[i], x
         for block in layer.blocks:
-            seen = x if layer.is_parallel or block is layer.beside else after
+            seen = x if layer.is_parallel or block is layer.beside or block is layer.apart else after
             if (i, block) in self._caches:
                 after = after + MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, seen)
+            elif isinstance(block, MixtureOfExperts):
+                after = after + mixture(block, weights, seen, x)
             else:
                 after = after + STATELESS[type(block)](block, weights, seen)
         if layer.skip:

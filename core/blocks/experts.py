@@ -32,7 +32,8 @@ class Router:
     Scores are the gated logits, plus `bias` where there is one; the `n_used` experts of highest score are chosen, equal ones by
     number. With groups, of experts that stand beside each other, only those of the `n_groups_used` groups are candidates whose
     two highest scores have the greatest sum. Their weights are the gated logits without the bias; `is_normalised`, they are
-    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`.
+    divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`. With `n_alike`, what was chosen as e
+    is expert e // n_alike, and weighed as such.
     """
 
     logits: Linear  # E → n_experts
@@ -43,6 +44,8 @@ class Router:
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
+    is_early: bool = False  # the logits are of x as it is before the layer, without a norm
+    n_alike: int = 1  # candidates that are one expert
 
     LEAST_SUM: ClassVar[float] = 2.0**-14
 
@@ -52,7 +55,8 @@ class MixtureOfExperts(Block):
     """x += post_norm(sum of w_e * expert_e(n) over the token's experts + s * shared(n)) with n = norm(x).
 
     An expert is a feed-forward, down_e(activation(gate_e(n)) * up_e(n)). `shared` is one that all tokens pass through, with
-    s = sigmoid(shared_gate · n), or 1 where there is no such gate.
+    s = sigmoid(shared_gate · n), or 1 where there is no such gate. What comes of all is sent through the `adjugate` mixture,
+    too, whose router has the same logits, and both are added.
     """
 
     norm: Norm | None
@@ -66,8 +70,10 @@ class MixtureOfExperts(Block):
     shared: FeedForward | None = None  # without norms: it is given n
     shared_gate: Vector | None = None  # (E,)
     post_norm: Norm | None = None
+    adjugate: MixtureOfExperts | None = None  # without norms
 
     def tensors(self) -> tuple[Part, ...]:
-        """Its matrices and norms, those of the router and of the shared expert among them."""
+        """Its matrices and norms, those of the router, of the shared expert and of the adjugate mixture among them."""
         router = (self.router.logits, *(() if self.router.bias is None else (self.router.bias,)))
-        return (*router, *super().tensors(), *(() if self.shared is None else self.shared.tensors()))
+        others = [part for block in (self.shared, self.adjugate) if block is not None for part in block.tensors()]
+        return (*router, *super().tensors(), *others)

@@ -28,7 +28,8 @@ Mixer = Attention | LatentAttention | Projection | ShortConvolution | GatedDelta
 class Layer:
     """x += mixer(x), then x += feed_forward(x); in parallel, x += mixer(x) + feed_forward(x). Either may be missing.
 
-    With a mixer `beside`, which sees the same x, x += mixer(x) + beside(x) comes first.
+    With a mixer `beside`, which sees the same x, x += mixer(x) + beside(x) comes first. What the mixture `apart` makes of the x
+    that the mixer sees is added after all.
 
     Before, with two residual streams, these take a `turn`.
 
@@ -42,6 +43,7 @@ class Layer:
     norm: Norm | None = None
     beside: Mixer | None = None
     turn: Turn | None = None
+    apart: MixtureOfExperts | None = None
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -51,7 +53,7 @@ class Layer:
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Its blocks, in order."""
-        return self.mixers if self.feed_forward is None else (*self.mixers, self.feed_forward)
+        return tuple(block for block in (*self.mixers, self.feed_forward, self.apart) if block is not None)
 
 
 @frozen

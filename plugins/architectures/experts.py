@@ -10,9 +10,11 @@ from augury.blocks import Activation, FeedForward, Gating, Matrices, MixtureOfEx
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from augury.plugins.architectures.decoder import Decoder
 
-__all__ = ["has_experts", "mixture"]
+__all__ = ["expert_matrices", "has_experts", "mixture"]
 
 _MOST = 512  # experts that llama.cpp takes
 _GATINGS = {1: Gating.SOFTMAX, 2: Gating.SIGMOID, 3: Gating.SOFTMAX_OF_CHOSEN, 4: Gating.SQRT_SOFTPLUS}
@@ -58,7 +60,7 @@ def mixture(
 
     Source: the keys `expert_*` and the names of tensors as llama.cpp reads them.
     """
-    at, keys, tensors = f"blk.{layer}", decoder.keys, decoder.file.tensors
+    at, keys = f"blk.{layer}", decoder.keys
     n_experts = keys.count("expert_count", most=_MOST)
     n_used = keys.count("expert_used_count", most=n_experts)
     n_groups = keys.count("expert_group_count", 0, least=0, most=n_experts) or 1
@@ -77,38 +79,49 @@ def mixture(
         n_groups=n_groups,
         n_groups_used=n_groups_used,
     )
-    n_ff = _n_ff(decoder, f"{at}.ffn_down_exps.weight", (n_experts, decoder.n_embd))
-
-    def experts(name: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Matrices:
-        shape = (n_experts, n_out if n_stored is None else n_stored)
-        decoder.file.tensor(f"{at}.{name}.weight", (*shape, n_in))
-        bias, scales = f"{at}.{name}.bias", f"{at}.{name.replace('gate_up', 'up')}.scale"
-        if bias in tensors:
-            decoder.file.tensor(bias, shape)
-        given = tuple(decoder.values(scales, n_experts).tolist()) if has_scales and scales in tensors else None
-        return Matrices(
-            f"{at}.{name}.weight", n_experts, n_in, n_out, first, n_stored, bias if bias in tensors else None, given
-        )
-
-    if f"{at}.ffn_gate_up_exps.weight" in tensors:
-        gate: Matrices | None = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, n_stored=2 * n_ff)
-        up = experts("ffn_gate_up_exps", decoder.n_embd, n_ff, first=n_ff, n_stored=2 * n_ff)
-    else:
-        gate = experts("ffn_gate_exps", decoder.n_embd, n_ff) if has_gate else None
-        up = experts("ffn_up_exps", decoder.n_embd, n_ff)
     shared = _shared(decoder, at, activation, has_gate=has_gate, has_scale=has_scales, factor=factor)
     block = MixtureOfExperts(
         norm=decoder.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
         router=router,
-        gate=gate,
-        up=up,
-        down=experts("ffn_down_exps", n_ff, decoder.n_embd),
+        **expert_matrices(decoder, layer, n_experts, has_gate=has_gate, has_scales=has_scales),
         activation=activation,
         shared=shared,
         shared_gate=None if shared is None else _vector(decoder, f"{at}.ffn_gate_inp_shexp.weight", decoder.n_embd),
         post_norm=decoder.norm(f"{at}.post_ffw_norm") if has_post_norm else None,
     )
     return attrs.evolve(block, **others)
+
+
+def expert_matrices(
+    decoder: Decoder, layer: int, n_experts: int, *, suffix: str = "exps", has_gate: bool = True, has_scales: bool = True
+) -> Mapping[str, Any]:
+    """The fields `gate`, `up` and `down` of a `MixtureOfExperts`.
+
+    Args:
+        decoder: Of the file.
+        layer: From 0.
+        n_experts: How many matrices each tensor holds.
+        suffix: What their names end with.
+        has_gate: Whether experts have gates.
+        has_scales: Whether the family takes note of their scale tensors.
+    """
+    at, tensors, n_embd = f"blk.{layer}", decoder.file.tensors, decoder.n_embd
+    n_ff = _n_ff(decoder, f"{at}.ffn_down_{suffix}.weight", (n_experts, n_embd))
+
+    def experts(part: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Matrices:
+        name, shape = f"{at}.ffn_{part}_{suffix}", (n_experts, n_out if n_stored is None else n_stored)
+        decoder.file.tensor(f"{name}.weight", (*shape, n_in))
+        bias, scales = f"{name}.bias", f"{name.replace('gate_up', 'up')}.scale"
+        if bias in tensors:
+            decoder.file.tensor(bias, shape)
+        given = tuple(decoder.values(scales, n_experts).tolist()) if has_scales and scales in tensors else None
+        return Matrices(f"{name}.weight", n_experts, n_in, n_out, first, n_stored, bias if bias in tensors else None, given)
+
+    down = experts("down", n_ff, n_embd)
+    if f"{at}.ffn_gate_up_{suffix}.weight" in tensors:
+        gate = experts("gate_up", n_embd, n_ff, n_stored=2 * n_ff)
+        return {"gate": gate, "up": experts("gate_up", n_embd, n_ff, first=n_ff, n_stored=2 * n_ff), "down": down}
+    return {"gate": experts("gate", n_embd, n_ff) if has_gate else None, "up": experts("up", n_embd, n_ff), "down": down}
 
 
 def _vector(decoder: Decoder, name: str, size: int) -> Vector | None:

@@ -17,8 +17,9 @@ from augury.loader import plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-# The second with a shared expert, the third with codebooks, which are written out when they are packed.
-NAMES = ("qwen3moe-moe-3-of-8", "qwen2moe-moe-2-of-8", "qwen3moe-moe-iq2_xxs")
+# The second with a shared expert, the third with codebooks, which are written out when they are packed, the last with experts
+# that a token may go to twice.
+NAMES = ("qwen3moe-moe-3-of-8", "qwen2moe-moe-2-of-8", "qwen3moe-moe-iq2_xxs", "grovemoe-moe-4-of-16")
 N_CTX = 320
 TOKENS = np.random.default_rng(5).integers(0, 128, N_CTX).astype(np.int32)
 

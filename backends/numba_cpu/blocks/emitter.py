@@ -40,6 +40,9 @@ class Emitter(ABC):
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:  # noqa: B027 - most keep nothing
         """Allocate what it keeps from pass to pass; `buffers` has the addresses."""
 
+    def begin(self, tape: Tape) -> None:  # noqa: B027 - most see nothing of it
+        """Write the records of what it makes of x as it is before its layer."""
+
     @abstractmethod
     def emit(self, tape: Tape) -> None:
         """Write its records. May be called for any number of tapes."""

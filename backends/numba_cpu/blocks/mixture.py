@@ -9,11 +9,11 @@ import numpy as np
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.kernels import experts, routing
-from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes
+from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import bits, up
 from augury.backends.numba_cpu.profile import Work
-from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, row_bytes
+from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, row_bytes
 from augury.blocks import Gating
 from augury.errors import UnsupportedError
 
@@ -55,12 +55,14 @@ class MixtureEmitter(Emitter):
                 )
         self._kernel = _KERNELS[block.activation, block.gate is not None]
         self._shared = None if block.shared is None else FeedForwardEmitter(block.shared, options)
+        self._adjugate = None if block.adjugate is None else MixtureEmitter(block.adjugate, options)
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
         own = (self._kernel, experts.multiply_experts, routing.route, experts.combine)
         rest = (experts.quantize_inputs, experts.quantize_hidden, routing.group)
-        return (*own, *rest, *(self._shared.kernels() if self._shared else ()))
+        others = [kernel for emitter in (self._shared, self._adjugate) if emitter for kernel in emitter.kernels()]
+        return (*own, *rest, *others)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -80,12 +82,17 @@ class MixtureEmitter(Emitter):
         }
         if self._shared is not None:
             needed |= {"shared expert": row_bytes(n_embd)} | dict(self._shared.buffers(n_threads))
+        if self._adjugate is not None:
+            needed = {"experts' sum": row_bytes(n_embd), **needed}
+            for name, n_bytes in self._adjugate.buffers(n_threads).items():
+                needed[name] = max(n_bytes, needed[name])
         return needed
 
     def scratch_bytes(self) -> int:
-        """See `Emitter.scratch_bytes`: probabilities and scores, or counts."""
-        router = self.block.router
-        return 8 * router.logits.n_out + 4 * router.n_groups + 64
+        """See `Emitter.scratch_bytes`: probabilities and scores, counts, or sums of tokens, which one expert may see twice."""
+        router, adjugate = self.block.router, self._adjugate
+        own = max(8 * router.logits.n_out + 4 * router.n_groups + 64, SCRATCH_BYTES * min(router.n_alike, router.n_used))
+        return own if adjugate is None else max(own, adjugate.scratch_bytes())
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Keep the scales and biases of the experts."""
@@ -100,13 +107,37 @@ class MixtureEmitter(Emitter):
                 self._tables[part.weight] = (scales, biases)
         if self._shared is not None:
             self._shared.place(weights, buffers, arena)
+        if self._adjugate is not None:
+            self._adjugate.place(weights, buffers, arena)
+
+    def begin(self, tape: Tape) -> None:
+        """See `Emitter.begin`."""
+        if self.block.router.is_early:
+            self._emit_logits(tape, tape.norm(None))
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
+        x, y = tape.norm(self.block.norm), tape.y
+        if not self.block.router.is_early:
+            self._emit_logits(tape, x)
+        first = y if self._adjugate is None else tape.buffers["experts' sum"]
+        shared: tuple[int, ...] = ()
+        if self._shared is not None:
+            self._shared.emit_products(tape, x, tape.buffers["shared expert"])
+            shared = (tape.buffers["shared expert"], self._gate, x.address, x.stride)
+        self.emit_experts(tape, x, first, shared)
+        if self._adjugate is not None:
+            self._adjugate.emit_experts(tape, Rows(first, 0, x.width), y, (first,))
+        tape.leave(self.block.post_norm)
+
+    def _emit_logits(self, tape: Tape, x: Rows) -> None:
+        """Write the logits of the router."""
+        tape.multiply("router", x, ((self.block.router.logits, tape.buffers["router"]),))
+
+    def emit_experts(self, tape: Tape, x: Rows, y: int, besides: tuple[int, ...]) -> None:
+        """Write the sum of what the experts give that the logits choose; `besides` is what `experts.combine` adds to it."""
         block, buffers = self.block, tape.buffers
         private, n_embd = tape.space.is_private, block.router.logits.n_in
-        x = tape.norm(block.norm)
-        tape.multiply("router", x, ((block.router.logits, buffers["router"]),))
         table = self._routes(tape)
         tape.add(Work("routing"), routing.route, table, int(private), is_private=private)
         tape.add(Work("routing"), routing.group, table, int(private), is_private=private)
@@ -124,13 +155,8 @@ class MixtureEmitter(Emitter):
         given = (table, down, _quantize(tape, block.down), hidden, int(private))
         tape.add(Work("quantising activations"), experts.quantize_hidden, *given, is_private=private)
         tape.add(self._work(tape, "experts' down", [block.down]), experts.multiply_experts, table, down)
-        shared: tuple[int, ...] = (0, 0)
-        if self._shared is not None:
-            self._shared.emit_products(tape, x, buffers["shared expert"])
-            shared = (buffers["shared expert"], self._gate, x.address, x.stride)
-        summed = (table, buffers["experts' rows"], up(n_embd, PANEL_ROWS), tape.y, n_embd, int(block.weighs_input))
-        tape.add(Work("sum of experts"), experts.combine, *summed, *shared)
-        tape.leave(block.post_norm)
+        summed = (table, buffers["experts' rows"], up(n_embd, PANEL_ROWS), y, n_embd, int(block.weighs_input))
+        tape.add(Work("sum of experts"), experts.combine, *summed, *besides)
 
     def _routes(self, tape: Tape) -> int:
         """The table of the router: see `routing.LOGITS` and what follows it."""
@@ -142,7 +168,7 @@ class MixtureEmitter(Emitter):
         fields = [
             *(buffers["router"], up(router.logits.n_out, PANEL_ROWS), router.logits.n_out, k, GATINGS[router.gating]),
             *(self._bias, int(router.is_normalised), bits(router.scale), router.n_groups, router.n_groups_used),
-            *(chosen, weights, to, sources, groups, _routes_bytes(n, self.block) if private else 0),
+            *(chosen, weights, to, sources, groups, _routes_bytes(n, self.block) if private else 0, router.n_alike),
         ]
         return self._arena.keep(np.array(fields, np.int64), "scratch")
 

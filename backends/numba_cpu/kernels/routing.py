@@ -32,6 +32,7 @@ GROUP_BYTES = 24  # the expert, the first row, how many rows
 LOGITS, LDL, N_EXPERTS, N_USED, GATING, BIAS, IS_NORMALISED, SCALE, N_GROUPS, N_GROUPS_USED = (8 * i for i in range(10))
 # Where the routes are, from one thread's to the next where every thread has its own.
 CHOSEN, WEIGHTS, PLACES, SOURCES, GROUPS, STRIDE = (8 * i for i in range(10, 16))
+N_ALIKE = 128  # candidates that are one expert
 
 
 @helper
@@ -122,8 +123,9 @@ def route(record, state, thread, n_threads):
         for j in range(k):
             best = _top(scores, scores + 4 * n)
             simd.put_f32(best, _TAKEN)
-            put_i64(chosen + 8 * j, (best - scores) // 4)
-            weight = simd.get_f32(probabilities + (best - scores))
+            expert = (best - scores) // 4 // get_i64(table + N_ALIKE)
+            put_i64(chosen + 8 * j, expert)
+            weight = simd.get_f32(probabilities + 4 * expert)
             if gating == SOFTMAX_OF_CHOSEN:
                 if j == 0:
                     top = weight
