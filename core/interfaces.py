@@ -149,7 +149,7 @@ class Architecture(Plugin, ABC):
 
 
 class Session(ABC):
-    """What the engine offers the drafter of one slot; `sampling`, `verify`, `forced` are the request's, set before `begin`."""
+    """What the engine offers the drafter of one slot; what has a default is the request's, and set before `begin`."""
 
     slot: int
     n_slots: int
@@ -159,6 +159,7 @@ class Session(ABC):
     tokenizer: Tokenizer | None
     sampling: SamplingParams = SamplingParams(temperature=0.0)
     forced: Callable[[int], Sequence[int]] = staticmethod(lambda limit: ())  # noqa: ARG005 - see `augury.constraint`
+    prediction: np.ndarray | None = None  # (p,) int32: a text that the answer is expected to resemble
     verify: Literal["match", "rejection"] = "match"  # "rejection" makes use of `Draft.probabilities`
 
     @abstractmethod
@@ -197,6 +198,10 @@ class Drafter(Plugin, ABC):
     """
 
     scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
+
+    serves: ClassVar[Literal["constraint", "prediction"] | None] = None
+    """A parameter of requests that it drafts from. Such a drafter needs no naming: it is loaded beside those that are, and
+    serves the requests that have the parameter, before all others."""
 
     is_costly: bool = False
     """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it

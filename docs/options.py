@@ -73,6 +73,7 @@ continued.
 | `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
 | `echo` | false | the result holds the prompt's tokens and text |
 | `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
+| `prediction` | None | a text or token ids that the answer will resemble, to [draft from](library.md#four-ways-to-ask) |
 | `speculative` | as loaded | false, or options by drafter as above |
 
 A result's `finish_reason` is `stop` (an end token or a stop text), `length` (`max_tokens`), `context` (it is full) or

@@ -1,7 +1,7 @@
 """`forced`: tokens that the request's constraint leaves no alternative to.
 
 If a schema or grammar dictates what comes next, such as the names and brackets of a JSON object, nothing has to be guessed:
-all of it is verified in one pass. Without a constraint it declines.
+all of it is verified in one pass. It serves every request that has a constraint, named or not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Forced(Drafter):
 
     name = "forced"
     scope = "request"
+    serves = "constraint"
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the constraint has followed it
         """Propose the forced tokens, if there are any."""

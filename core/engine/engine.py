@@ -26,7 +26,7 @@ from augury.engine.session import EngineSession
 from augury.engine.slot_files import SavedSlot, SlotFiles
 from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
-from augury.errors import OptionError, UnsupportedError
+from augury.errors import OptionError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, make_backend, plan_of
 from augury.log import get_logger
@@ -34,7 +34,7 @@ from augury.memory_limit import lack_of_memory
 from augury.options import check_count
 from augury.registry import Registry
 from augury.speculation.calibration import measure_passes
-from augury.speculation.config import Speculation, choose_drafters, synthetic_rates
+from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
 from augury.text.chat_template import ChatTemplate, prompt_ids
@@ -81,12 +81,18 @@ class Engine:
         self.tokenizer = tokenizer
         self.config = config
         self.chat_template = template
-        self._n_slots = context.spec.n_slots
-        self._speculation = speculation
         self._n_ctx = context.spec.n_ctx
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
+        self._request: Callable[[np.ndarray, Mapping[str, Any]], Request] = partial(
+            make_request,
+            speculation=speculation,
+            n_vocab=self._n_vocab,
+            n_slots=context.spec.n_slots,
+            registry=loader.registry,
+            tokenizer=tokenizer,
+        )
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
@@ -95,7 +101,7 @@ class Engine:
         )
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(_give_back, self._drafters, template, loader)
-        self._worker = Worker(loop, give_back, n_slots=self._n_slots, max_queue=max_queue)
+        self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
         self._slot_files = SlotFiles(self._worker.do, context)
 
     @classmethod
@@ -175,6 +181,8 @@ class Engine:
                 raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
         registry = registry or Registry.discover()
         chosen = choose_drafters(registry, spec_type, draft_model, spec_options)
+        if chosen:
+            chosen += serving_drafters(registry, chosen)
         speculation = Speculation(
             members=tuple(member for _, member in chosen),
             n_max=draft_max,
@@ -251,15 +259,8 @@ class Engine:
                 missing beside `tool_calls`.
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
-            **params: temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty,
-                repeat_last_n, seed, seed_offset, logit_bias, samplers (see `augury.engine.sampling.SamplingParams`);
-                logits_processors (callables, see `augury.engine.sampling_step.Step`), constraint ("name:key=value" or
-                {"name": {"key": value}}, see `augury.constraint.Constraint`); max_tokens (None or -1: until an end token or a
-                full context), min_tokens (before so many neither end tokens nor stop texts end it),
-                stop (a text or several), stop_token_ids, ignore_eos, logprobs (None, or how many alternatives), cache_prompt
-                (reuse what a slot still holds), echo (the result holds the prompt), speculative (False, or {"n_max", "n_min",
-                "p_min", "type", NAME: {...}}), id (a text by which results, logs and observers name the request; several may
-                have the same, and without one it is made: req-1, req-2, ...), slot (wait for this one; None: any).
+            **params: How to sample, see `augury.engine.sampling.SamplingParams`, and the rest that
+                `augury.engine.request.make_request` knows.
 
         Raises:
             OptionError: An argument is unknown or out of range.
@@ -268,18 +269,13 @@ class Engine:
         """
         self._worker.check()  # before a template is rendered for nothing
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
-        ids = prompt_ids(
-            prompt, messages, self.tokenizer, self.chat_template, tools=tools, kwargs=chat_template_kwargs, why=why
-        )
+        how: dict[str, Any] = {"tools": tools, "kwargs": chat_template_kwargs, "why": why}
+        ids = prompt_ids(prompt, messages, self.tokenizer, self.chat_template, **how)
         tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
-        request = make_request(
-            tokens, self._speculation, params, n_vocab=self._n_vocab, n_slots=self._n_slots, registry=self._loader.registry
-        )
+        request = self._request(tokens, params)
         if request.echo:
             decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
             request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
-        if request.stop and self.tokenizer is None:
-            raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
         channel = Channel()
         running = Running(channel, self._worker, request.id)
         try:

@@ -14,10 +14,11 @@ from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
 from augury.engine.sampling import SamplingParams, sampling_options
 from augury.engine.sampling_step import Step
-from augury.errors import CapacityError, OptionError
+from augury.errors import CapacityError, OptionError, UnsupportedError
 from augury.options import check_count, nearest
 from augury.registry import Registry
 from augury.speculation.config import Speculation, speculative_params
+from augury.text.tokenizer import Tokenizer
 from augury.types import tokens_array
 
 __all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request"]
@@ -26,7 +27,7 @@ __all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_requ
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
 _OTHERS = (
     *("logit_bias", "samplers", "seed_offset", "logits_processors", "constraint", "speculative"),
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot"),
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot", "prediction"),
 )
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
@@ -51,6 +52,7 @@ class Request:
     logits_processors: tuple[Step, ...] = ()
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
     slot: int | None = None  # which it waits for; None: any
+    prediction: np.ndarray | None = None  # (m,) int32: what the answer is expected to resemble, to draft from
     prompt_text: str | None = None  # what the result holds of the prompt's text
 
 
@@ -61,22 +63,27 @@ def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
         OptionError: They are no token ids, none at all, or outside the vocabulary.
         CapacityError: They do not fit into a sequence.
     """
-    try:
-        tokens = np.asarray(prompt)
-    except ValueError:  # lists of different lengths
-        tokens = np.empty((0, 0))
-    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-        raise OptionError(f"the prompt is {reprlib.repr(prompt)}, expected a text or a list of token ids")
+    tokens = _ids(prompt, "the prompt", n_vocab)
     if len(tokens) == 0:
         raise OptionError("the prompt is empty, expected at least one token; this model adds none of its own")
-    outside = (tokens < 0) | (tokens >= n_vocab)
-    if outside.any():
-        raise OptionError(f"the prompt holds token {tokens[outside.argmax()]}, the vocabulary has tokens 0 to {n_vocab - 1}")
     if len(tokens) > n_ctx:
         raise CapacityError(
             f"the prompt has {len(tokens)} tokens, a sequence can use {n_ctx}; "
             "shorten it or load the model with a larger context (-c, n_ctx)"
         )
+    return tokens
+
+
+def _ids(value: Any, name: str, n_vocab: int) -> np.ndarray:
+    try:
+        tokens = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        tokens = np.empty((0, 0))
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise OptionError(f"{name} is {reprlib.repr(value)}, expected a text or a list of token ids")
+    outside = (tokens < 0) | (tokens >= n_vocab)
+    if outside.any():
+        raise OptionError(f"{name} holds token {tokens[outside.argmax()]}, the vocabulary has tokens 0 to {n_vocab - 1}")
     return tokens_array(tokens)
 
 
@@ -101,24 +108,48 @@ def is_several(prompt: Any) -> bool:
 
 def make_request(
     prompt: np.ndarray,
-    speculation: Speculation,
     params: Mapping[str, Any],
     *,
+    speculation: Speculation,
     n_vocab: int,
     n_slots: int = 1,
     registry: Registry,
+    tokenizer: Tokenizer | None = None,
 ) -> Request:
-    """A request from checked token ids and the keyword arguments of `generate` and `stream`, for a model of V tokens.
+    """A request from checked token ids and the keyword arguments of `generate` and `stream`.
+
+    Args:
+        prompt: See `checked_tokens`.
+        params: Those of `augury.engine.sampling.SamplingParams`;
+            `max_tokens` (None or -1: until an end token or a full context), `min_tokens` (before so many neither end tokens nor
+            stop texts end it), `stop` (a text or several), `stop_token_ids`, `ignore_eos`;
+            `logits_processors` (callables, see `augury.engine.sampling_step.Step`), `constraint` ("name:key=value" or
+            {"name": {"key": value}}, see `augury.constraint.Constraint`);
+            `logprobs` (None, or how many alternatives), `echo` (the result holds the prompt);
+            `cache_prompt` (reuse what a slot still holds), `slot` (wait for this one; None: any);
+            `speculative` (False, or {"n_max", "n_min", "p_min", "type", NAME: {...}}), `prediction` (a text or token ids that
+            the answer is expected to resemble, to draft from);
+            `id` (a text by which results, logs and observers name the request; several may have the same, and without one it
+            is made: req-1, req-2, ...).
+        speculation: What the engine was loaded with.
+        n_vocab: V.
+        n_slots: Of the engine.
+        registry: Of constraints.
+        tokenizer: The model's, or None.
 
     Raises:
         PluginError: There is no such constraint.
         OptionError: An argument is unknown, has the wrong type or is out of range.
+        UnsupportedError: It needs a tokenizer, and there is none.
     """
     rest = dict(params)
     names = (*sampling_options(), "logit_bias", "samplers", "seed_offset")
     sampling = SamplingParams(**{key: rest.pop(key) for key in names if key in rest})
-    speculation = speculation.override(speculative_params(rest))
     constraint = choose_constraint(registry, rest.pop("constraint", None))
+    prediction = _prediction(rest.pop("prediction", None), tokenizer, n_vocab)
+    drafts_from = {"constraint": constraint, "prediction": prediction}
+    speculation = speculation.serving([name for name, given in drafts_from.items() if given is not None])
+    speculation = speculation.override(speculative_params(rest))
     if constraint is not None and speculation.synthetic:
         raise OptionError("synthetic acceptance emits tokens that a constraint forbids; leave one of the two out")
     processors = rest.pop("logits_processors", None) or ()
@@ -134,6 +165,8 @@ def make_request(
     stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(stops, list | tuple) or not all(isinstance(each, str) and each for each in stops):
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
+    if stops and tokenizer is None:
+        raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
     flags: dict[str, Any] = {key: _flag(rest.pop(key, default), key) for key, default in _FLAGS.items()}
     name = rest.pop("id", None)
     if name is not None and (not isinstance(name, str) or not name):
@@ -159,8 +192,17 @@ def make_request(
         logits_processors=tuple(processors),
         constraint=constraint,
         slot=slot,
+        prediction=prediction,
         **flags,
     )
+
+
+def _prediction(value: Any, tokenizer: Tokenizer | None, n_vocab: int) -> np.ndarray | None:
+    if isinstance(value, str):
+        if tokenizer is None:
+            raise UnsupportedError("prediction is a text, but this model has no tokenizer that augury can read; give token ids")
+        value = tokenizer.encode(value, add_special=False, parse_special=True)
+    return None if value is None else _ids(value, "prediction", n_vocab)
 
 
 def _token_ids(value: Any, name: str, n_vocab: int) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from augury.interfaces import Drafter
 from augury.options import Spec, build, check_count, nearest, options_of, parse_specs
 from augury.registry import Registry
 
-__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "speculative_params", "synthetic_rates"]
+__all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "serving_drafters", "speculative_params", "synthetic_rates"]
 
 _KEYS = ("type", "n_max", "n_min", "p_min")
 VERIFY = ("match", "rejection")
@@ -30,6 +30,7 @@ class Member:
     name: str
     options: Any
     aliases: tuple[str, ...] = ()
+    serves: str | None = None  # it was not named: it is for requests that have this parameter
 
     def __str__(self) -> str:
         """As `--spec-type` would name it, with the options that differ from their defaults."""
@@ -81,6 +82,16 @@ def choose_drafters(
     return [
         (drafter, Member(name, build(drafter.options_class, values, f"--spec-type {name}"), drafter.aliases))
         for name, (drafter, values) in chain.items()
+    ]
+
+
+def serving_drafters(registry: Registry, chosen: Iterable[tuple[type[Drafter], Member]]) -> list[tuple[type[Drafter], Member]]:
+    """The drafters that are loaded without being named, for requests that have what they draft from."""
+    named = {drafter for drafter, _ in chosen}
+    return [
+        (drafter, Member(name, build(drafter.options_class, {}, name), drafter.aliases, drafter.serves))
+        for name, drafter in registry.drafters.items()
+        if drafter.serves is not None and drafter not in named
     ]
 
 
@@ -201,8 +212,15 @@ class Speculation:
 
     @property
     def type(self) -> str:
-        """The drafters' names, as `--spec-type` takes them."""
-        return ";".join(member.name for member in self.members) or "none"
+        """The names of the drafters in use, as `--spec-type` takes them."""
+        return ";".join(member.name for member in self.members if member.serves is None) or "none"
+
+    def serving(self, parameters: Collection[str]) -> Speculation:
+        """The same for a request with these parameters: drafters that serve one of them are in use."""
+        if all(member.serves is None for member in self.members):
+            return self
+        serving = tuple(attrs.evolve(each, serves=None) for each in self.members if each.serves in parameters)
+        return attrs.evolve(self, members=serving + tuple(each for each in self.members if each.serves is None))
 
     def override(self, params: Mapping[str, Any] | Literal[False] | None) -> Speculation:
         """The same with what a request wants otherwise.
@@ -279,7 +297,7 @@ class Speculation:
 
     def __str__(self) -> str:
         """The chain as `--spec-type` would name it, with the options that differ from their defaults."""
-        return ";".join(map(str, self.members)) or "none"
+        return ";".join(str(member) for member in self.members if member.serves is None) or "none"
 
     def effective(self) -> dict[str, Any]:
         """What is in force, in the form in which a request gives it."""

@@ -27,7 +27,7 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import SlotDraft
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
-from augury.testing.drafter.script import Request, Round, Way
+from augury.testing.drafter.script import PROMPTS, Request, Round, Way
 from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
@@ -68,6 +68,11 @@ class Subject:
     def is_alone(self) -> bool:
         """Whether what other slots do is nothing to it."""
         return self.drafter.scope != "process"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What a request has for it to draft from, in an engine."""
+        return {"prediction": PROMPTS[0]} if self.drafter.serves == "prediction" else {}
 
     def options(self, **values: Any) -> Any:
         """The drafter's options, some of them changed."""
@@ -176,9 +181,9 @@ class DrivenLoop:
 
     def start(self, request: Request) -> Play:
         """Add a request, which waits for a slot if all are taken."""
-        params = {"temperature": request.temperature, "top_k": 20, "seed": 7}
+        params = {"temperature": request.temperature, "top_k": 20, "seed": 7, "prediction": request.prompt}
         prompt, registry, shared = np.array(request.prompt, np.int32), self._loader.registry, self._loader.shared.get
-        made = make_request(prompt, self._speculation, params, n_vocab=self._n_vocab, registry=registry)
+        made = make_request(prompt, params, speculation=self._speculation, n_vocab=self._n_vocab, registry=registry)
         sequence = Sequence(made, Channel(), tokenizer=None, n_vocab=self._n_vocab, n_ctx=_N_CTX, shared=shared)
         play = self._drafting.plays[made.id] = Play(sequence, deque(request.rounds))
         self._loop.add(sequence)

@@ -22,7 +22,7 @@ def lossless(subject: Subject, way: str) -> None:
     for backend in subject.backends:
         for slots in (1, 3):
             with engine_with(subject, registry=subject.registry, backend=backend, slots=slots) as engine:
-                results = answers(subject.name, engine, WAYS[way], subject.report)
+                results = answers(subject.name, engine, WAYS[way] | subject.params, subject.report)
             expected = plain(subject.registry, backend, way)
             compare(subject.name, f"{way} on {backend} with {slots} slots", expected, output(results))
 
@@ -55,7 +55,7 @@ def cancelled(subject: Subject) -> None:
             for i, _ in enumerate(engine.stream(PROMPTS[1], max_tokens=30, temperature=0.0, ignore_eos=True)):
                 if i == n:
                     break
-            results = answers(subject.name, engine, WAYS["greedy"], subject.report)
+            results = answers(subject.name, engine, WAYS["greedy"] | subject.params, subject.report)
             compare(subject.name, f"after a request cancelled at token {n}", expected, output(results))
 
 
@@ -69,7 +69,9 @@ def per_request(subject: Subject) -> None:
     with engine_with(subject, registry=subject.registry) as engine:
         for wish in wishes:
             try:
-                results = answers(subject.name, engine, {**WAYS["greedy"], "speculative": wish}, subject.report)
+                results = answers(
+                    subject.name, engine, {**WAYS["greedy"], **subject.params, "speculative": wish}, subject.report
+                )
             except AuguryError as error:
                 if isinstance(error, OptionError) and subject.name in wish:
                     continue  # a bound may contradict the other options, and was refused
@@ -81,7 +83,7 @@ def planned(subject: Subject) -> None:
     """Nor does it matter when and how far the planner lets it draft."""
     for slots in (1, 3):
         with engine_with(subject, registry=subject.registry, slots=slots, is_fixed=False) as engine:
-            results = answers(subject.name, engine, WAYS["sampled"], subject.report)
+            results = answers(subject.name, engine, WAYS["sampled"] | subject.params, subject.report)
         expected = plain(subject.registry, "toy", "sampled")
         compare(subject.name, f"planned, with {slots} slots", expected, output(results))
 
@@ -97,7 +99,7 @@ def chained(first: Subject, second: Subject, backend: str, way: str, *, is_fixed
     """
     report = DrafterReport()
     with engine_with(first, second, registry=first.registry, backend=backend, slots=2, is_fixed=is_fixed) as engine:
-        results = answers(f"{first.name};{second.name}", engine, WAYS[way], report)
+        results = answers(f"{first.name};{second.name}", engine, WAYS[way] | first.params | second.params, report)
     name = f"{first.name};{second.name}"
     compare(name, f"{way} on {backend}", plain(first.registry, backend, way), output(results))
     for result in results:

@@ -48,7 +48,9 @@ def counts(subject: Subject) -> None:
     """Answers have the length that was asked for, and every token is counted; greedy ones are those of plain decoding."""
     for backend in subject.backends:
         with engine_with(_by_rejection(subject), registry=subject.registry, backend=backend, slots=3) as engine:
-            results = {way: answers(subject.name, engine, params, subject.report) for way, params in WAYS.items()}
+            results = {
+                way: answers(subject.name, engine, params | subject.params, subject.report) for way, params in WAYS.items()
+            }
         lengths = [len(result.tokens) for result in (*results["sampled"], *results["penalised"])]
         if lengths != [N_TOKENS] * len(lengths):
             raise contract.COUNTS.broken(subject.name, f"answers of {lengths} tokens, {N_TOKENS} were asked for")

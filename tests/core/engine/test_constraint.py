@@ -250,7 +250,7 @@ def test_a_forced_that_fails_leaves_out_the_drafter_alone():
 def test_what_drafters_are_given_of_a_constraint_keeps_no_request_alive():
     with toy_engine(registry=TOYS) as engine:
         for params in ({}, {"constraint": "toy-residues"}):
-            request = make_request(np.array([1], np.int32), Speculation(), params, n_vocab=16, registry=TOYS)
+            request = make_request(np.array([1], np.int32), params, speculation=Speculation(), n_vocab=16, registry=TOYS)
             sequence = engine._sequence(request, None)
             forced, gone = sequence.forced, weakref.ref(sequence)
             assert not forced(3)
