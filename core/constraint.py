@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
@@ -37,11 +37,26 @@ class Constraint(Plugin, ABC):
     An instance follows the output token by token and never goes back: a drafted token is accepted when the target has chosen
     it, and only then. If a method raises, returns something else than it should, or takes longer than `spec_timeout` twice, the
     request ends with a `PluginError` that names the method; other requests go on.
+
+    Attributes:
+        keyword: The parameter of requests that asks for this constraint by one value, such as `json_schema`, if there is one.
+            It becomes the flags `--json-schema TEXT` and `--json-schema-file FILE`, too.
     """
+
+    keyword: ClassVar[str | None] = None
 
     def __init__(self, options: Any, session: ConstraintSession) -> None:
         self.options = options
         self.session = session
+
+    @classmethod
+    def options_for(cls, value: Any) -> Mapping[str, Any]:
+        """The options that a request means which gives `keyword` this value: a text, or what JSON can hold.
+
+        Raises:
+            OptionError: It is no such value.
+        """
+        return {str(cls.keyword): value}
 
     @abstractmethod
     def allowed(self) -> np.ndarray:

@@ -130,6 +130,12 @@ class Registry:
                     f"two {record.kind} plugins are called {record.name!r}: one of {_where(other)}, one of {_where(record)}; "
                     f"uninstall one, or name those to load in {ALLOW_LIST}"
                 )
+            keyword = getattr(record.plugin, "keyword", None)
+            if keyword is not None and keyword == getattr(other.plugin, "keyword", None):
+                raise PluginError(
+                    f"two constraints have the keyword {keyword!r}: {other.name} of {_where(other)}, {record.name} of "
+                    f"{_where(record)}; uninstall one, or name those to load in {ALLOW_LIST}"
+                )
         self.records.append(record)
 
     def _give_up(self, name: str, distribution: str, version: str, reason: str) -> None:

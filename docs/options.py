@@ -63,7 +63,11 @@ continued.
 
 | parameter | default | meaning |
 |---|---|---|
-| `constraint` | None | allow only texts of a [form](write-a-constraint.md): `"name:key=value"` or `{"name": {"key": value}}` |
+| `constraint` | None | only texts of a [form](write-a-constraint.md): `"name:key=value"` or `{"name": {"key": value}}` |
+| `json_schema` | None | only JSON that fits a schema: a mapping, or its text |
+| `regex` | None | only text that matches a regular expression as a whole |
+| `grammar` | None | only text that a grammar describes: GBNF with a rule `root`, or Lark with a rule `start` |
+| `choice` | None | only one of a list of texts |
 | `logits_processors` | none | callables that change rows of logits, in Python alone: see [library.md](library.md) |
 | `max_tokens` | None | so many tokens at most; None or -1: until an end token or a full context |
 | `min_tokens` | 0 | until so many are emitted, end tokens are not chosen and a stop text that is complete by then is text |

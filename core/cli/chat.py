@@ -29,7 +29,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser = subparsers.add_parser("chat", help="talk with a model", description="Talk with a model; /help lists commands.")
     add_model_flags(parser, registry, argv, has_slots=False)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
-    add_sampling_flags(parser, n_predict=_N_PREDICT)
+    add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
     add_template_flag(parser)
     parser.add_argument("--stats", action="store_true", help="colour tokens by who proposed them, and show figures per answer")
     parser.add_argument(

@@ -36,6 +36,7 @@ _AS_TARGET = (
     "logit_bias",
     "samplers",
     "constraint",
+    "keywords",
     "ignore_eos",
     *sampling_options(),
 )  # by `dest`

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from augury.cli.parser import count, counts
 from augury.cli.report import say
+from augury.cli.text_file import read_text
 from augury.engine.sampling import SAMPLERS, sampling_options
 from augury.errors import OptionError
 from augury.options import Option
+from augury.registry import Registry
 
 __all__ = ["add_sampling_flags", "request_params"]
 
@@ -30,11 +33,14 @@ _SAMPLERS |= {
 }
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, has_short_stop: bool = True) -> None:
+def add_sampling_flags(
+    parser: argparse.ArgumentParser, registry: Registry, *, n_predict: int = -1, has_short_stop: bool = True
+) -> None:
     """Add sampling, limits and stops, in llama.cpp's spelling.
 
     Args:
         parser: Of the command.
+        registry: Whose constraints may have flags of their own.
         n_predict: The default of `-n`.
         has_short_stop: Whether `-r` is a stop, which it is not in llama-bench.
     """
@@ -78,6 +84,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, n_predict: int = -1, 
         metavar="NAME:K=V",
         help="allow only texts of a form, see the plugins of kind constraint in augury plugins",
     )
+    for constraint in registry.constraints.values():
+        if constraint.keyword is not None:
+            flag = f"--{constraint.keyword.replace('_', '-')}"
+            of: dict[str, Any] = {"action": _SetKeyword, "dest": "keywords", "default": {}, "keyword": constraint.keyword}
+            group.add_argument(flag, metavar="TEXT", help=f"allow only {_first_line(constraint)}", **of)
+            group.add_argument(f"{flag}-file", type=Path, metavar="FILE", help="the same, read from a file", **of)
     group = parser.add_argument_group("where a text ends")
     group.add_argument(
         *("-n", "--n-predict", "--predict"),
@@ -130,6 +142,7 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     names = (*sampling_options(), "samplers", "constraint", "logprobs")
     params = {name: value for name in names if (value := getattr(args, name)) is not None}
     params |= {name: value for name in ("stop", "min_tokens", "stop_token_ids") if (value := getattr(args, name))}
+    params |= args.keywords
     if args.n_predict > 0:
         params["max_tokens"] = args.n_predict
     if args.logit_bias:
@@ -147,6 +160,24 @@ class _SetOption(argparse.Action):
     def __call__(self, _parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         is_random = self.dest == "seed" and values == "-1"  # llama.cpp's word for it
         setattr(namespace, self.dest, None if is_random else self._option.convert(values, str(flag)))
+
+
+class _SetKeyword(argparse.Action):
+    """Keeps a parameter of requests, or what a file says of it."""
+
+    def __init__(self, *, keyword: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._keyword = keyword
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
+        value = read_text(values) if isinstance(values, Path) else values
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), self._keyword: value})
+
+
+def _first_line(plugin: type[Any]) -> str:
+    line = (plugin.__doc__ or plugin.name).partition("\n")[0]
+    first = line[:1] if line[1:2].isupper() else line[:1].lower()
+    return (first + line[1:].removesuffix(".")).replace("%", "%%")
 
 
 class _SetSamplers(argparse.Action):

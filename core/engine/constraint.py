@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -19,29 +19,43 @@ ChosenConstraint = tuple[type[Constraint], Any]
 __all__ = ["ConstraintGuard", "choose_constraint"]
 
 
-def choose_constraint(registry: Registry, asked: Any) -> ChosenConstraint | None:
+def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConstraint | None:
     """The constraint that a request asks for, and its options; None for none.
 
     Args:
         registry: The constraints that there are.
-        asked: None, `"name:key=value,..."`, or `{"name": {"key": value, ...}}`.
+        params: Of the request; taken out of it are `constraint`, which is None, `"name:key=value,..."` or
+            `{"name": {"key": value, ...}}`, and the constraints' own keywords.
 
     Raises:
         PluginError: There is no such constraint.
-        OptionError: It is not of that form, or an option is unknown or out of range.
+        OptionError: It is not of that form, an option is unknown or out of range, or two constraints are asked for.
     """
-    if asked is None:
+    keywords = {found.keyword: found for found in registry.constraints.values() if found.keyword is not None}
+    asked = {name: params.pop(name, None) for name in ("constraint", *keywords)}
+    given = [name for name, value in asked.items() if value is not None]
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} are given, but a request has one constraint; leave out all but one")
+    if not given:
         return None
+    (by,) = given
+    value = asked[by]
+    if by != "constraint":
+        return _with_options(keywords[by], keywords[by].options_for(value), by)
     named: list[tuple[Any, Any]] = []
-    if isinstance(asked, str):
-        named = [(spec.name, dict(spec.values)) for spec in parse_specs(asked, "constraint")]
-    elif hasattr(asked, "items"):
-        named = list(asked.items())
+    if isinstance(value, str):
+        named = [(spec.name, dict(spec.values)) for spec in parse_specs(value, "constraint")]
+    elif hasattr(value, "items"):
+        named = list(value.items())
     if len(named) != 1 or not isinstance(named[0][0], str) or not hasattr(named[0][1], "items"):
-        raise OptionError(f"constraint is {asked!r}, expected one, as 'name:key=value' or {{'name': {{'key': value}}}}")
+        raise OptionError(f"constraint is {value!r}, expected one, as 'name:key=value' or {{'name': {{'key': value}}}}")
     ((name, values),) = named
     found: type[Constraint] = registry.find("constraint", name)
-    return found, build(found.options_class, values, f"constraint {found.name}")
+    return _with_options(found, values, f"constraint {found.name}")
+
+
+def _with_options(found: type[Constraint], values: Mapping[str, Any], where: str) -> ChosenConstraint:
+    return found, build(found.options_class, values, where)
 
 
 class ConstraintGuard:

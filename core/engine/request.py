@@ -145,7 +145,7 @@ def make_request(
     rest = dict(params)
     names = (*sampling_options(), "logit_bias", "samplers", "seed_offset")
     sampling = SamplingParams(**{key: rest.pop(key) for key in names if key in rest})
-    constraint = choose_constraint(registry, rest.pop("constraint", None))
+    constraint = choose_constraint(registry, rest)
     prediction = _prediction(rest.pop("prediction", None), tokenizer, n_vocab)
     drafts_from = {"constraint": constraint, "prediction": prediction}
     speculation = speculation.serving([name for name, given in drafts_from.items() if given is not None])
@@ -176,7 +176,8 @@ def make_request(
         raise OptionError(f"slot is {slot}, expected 0 to {n_slots - 1}, or None for any")
     ends = _token_ids(rest.pop("stop_token_ids", None), "stop_token_ids", n_vocab)
     if rest:
-        known = (*sampling_options(), *_OTHERS, *flags)
+        keywords = (each.keyword for each in registry.constraints.values() if each.keyword is not None)
+        known = (*sampling_options(), *_OTHERS, *flags, *keywords)
         key = next(iter(rest))
         raise OptionError(f"there is no parameter {key!r}{nearest(key, known)}")
     return Request(

@@ -10,6 +10,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Drafter, MemoryManager, Plugin
 from augury.options import option
 from augury.registry import Registry
+from augury.testing.toys import ToyConstraint
 from augury.types import Draft
 
 
@@ -63,6 +64,13 @@ def test_two_plugins_of_one_name_are_an_error_that_names_both():
     registry = registry_with(augury_drafters=lambda: [Lucky])
     with pytest.raises(PluginError, match=r"'lucky'.*augury-stranger 1\.2.*augury-other 3"):
         registry.register(plugin(augury_drafters=lambda: [Lucky]), name="other", distribution="augury-other", version="3")
+
+
+def test_two_constraints_of_one_keyword_are_an_error_that_names_both():
+    keyed = [type("Keyed", (ToyConstraint,), {"name": name, "keyword": "form"}) for name in ("one", "two")]
+    registry = registry_with(augury_constraints=lambda: keyed[:1])
+    with pytest.raises(PluginError, match=r"'form': one of augury-stranger 1\.2, two of augury-other 3"):
+        registry.register(plugin(augury_constraints=lambda: keyed[1:]), name="other", distribution="augury-other", version="3")
 
 
 def test_a_misspelt_hook_is_an_error_that_names_the_right_one():

@@ -22,25 +22,25 @@ def shown():
     return names
 
 
-def registry_with_choice():
+def registry_with_one_of():
     registry = registry_with_toys()
-    registry.register(type("Module", (), {"augury_constraints": staticmethod(shown()["augury_constraints"])}), name="choice")
+    registry.register(type("Module", (), {"augury_constraints": staticmethod(shown()["augury_constraints"])}), name="one-of")
     return registry
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 def test_the_answer_is_one_of_the_texts(temperature):
-    with engine_with(registry=registry_with_choice()) as engine:
+    with engine_with(registry=registry_with_one_of()) as engine:
         prompts, texts = [[1], [200, 5], [7] * 9], "then|the end|in there"
-        results = engine.generate(prompts, constraint={"choice": {"texts": texts}}, temperature=temperature, seed=3)
+        results = engine.generate(prompts, one_of=texts.split("|"), temperature=temperature, seed=3)
     assert {result.text for result in results} <= set(texts.split("|"))
     assert {result.finish_reason for result in results} == {"stop"}
 
 
 def test_it_is_refused_without_a_tokenizer():
     session = type("Session", (), {"tokenizer": None})
-    with pytest.raises(OptionError, match="choice needs texts"):
-        shown()["Choice"](shown()["ChoiceOptions"](), session)
+    with pytest.raises(OptionError, match="one-of needs texts"):
+        shown()["OneOf"](shown()["OneOfOptions"](), session)
 
 
 def test_every_method_is_named():

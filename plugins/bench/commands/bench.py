@@ -35,7 +35,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     add_prompt_flags(parser, DEFAULT)
     add_model_flags(parser, registry, argv, has_slots=False)
-    add_sampling_flags(parser, has_short_stop=False)
+    add_sampling_flags(parser, registry, has_short_stop=False)
     group = parser.add_argument_group("drafters compared")
     add_workload_flag(group)
     group.add_argument(

@@ -44,7 +44,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     )
     add_prompt_flags(parser, DEFAULT)
     add_model_flags(parser, registry, argv, has_slots=False)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, registry)
     group = parser.add_argument_group("what is tried")
     add_workload_flag(group)
     group.add_argument(

@@ -79,7 +79,6 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
         (["--mlock=1"], "--mlock takes no value"),
         (["-ngl99"], "put a space before the value: -ngl 99"),
         (["--port", "8080"], "--port: augury has no server"),
-        (["--grammar", "root"], "--grammar: augury cannot constrain"),
         (["--mirostat", "2"], "--mirostat: augury knows no such sampler"),
         (["-cnv"], "-cnv: augury chat holds conversations"),
         (["--offline"], "HF_HUB_OFFLINE=1"),

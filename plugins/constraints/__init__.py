@@ -1,0 +1,1 @@
+"""Constraints on `llguidance`: JSON schemas, regular expressions, grammars and choices."""

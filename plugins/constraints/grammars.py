@@ -1,0 +1,175 @@
+"""The constraints `json-schema`, `regex`, `grammar` and `choice`, each with a parameter of requests and flags of its name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from augury.constraint import Constraint
+from augury.errors import OptionError
+from augury.hookspecs import hookimpl
+from augury.options import option
+from augury.plugins.constraints.guided import Guided
+
+__all__ = ["Choice", "Grammar", "JsonSchema", "Regex"]
+
+_SPACES: Mapping[str, Mapping[str, Any]] = {
+    "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "none": {"whitespace_flexible": False},
+    "any": {"whitespace_flexible": True},
+}
+
+
+@frozen
+class JsonSchemaOptions:
+    """Options of `json-schema`."""
+
+    schema: str = option("{}", help="the schema, as JSON text; without one any JSON is allowed")
+    spaces: str = option(
+        "single", help="white space between parts: one after commas and colons, none, or as the model likes", choices=_SPACES
+    )
+
+
+class JsonSchema(Guided):
+    """JSON that fits a schema."""
+
+    name = "json-schema"
+    keyword = "json_schema"
+    options_class = JsonSchemaOptions
+
+    @classmethod
+    def options_for(cls, value: Any) -> Mapping[str, Any]:
+        """A schema, as JSON text or as what such a text stands for."""
+        if not isinstance(value, str | Mapping | bool):
+            raise OptionError(f"json_schema is {value!r}, expected a JSON schema: a mapping, or a text")
+        return {"schema": value if isinstance(value, str) else json.dumps(value)}
+
+    def grammar(self) -> str:
+        """Of the schema."""
+        from llguidance import LLMatcher
+
+        try:
+            self._schema = json.loads(self.options.schema)
+        except ValueError as error:
+            raise OptionError(f"json-schema: the schema is not JSON: {error}") from None
+        if not isinstance(self._schema, dict | bool):
+            raise OptionError(f"json-schema: the schema is {self.options.schema:.80}, expected an object, true or false")
+        return LLMatcher.grammar_from_json_schema(json.dumps(self._schema), overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
+
+    def explained(self, error: str) -> str:
+        """Say where in the schema the keyword or value is that the library names."""
+        named = set(re.findall(r"[\w$/#:.-]+", error))
+        found = (
+            path
+            for path, key, value in _entries(self._schema, "#")
+            if key in named or (isinstance(value, str) and value in named)
+        )
+        where = next(found, None)
+        return error.replace("Unimplemented keys", "keywords that are not supported") + (f", at {where}" if where else "")
+
+
+def _entries(schema: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """Every key of a JSON value and what it holds, inner ones first, with where that is."""
+    for key, value in schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ():
+        yield from _entries(value, f"{path}/{key}")
+        yield f"{path}/{key}", str(key), value
+
+
+@frozen
+class RegexOptions:
+    """Options of `regex`."""
+
+    pattern: str = option(".*", help="the regular expression that the whole output matches; no look-around, no back-references")
+
+
+class Regex(Guided):
+    """Text that matches a regular expression."""
+
+    name = "regex"
+    keyword = "regex"
+    options_class = RegexOptions
+
+    @classmethod
+    def options_for(cls, value: Any) -> Mapping[str, Any]:
+        """The pattern."""
+        return {"pattern": value}
+
+    def grammar(self) -> str:
+        """Of the pattern."""
+        from llguidance import LLMatcher
+
+        return LLMatcher.grammar_from_regex(self.options.pattern)
+
+
+@frozen
+class GrammarOptions:
+    """Options of `grammar`."""
+
+    text: str = option("root ::= [^\\x00]*", help="the grammar: GBNF with a rule `root`, or Lark with a rule `start`")
+
+
+class Grammar(Guided):
+    """Text that a context-free grammar describes."""
+
+    name = "grammar"
+    keyword = "grammar"
+    options_class = GrammarOptions
+
+    @classmethod
+    def options_for(cls, value: Any) -> Mapping[str, Any]:
+        """The grammar's text."""
+        return {"text": value}
+
+    def grammar(self) -> str:
+        """The grammar, translated if it is GBNF."""
+        from llguidance import grammar_from
+
+        try:
+            return grammar_from("grammar", self.options.text).removeprefix("%llguidance {}")
+        except ValueError as error:
+            told = str(error).removeprefix("Failed to convert the grammar from GBNF to Lark: ")
+            raise OptionError(f"grammar: {told}; expected GBNF with a rule root, or Lark with a rule start") from None
+
+
+@frozen
+class ChoiceOptions:
+    """Options of `choice`."""
+
+    texts: str = option("yes|no", help="the texts, with | between them, or as a JSON list")
+
+
+class Choice(Guided):
+    """One of several texts."""
+
+    name = "choice"
+    keyword = "choice"
+    options_class = ChoiceOptions
+
+    @classmethod
+    def options_for(cls, value: Any) -> Mapping[str, Any]:
+        """A list of texts, or the option's own form."""
+        return {"texts": json.dumps(value) if isinstance(value, list | tuple) else value}
+
+    def grammar(self) -> str:
+        """An alternative of each text."""
+        from llguidance import LLMatcher
+
+        texts = self.options.texts.split("|")
+        if self.options.texts.startswith("["):
+            try:
+                texts = json.loads(self.options.texts)
+            except ValueError as error:
+                raise OptionError(f"choice: texts is {self.options.texts!r}, which is no JSON list: {error}") from None
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise OptionError(f"choice: texts is {self.options.texts!r}, expected at least one text, and texts alone")
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
+
+
+@hookimpl
+def augury_constraints() -> list[type[Constraint]]:
+    """Offer them all."""
+    return [JsonSchema, Regex, Grammar, Choice]
