@@ -27,3 +27,23 @@ class UnsupportedError(AuguryError):
 
 class CapacityError(AuguryError):
     """A request needs more context, memory or room in the queue than there is."""
+
+
+class PromptTooLongError(CapacityError):
+    """A prompt has more tokens than a sequence can use.
+
+    Attributes:
+        n_prompt: Tokens of the prompt.
+        n_ctx: Tokens that a sequence can use.
+    """
+
+    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the prompt has {n_prompt} tokens, a sequence can use {n_ctx}; "
+            "shorten it or load the model with a larger context (-c, n_ctx)"
+        )
+        self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+
+class QueueFullError(CapacityError):
+    """As many requests wait for a slot as may."""

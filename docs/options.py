@@ -84,6 +84,10 @@ A result's `finish_reason` is `stop` (an end token or a stop text), `length` (`m
 `cancelled`.
 """
 
+SERVE = """
+Sampling flags are the defaults of requests that say nothing else. `-np` is 4 here. See [server.md](server.md).
+"""
+
 BENCH = """
 With `--curve`, `-d` or `--vs`, or a `-p` that is a number, `bench` times passes instead of drafters, and `-p 512 -n 64` count
 tokens as in llama-bench: see [benchmarks.md](benchmarks.md). A prompt that is a number is then given by `-f`.
@@ -114,8 +118,10 @@ def page(registry: Registry) -> str:
     parts += [text for record in registry.records for text in _plugin(record.name, record.kind, record.plugin.options_class)]
     parts += [SAMPLING, _options(sampling_options().values()), BIAS, REQUEST]
     parts += ["## Flags of `augury run`\n", _flags(flags["run"])]
-    parts += ["\n`chat`, `bench` and `tune` take the same, without `-np`; `chat` takes no prompts, `tune` no `--stats`.\n"]
-    for name, tail in (("bench", BENCH), ("tune", "")):
+    parts += [
+        "\n`chat`, `bench` and `tune` take the same, without `-np`; `chat` and `serve` take no prompts, `tune` no `--stats`.\n"
+    ]
+    for name, tail in (("serve", SERVE), ("bench", BENCH), ("tune", "")):
         own = [action for action in flags[name] if not set(action.option_strings) <= shared]
         parts += [f"## Flags of `augury {name}`\n", _flags(own), tail]
     parts += [FOREIGN, *_foreign("same as", "These are short for others", "the same as")]

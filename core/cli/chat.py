@@ -27,7 +27,7 @@ _N_PREDICT = 1024  # small models repeat themselves until the context is full
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser("chat", help="talk with a model", description="Talk with a model; /help lists commands.")
-    add_model_flags(parser, registry, argv, has_slots=False)
+    add_model_flags(parser, registry, argv, n_slots=None)
     parser.foreign = FOREIGN_FLAGS_IN_CHAT
     add_sampling_flags(parser, registry, n_predict=_N_PREDICT)
     add_template_flag(parser)

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["add_model_flags", "add_override_flag", "load_engine", "override_words", "overrides_of"]
 
 
-def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, has_slots: bool) -> None:
-    """Add the flags of `Engine.load`."""
+def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None) -> None:
+    """Add the flags of `Engine.load`; `n_slots` is the default of `-np`, None leaves that flag out."""
     parser.foreign = FOREIGN_FLAGS
-    parser.set_defaults(registry=registry, parallel=1, quiet=False)
+    parser.set_defaults(registry=registry, parallel=1, max_queue=None, quiet=False)
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m",
@@ -53,10 +53,9 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         metavar="N",
         help="tokens that one sequence may use; 0: as many as the model was trained for (default: that, 4096 at most)",
     )
-    if has_slots:
-        group.add_argument(
-            "-np", "--parallel", type=count(least=1), default=1, metavar="N", help="sequences at once (default: 1)"
-        )
+    if n_slots is not None:
+        told = f"sequences at once (default: {n_slots})"
+        group.add_argument("-np", "--parallel", type=count(least=1), default=n_slots, metavar="N", help=told)
     group.add_argument("-t", "--threads", type=count(least=1), metavar="N", help="threads (default: one per physical core)")
     types = f"{', '.join(CACHE_TYPES)} (default: f16)"
     for what, flags in (("keys", ("-ctk", "--cache-type-k")), ("values", ("-ctv", "--cache-type-v"))):
@@ -151,6 +150,7 @@ def load_engine(
             threads=args.threads,
             n_ctx=args.ctx_size,
             slots=args.parallel,
+            max_queue=args.max_queue,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
             override_kv=overrides_of(args),

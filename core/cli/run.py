@@ -32,7 +32,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser = subparsers.add_parser("run", help="continue a prompt, or several at once", description="Continue prompts.")
     add_prompt_flags(parser)
     add_template_flag(parser)
-    add_model_flags(parser, registry, argv, has_slots=True)
+    add_model_flags(parser, registry, argv, n_slots=1)
     add_sampling_flags(parser, registry)
     parser.add_argument("--json", action="store_true", help="print one JSON object per prompt")
     parser.add_argument("--echo", action="store_true", help="with --json: tell each prompt's tokens and text beside its answer")

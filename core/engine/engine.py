@@ -162,7 +162,7 @@ class Engine:
             n_ctx: Tokens that one sequence may use, prompt and output together. 0: as many as the model was trained for, None:
                 4096 at most. More is possible, with a warning.
             slots: Sequences that run at once; requests beyond them queue.
-            max_queue: Requests that may wait for a slot; one more is a `CapacityError`. None for any number.
+            max_queue: Requests that may wait for a slot; one more is a `QueueFullError`. None for any number.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
             override_kv: Metadata that takes the place of the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
@@ -264,10 +264,11 @@ class Engine:
 
         Raises:
             OptionError: An argument is unknown or out of range.
-            CapacityError: The prompt does not fit into the context, or `max_queue` requests wait already.
+            PromptTooLongError: The prompt does not fit into the context.
+            QueueFullError: `max_queue` requests wait already.
             AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
-        self._worker.check()  # before a template is rendered for nothing
+        self._worker.check_queue()  # before a template is rendered for nothing
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
         how: dict[str, Any] = {"tools": tools, "kwargs": chat_template_kwargs, "why": why}
         ids = prompt_ids(prompt, messages, self.tokenizer, self.chat_template, **how)

@@ -14,7 +14,7 @@ from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
 from augury.engine.sampling import SamplingParams, sampling_options
 from augury.engine.sampling_step import Step
-from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.errors import OptionError, PromptTooLongError, UnsupportedError
 from augury.options import check_count, nearest
 from augury.registry import Registry
 from augury.speculation.config import Speculation, speculative_params
@@ -61,16 +61,13 @@ def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
 
     Raises:
         OptionError: They are no token ids, none at all, or outside the vocabulary.
-        CapacityError: They do not fit into a sequence.
+        PromptTooLongError: They do not fit into a sequence.
     """
     tokens = _ids(prompt, "the prompt", n_vocab)
     if len(tokens) == 0:
         raise OptionError("the prompt is empty, expected at least one token; this model adds none of its own")
     if len(tokens) > n_ctx:
-        raise CapacityError(
-            f"the prompt has {len(tokens)} tokens, a sequence can use {n_ctx}; "
-            "shorten it or load the model with a larger context (-c, n_ctx)"
-        )
+        raise PromptTooLongError(len(tokens), n_ctx)
     return tokens
 
 

@@ -19,7 +19,7 @@ from augury.engine.guard import guarded
 from augury.engine.loop import Loop
 from augury.engine.sequence import Sequence
 from augury.engine.stats import EngineStats
-from augury.errors import AuguryError, CapacityError
+from augury.errors import AuguryError, QueueFullError
 
 __all__ = ["Worker"]
 
@@ -61,16 +61,24 @@ class Worker:
 
         Raises:
             AuguryError: The engine was closed or has died.
-            CapacityError: Too many wait already.
+            QueueFullError: Too many wait already.
+        """
+        self.check_queue()
+        self._engine_thread.put(sequence)
+
+    def check_queue(self) -> None:
+        """See that the engine can be used, and has room for one more request.
+
+        Raises:
+            AuguryError: As `submit` does.
         """
         self.check()
         n_waiting = self._engine_thread.inbox.qsize() + self._loop.n_sequences - self._n_slots
         if self._max_queue is not None and n_waiting >= self._max_queue:
-            raise CapacityError(
+            raise QueueFullError(
                 f"{n_waiting} requests wait for a slot already, the queue takes {self._max_queue}; try again later, "
                 "or load the model with more slots (slots) or a longer queue (max_queue)"
             )
-        self._engine_thread.put(sequence)
 
     def stats(self) -> EngineStats:
         """What the engine is doing and has done. Nothing is waited for."""

@@ -34,7 +34,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "small workload of its own; unless told otherwise it decodes greedily, 128 tokens.",
     )
     add_prompt_flags(parser, DEFAULT)
-    add_model_flags(parser, registry, argv, has_slots=False)
+    add_model_flags(parser, registry, argv, n_slots=None)
     add_sampling_flags(parser, registry, has_short_stop=False)
     group = parser.add_argument_group("drafters compared")
     add_workload_flag(group)

@@ -43,7 +43,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "the answer depends on the texts. Unless told otherwise it decodes greedily, 128 tokens.",
     )
     add_prompt_flags(parser, DEFAULT)
-    add_model_flags(parser, registry, argv, has_slots=False)
+    add_model_flags(parser, registry, argv, n_slots=None)
     add_sampling_flags(parser, registry)
     group = parser.add_argument_group("what is tried")
     add_workload_flag(group)

@@ -17,7 +17,7 @@ from augury.registry import Registry
 REGISTRY = Registry.discover()
 STORED = json.loads((Path(__file__).parents[2] / "data" / "flags" / "flags.json").read_text())
 N_VALUES = [(name, int(n)) for program in STORED.values() for n, names in program.items() for name in names]
-COMMANDS = ("run", "chat", "bench", "tune")
+COMMANDS = ("run", "chat", "bench", "tune", "serve")
 
 
 def parsed(*words, command="run"):
@@ -78,7 +78,7 @@ def test_a_value_that_may_be_missing_is_no_prompt(capsys, words):
         (["-ub", "-p", "text"], "-ub needs a value, but -p is a flag"),
         (["--mlock=1"], "--mlock takes no value"),
         (["-ngl99"], "put a space before the value: -ngl 99"),
-        (["--port", "8080"], "--port: augury has no server"),
+        (["--port", "8080"], "--port: it is for a server: augury serve"),
         (["--mirostat", "2"], "--mirostat: augury knows no such sampler"),
         (["-cnv"], "-cnv: augury chat holds conversations"),
         (["--offline"], "HF_HUB_OFFLINE=1"),

@@ -1,0 +1,134 @@
+"""The app: routes, and what holds for all of them: keys, limits, origins, the form of errors."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from augury.errors import AuguryError
+from augury.plugins.server import health
+from augury.plugins.server.errors import RequestError, as_request_error, error_body
+from augury.plugins.server.openai import chat, completions, models
+from augury.plugins.server.server import Server
+
+__all__ = ["make_app"]
+
+_ROUTERS = (health.router, models.router, chat.router, completions.router)
+_OPEN = ("/health", "/")  # without a key, and while the model loads; so is what lies below /static/
+_LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+
+
+def make_app(server: Server) -> FastAPI:
+    """The app of a server, which loads its model when the app starts and closes it when that ends."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        server.start()
+        yield
+        server.close()
+
+    app = FastAPI(
+        title="augury",
+        version=metadata.version("augury"),
+        lifespan=lifespan,
+        docs_url=None,  # pages that would load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.server = server
+    for router in _ROUTERS:
+        app.include_router(router)
+    for kind in (AuguryError, HTTPException):
+        app.add_exception_handler(kind, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(Exception, _on_fault)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=server.options.max_body_bytes)
+    app.add_middleware(_Gate, server=server)
+    if origins := server.options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=[origin for origin in origins if origin != "localhost"],
+            allow_origin_regex=_LOCAL if "localhost" in origins else None,
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+class _Gate:
+    """Lets nobody in without a key where keys are asked for, and nobody while there is no model."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app = app
+        self._server = server
+        self._keys = [key.encode() for key in server.options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (error := self._refusal(Request(scope))) is not None:
+            await _answer(error, scope["path"])(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, request: Request) -> RequestError | None:
+        path = request.url.path
+        if path in _OPEN or path.startswith("/static/"):
+            return None
+        if self._keys and not self._is_known(request):
+            told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
+            return RequestError(401, told, code="invalid_api_key")
+        limit, length = self._server.options.max_body_bytes, request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:  # one that does not say it is counted as it comes
+            return RequestError(413, f"the body has {length} bytes, this server takes {limit} (--max-body-size)")
+        try:
+            _ = self._server.engine
+        except RequestError as error:
+            return error
+        return None
+
+    def _is_known(self, request: Request) -> bool:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        # every key is compared whole, so that the time tells nothing
+        return any([hmac.compare_digest(given.encode(), key) for key in self._keys])  # noqa: C419
+
+
+def _answer(error: RequestError, path: str) -> JSONResponse:
+    return JSONResponse(error_body(error, path), error.status_code, error.headers)
+
+
+async def _on_error(request: Request, error: Any) -> Response:
+    return _answer(as_request_error(error), request.url.path)
+
+
+async def _on_invalid(request: Request, error: Any) -> Response:
+    """Tell the first thing that is wrong with a body, by the name of its field."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    param = ".".join(where)
+    if first["type"] == "extra_forbidden":
+        told = f"there is no field {param!r} here; leave it out"
+    elif first["type"] == "json_invalid":
+        param, told = "", f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}"
+    elif first["type"] == "value_error":  # of a check of our own
+        told = str(first["ctx"]["error"])
+    elif not param:
+        told = "the body is not a JSON object; send one, with Content-Type: application/json"
+    else:
+        told = f"{param}: {first['msg']}"
+    return _answer(RequestError(400, told, param=param or None), request.url.path)
+
+
+async def _on_fault(request: Request, error: Any) -> Response:
+    return _answer(RequestError(500, f"the server failed: {type(error).__name__}"), request.url.path)

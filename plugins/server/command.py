@@ -1,0 +1,180 @@
+"""`augury serve`: its flags, and the process around the app."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from augury.cli.drafter_flags import warn_of_synthetic
+from augury.cli.model_flags import add_model_flags, load_engine
+from augury.cli.parser import count
+from augury.cli.prompts import add_template_flag
+from augury.cli.report import say
+from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.cli.text_file import read_text
+from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.registry import Registry
+
+if TYPE_CHECKING:
+    from augury.plugins.server.server import Server, ServerOptions
+
+__all__ = ["add_parser"]
+
+_N_SLOTS = 4
+_LIBRARIES = ("fastapi", "uvicorn")
+
+
+def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "serve", help="serve a model over HTTP", description="Serve a model over HTTP, to clients of OpenAI's interface."
+    )
+    _add_server_flags(parser.add_argument_group("server"))
+    add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
+    add_sampling_flags(parser, registry)
+    add_template_flag(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1)")
+    group.add_argument(
+        "--port", type=count(least=0), default=8080, metavar="N", help="where to listen; 0: any free port (default: 8080)"
+    )
+    group.add_argument(
+        "-a", "--alias", type=_words, default=(), metavar="NAME,NAME", help="the model's names (default: that of -m)"
+    )
+    group.add_argument(
+        "--api-key", type=_words, default=(), metavar="KEY,KEY", help="a client must have one of these keys (default: none)"
+    )
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="more keys, one on each line; a line that begins with # is a comment"
+    )
+    group.add_argument(
+        "--cors-origins",
+        type=_words,
+        default=(),
+        metavar="ORIGIN,ORIGIN",
+        help="web pages of these origins may ask, * for all, localhost for those of this machine (default: none)",
+    )
+    group.add_argument(
+        *("-to", "--timeout"),
+        type=count(least=1),
+        default=3600,
+        metavar="SECONDS",
+        help="how long a request may take, waiting included (default: 3600)",
+    )
+    group.add_argument(
+        "--max-queue",
+        type=count(least=0),
+        default=256,
+        metavar="N",
+        help="how many requests may wait for a slot; more are told to come later (default: 256)",
+    )
+    group.add_argument(
+        "--max-body-size", type=count(least=1), default=16, metavar="MIB", help="how large a request may be (default: 16)"
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=count(least=0),
+        default=30,
+        metavar="SECONDS",
+        help="how long running requests may go on after a signal to end; then they are cancelled (default: 30)",
+    )
+    group.add_argument("--ssl-key-file", type=Path, metavar="FILE", help="serve HTTPS with this private key (PEM)")
+    group.add_argument("--ssl-cert-file", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
+        raise UnsupportedError(f"the server needs {' and '.join(missing)}; install them: pip install 'augury[server]'")
+    from augury.plugins.server.server import Server
+
+    options = _options_of(args)
+    warn_of_synthetic(args)
+    server = Server(options, lambda progress: load_engine(args, args.spec_type, args.model_draft, progress))
+    with _listening(args.host, args.port) as listener:
+        _serve(server, listener, is_verbose=args.verbose > 0)
+    if server.failure is not None:
+        raise server.failure
+    return 0
+
+
+def _options_of(args: argparse.Namespace) -> ServerOptions:
+    from augury.plugins.server.server import ServerOptions
+
+    if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
+        raise OptionError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+    for file in filter(None, (args.ssl_key_file, args.ssl_cert_file)):
+        if not os.access(file, os.R_OK):
+            raise OptionError(f"{file} cannot be read")
+    keys = [*args.api_key]
+    if args.api_key_file is not None:
+        lines = [line.strip() for line in read_text(args.api_key_file).splitlines()]
+        keys += [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise OptionError(f"{args.api_key_file} holds no keys; leave --api-key-file out to serve everyone")
+    return ServerOptions(
+        names=args.alias or (Path(args.model).stem if args.model.endswith(".gguf") else args.model,),
+        api_keys=tuple(keys),
+        cors_origins=args.cors_origins,
+        timeout_s=args.timeout,
+        shutdown_timeout_s=args.shutdown_timeout,
+        max_body_bytes=args.max_body_size << 20,
+        params=request_params(args),
+        chat_template_kwargs=args.chat_template_kwargs or {},
+        ssl_key_file=args.ssl_key_file,
+        ssl_cert_file=args.ssl_cert_file,
+    )
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, before a model is loaded for nothing.
+
+    Raises:
+        AuguryError: The address is taken, or none of this machine's.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise AuguryError(f"cannot listen on {host} port {port}: {error}; choose another with --host and --port") from None
+
+
+def _serve(server: Server, listener: socket.socket, *, is_verbose: bool) -> None:
+    """Serve until a signal says to end."""
+    import uvicorn
+
+    from augury.plugins.server.app import make_app
+
+    options = server.options
+    config = uvicorn.Config(
+        make_app(server),
+        http="h11",  # its headers have a limit
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=is_verbose,
+        server_header=False,
+        ssl_keyfile=options.ssl_key_file,
+        ssl_certfile=options.ssl_cert_file,
+        timeout_graceful_shutdown=options.shutdown_timeout_s,
+    )
+    process = uvicorn.Server(config)
+    scheme = "https" if config.is_ssl else "http"
+    host, port = listener.getsockname()[:2]
+    server.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    server.on_failure = lambda: setattr(process, "should_exit", True)
+    try:
+        process.run(sockets=[listener])
+    except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
+        say("the server has ended")

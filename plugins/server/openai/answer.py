@@ -1,0 +1,96 @@
+"""What answers of OpenAI's endpoints have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+from uuid import uuid4
+
+from pydantic import Field
+
+from augury.plugins.server.fields import EngineFields, Fields
+from augury.plugins.server.server import Server
+from augury.types import Result, Token, TokenLogprob
+
+__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "logprob_entry", "usage"]
+
+_LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
+_FINGERPRINT = f"augury-{metadata.version('augury')}"
+
+
+class StreamOptions(Fields):
+    """What a stream tells beside its pieces."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class OpenAIFields(EngineFields):
+    """Fields of chat and completions."""
+
+    model: str | None = Field(None, description="any: the server has one model")
+    n: int = Field(1, ge=1, le=128)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def is_usage_streamed(self) -> bool:
+        """Whether a last event tells the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def answers(self, name: str, **params: Any) -> list[dict[str, Any]]:
+        """The arguments of `Engine.submit` for each of the n answers, with a seed each where there is one."""
+        params |= self.engine_params() | {"id": name}
+        if self.logit_bias:
+            params["logit_bias"] = self.logit_bias
+        if self.seed is None:
+            return [params] * self.n
+        return [params | {"seed": (self.seed + i) % 2**64} for i in range(self.n)]
+
+
+def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:
+    """The fields that begin every answer and every event of a stream."""
+    return {
+        "id": f"{prefix}-{uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": server.options.names[0],
+        "system_fingerprint": _FINGERPRINT,
+    }
+
+
+def finish_reason(result: Result) -> str:
+    """Why an answer ended; a full context is a limit, too."""
+    return "stop" if result.finish_reason == "stop" else "length"
+
+
+def usage(results: Sequence[Result]) -> dict[str, Any]:
+    """Tokens of a request; a prompt with several answers counts once."""
+    prompt = results[0].stats
+    drafted, accepted = (sum(getattr(each.stats, name) for each in results) for name in ("n_drafted", "n_accepted"))
+    completion = sum(len(each.tokens) for each in results)
+    return {
+        "prompt_tokens": prompt.n_prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt.n_prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": prompt.n_reused},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def logprob_entry(each: Token | TokenLogprob, top: Iterable[TokenLogprob] | None = None) -> dict[str, Any]:
+    """A token's log-probability in the form of chat."""
+    found = each.bytes or b""
+    entry: dict[str, Any] = {
+        "token": found.decode(errors="replace"),
+        "logprob": max(each.logprob or 0.0, _LEAST_LOGPROB),
+        "bytes": list(found),
+    }
+    return entry if top is None else entry | {"top_logprobs": [logprob_entry(other) for other in top]}

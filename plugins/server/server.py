@@ -1,0 +1,123 @@
+"""What one server is: its options, its engine as soon as that is loaded, and how far loading has come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from attrs import Factory, define, frozen
+from fastapi import Depends
+from starlette.requests import Request
+
+from augury.cli.progress import ProgressDisplay
+from augury.cli.report import say
+from augury.errors import AuguryError
+from augury.plugins.server.errors import RequestError
+
+if TYPE_CHECKING:
+    from augury.engine.engine import Engine
+
+__all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
+
+
+@frozen
+class ServerOptions:
+    """What was asked for on the command line."""
+
+    names: Sequence[str] = ("augury",)  # of the model; the first is what answers name
+    api_keys: Sequence[str] = ()  # none: everyone is served
+    cors_origins: Sequence[str] = ()
+    timeout_s: float = 3600.0  # of a request
+    shutdown_timeout_s: int = 30
+    max_body_bytes: int = 16 << 20
+    params: Mapping[str, Any] = Factory(dict)  # of `Engine.submit`, for requests that say nothing else
+    chat_template_kwargs: Mapping[str, Any] = Factory(dict)  # the same for chat templates
+    ssl_key_file: Path | None = None
+    ssl_cert_file: Path | None = None
+
+
+class LoadingProgress(ProgressDisplay):
+    """Shows progress as every command does, and keeps it for those who ask the server meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stopped = False
+        self._seen: tuple[str, int, int] = ("starting", 0, 0)
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        """See `Progress`; loading ends here where the server has been told to end."""
+        if self.is_stopped:
+            raise AuguryError("loading was stopped")
+        self._seen = (task, done, total)
+        super().__call__(task, done, total)
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What was told last."""
+        task, done, total = self._seen
+        return {"task": task, "done": done, "total": total}
+
+
+@define(eq=False)
+class Server:
+    """A model that is served. The app holds it as `app.state.server`; routes get it by `server: Serving`."""
+
+    options: ServerOptions
+    load: Callable[[LoadingProgress], Engine]
+    progress: LoadingProgress = Factory(LoadingProgress)
+    url: str = ""
+    failure: AuguryError | None = None  # why there will be no engine
+    on_failure: Callable[[], object] = lambda: None
+    _engine: Engine | None = None
+    _loader: threading.Thread | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model is loaded."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            RequestError: It is not loaded yet.
+        """
+        if self._engine is None:
+            raise RequestError(503, "the model is being loaded", retry_after=1, more={"progress": self.progress.seen})
+        return self._engine
+
+    def start(self) -> None:
+        """Begin to load, on a thread of its own."""
+        say(f"augury listens on {self.url} and loads {self.options.names[0]}")
+        self._loader = threading.Thread(target=self._load, name="augury-load", daemon=True)
+        self._loader.start()
+
+    def close(self) -> None:
+        """Stop loading, or close the engine, which cancels what still runs."""
+        self.progress.is_stopped = True
+        if self._loader is not None:
+            self._loader.join()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _load(self) -> None:
+        try:
+            with self.progress:
+                self._engine = self.load(self.progress)
+        except Exception as error:  # noqa: BLE001 - told where the command ends
+            known = error if isinstance(error, AuguryError) else AuguryError(f"{type(error).__name__}: {error}")
+            self.failure = None if self.progress.is_stopped else known
+            self.on_failure()
+            return
+        say(f"{self.options.names[0]} is ready, loaded in {self._engine.load_s:.1f} s")
+
+
+def _server_of(request: Request) -> Server:
+    return request.app.state.server
+
+
+Serving = Annotated[Server, Depends(_server_of)]

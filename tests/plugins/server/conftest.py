@@ -1,0 +1,26 @@
+"""Servers that several modules of tests share: starting one takes seconds."""
+
+import pytest
+from commands import here
+from servers import serving
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The default model on four slots, for whatever needs no flags of its own; greedy unless a request says otherwise."""
+    with serving("-m", "smollm2", "-t", 2, "-c", 512, "-np", 4, "--temp", 0, "--alias", "smollm2,small") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def client(server):
+    """Asks that server."""
+    return server.client
+
+
+@pytest.fixture(scope="session")
+def strict_server():
+    """A tiny model without a tokenizer on one slot, with keys and narrow limits."""
+    words = "-c 4096 --api-key one,two --max-queue 1 --max-body-size 1 -v --cors-origins https://page.example,localhost"
+    with serving(*here(), *words.split(), "-np", 1) as found:
+        yield found

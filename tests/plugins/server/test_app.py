@@ -1,0 +1,235 @@
+"""What holds for every endpoint: keys, limits, origins, the form of errors, the life of the process."""
+
+import asyncio
+import signal
+import socket
+import threading
+
+import httpx
+import pytest
+from commands import here, run
+from servers import serving
+
+from augury.errors import AuguryError
+from augury.plugins.server.app import make_app
+from augury.plugins.server.server import Server, ServerOptions
+
+KEY = {"Authorization": "Bearer two"}
+ENDLESS = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "logprobs": 0}
+SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/nothing", {"error": {"message": "Not Found", "type": "not_found_error", "param": None, "code": None}}),
+        ("/nothing", {"error": {"message": "Not Found", "type": "not_found_error", "code": 404}}),
+        ("/v1/messages/nothing", {"type": "error", "error": {"type": "not_found_error", "message": "Not Found"}}),
+    ],
+)
+def test_each_family_has_its_own_form_of_errors(client, path, body):
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()) == (404, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "param"),
+    [
+        ({"prompt": "a", "max_tokns": 5}, "there is no field 'max_tokns' here", "max_tokns"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature: Input should be a valid number", "temperature"),
+        ({"prompt": "a", "top_p": 2}, "top_p: Input should be less than or equal to 1", "top_p"),
+        ({"prompt": "a", "seed": True}, "seed: Input should be a valid integer", "seed"),
+        ({"prompt": "a", "speculative": {"type": "nobody"}}, "nobody", None),
+        ({"prompt": "a", "speculative": False, "speculative.n_max": 2}, "speculative.n_max is given as well", None),
+        ({"prompt": "a b " * 600}, "a sequence can use 512", None),
+        ([], "not a JSON object", None),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_named(client, body, told, param):
+    answer = client.post("/v1/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert told in error["message"]
+    assert error["param"] == param or param is None
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"), [(b"{", "application/json"), (b'{"prompt": "a"}', "text/plain"), (b"\xff", "application/json")]
+)
+def test_what_is_no_json_is_refused(client, content, kind):
+    answer = client.post("/v1/completions", content=content, headers={"Content-Type": kind})
+    assert answer.status_code == 400
+    assert "body" in answer.json()["error"]["message"]
+
+
+def test_what_openais_clients_send_without_a_meaning_here_is_ignored(client):
+    more = {"user": "someone", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
+    assert client.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 1, **more}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer three"}, {"Authorization": "two"}, {"x-api-key": "on"}])
+def test_nobody_without_a_key_is_served(strict_server, path, headers):
+    answer = strict_server.client.get(path, headers=headers)
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("headers", [KEY, {"x-api-key": "one"}, {"Authorization": "bearer one"}])
+def test_every_key_opens(strict_server, headers):
+    assert strict_server.client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_health_needs_no_key(strict_server):
+    assert strict_server.client.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_that_is_too_large_is_refused(strict_server, is_chunked):
+    content = b" " * (1 << 20) + b"{}"
+    sent = (content[i : i + 65536] for i in range(0, len(content), 65536)) if is_chunked else content
+    with httpx.Client(base_url=strict_server.url) as client:
+        answer = client.post("/v1/completions", content=sent, headers={**KEY, "Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("https://page.example", "https://page.example"),
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("https://other.example", None),
+        ("https://localhost.other.example", None),
+    ],
+)
+def test_only_named_origins_may_ask(strict_server, origin, allowed):
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for answer in (
+        strict_server.client.options("/v1/completions", headers=preflight),
+        strict_server.client.get("/v1/models", headers={"Origin": origin}),  # the refusal, too, can be read there
+    ):
+        assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+        assert "Access-Control-Allow-Credentials" not in answer.headers
+
+
+def test_no_origin_may_ask_unless_one_is_named(client):
+    assert "Access-Control-Allow-Origin" not in client.get("/health", headers={"Origin": "http://localhost"}).headers
+
+
+def test_a_request_ends_when_its_time_is_up():
+    with serving(*here(), "-c", 4096, "--timeout", 1) as server:
+        answer = server.client.post("/v1/completions", json=ENDLESS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        assert answer.headers["x-should-retry"] == "false"
+        streamed = server.client.post("/v1/completions", json={**ENDLESS, "stream": True})
+        *_, last = streamed.text.strip().split("\n\n")
+        assert '"code":"timeout"' in last
+
+
+def test_requests_beyond_the_queue_are_told_to_come_later(strict_server):
+    body = {**ENDLESS, "stream": True}
+    with httpx.Client(base_url=strict_server.url, headers=KEY) as client:
+        with client.stream("POST", "/v1/completions", json=body), client.stream("POST", "/v1/completions", json=body):
+            refused = client.post("/v1/completions", json=SHORT)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+        while (answer := client.post("/v1/completions", json=SHORT)).status_code == 429:
+            pass
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_leaves_cancels_its_request(strict_server, is_streamed):
+    n_before = len(strict_server.output)
+    body = {**ENDLESS, "stream": is_streamed, "logprobs": None}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{strict_server.url}/v1/completions", json=body, headers=KEY, timeout=0.2)
+    told = strict_server.wait_for("request done", after=n_before)
+    assert int(told.split("emitted=")[1].split()[0]) < ENDLESS["max_tokens"]
+
+
+def test_several_answers_that_do_not_all_find_room_leave_nothing_behind(strict_server):
+    with httpx.Client(base_url=strict_server.url, headers=KEY) as client:
+        assert client.post("/v1/completions", json={**SHORT, "n": 9}).status_code == 429
+        assert client.post("/v1/completions", json={**SHORT, "n": 2}).status_code == 200
+
+
+def make_client(server):
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(server)), base_url="http://server")
+
+
+def test_while_the_model_loads_the_server_says_how_far_it_is():
+    is_told, may_end = threading.Event(), threading.Event()
+
+    def load(progress):
+        progress("compiling", 3, 10)
+        is_told.set()
+        may_end.wait()
+        progress("compiling", 4, 10)
+
+    async def ask():
+        async with make_client(server) as client:
+            return [await client.get(path) for path in ("/health", "/v1/models")]
+
+    server = Server(ServerOptions(), load)
+    server.start()
+    is_told.wait()
+    for answer in asyncio.run(ask()):
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json()["error"]["progress"] == {"task": "compiling", "done": 3, "total": 10}
+    threading.Timer(0.01, may_end.set).start()
+    server.close()  # ends loading at its next step
+    assert (server.is_ready, server.failure) == (False, None)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
+    with serving("-m", tmp_path / "missing.gguf", is_loaded=False) as server:
+        assert server.process.wait(60) == 1
+        assert "missing.gguf" in server.output
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        code, _, err = run(capsys, "serve", *here(), "--port", other.getsockname()[1])
+    assert code == AuguryError.exit_code
+    assert "choose another with --host and --port" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--ssl-key-file", "key.pem"], "both --ssl-key-file and --ssl-cert-file"),
+        (["--api-key-file", "missing.txt"], "missing.txt"),
+        (["--no-such-flag"], "has no flag --no-such-flag"),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_errors(capsys, words, told):
+    code, _, err = run(capsys, "serve", *here(), *words)
+    assert code != 0
+    assert told in err
+
+
+def test_keys_in_a_file_are_lines_that_are_no_comments(capsys, tmp_path):
+    (tmp_path / "keys").write_text("# nobody\n\n")
+    code, _, err = run(capsys, "serve", *here(), "--api-key-file", tmp_path / "keys")
+    assert (code, "holds no keys" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "number", "n_tokens", "last"),
+    [(60, signal.SIGTERM, 300, ["data: [DONE]"]), (0, signal.SIGINT, 4000, [])],
+    ids=["finish", "cancel"],
+)
+def test_a_signal_finishes_what_runs_or_cancels_it(seconds, number, n_tokens, last):
+    with serving(*here(), "-c", 4096, "--shutdown-timeout", seconds) as server:
+        body = {**ENDLESS, "max_tokens": n_tokens, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as running:
+            lines = running.iter_lines()
+            next(lines)
+            server.process.send_signal(number)
+            try:
+                rest = [line for line in lines if line]
+            except httpx.RemoteProtocolError:  # it was cut off
+                rest = []
+        assert server.process.wait(60) == 0
+        assert rest[-1:] == last
