@@ -15,7 +15,6 @@ from drafter_specs import SPECS as DRAFTER_SPECS
 from oracles.models import ORACLES, tiny_file, tiny_model
 
 from augury import Engine, Registry
-from augury.blocks import LatentAttention
 from augury.loader import plan_of
 from augury.types import CACHE_TYPES
 
@@ -124,13 +123,11 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
 @pytest.mark.parametrize(("name", "drafter"), list(zip(ORACLES, itertools.cycle(sorted(SPECS)), strict=False)))
 def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, drafter):
     plan = plan_of(tiny_file(name), REGISTRY)
-    is_latent = any(isinstance(block, LatentAttention) for block in plan.blocks())
-    backend, n = ("reference", 24) if is_latent else ("numba-cpu", 167)  # numba-cpu has no latent attention
     if plan.n_vocab != N_VOCAB:  # of the draft model, and there are no tokenizers that could translate
         drafter = "suffix"
 
     def run(**how):
-        with Engine.load(tiny_model(name), backend=backend, n_ctx=224, registry=REGISTRY, **how) as engine:
-            return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, "sampled")]
+        with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=224, registry=REGISTRY, **how) as engine:
+            return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, 167, "sampled")]
 
     assert run(spec_type=SPECS[drafter], spec_fixed=True, slots=2, threads=2) == run(spec_type="none", threads=1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from augury.backends.numba_cpu.kernels.format import PANEL_ROWS
 from augury.backends.numba_cpu.kernels.jit import address, prepare
 from augury.backends.numba_cpu.kernels.matmul import matmul_kernels
 from augury.backends.numba_cpu.kernels.repack import repack_kernel
@@ -183,9 +184,48 @@ class Weights:
         self._tensors.clear()
 
 
+def panels_of(part: Matrices) -> tuple[int, int]:
+    """Of each of several matrices: its first panel, and how many panels there are from one to the next."""
+    return (0, -(-part.n_out // PANEL_ROWS)) if _is_own(part) else (part.first // PANEL_ROWS, _n_stored(part) // PANEL_ROWS)
+
+
+def _is_own(part: Matrices) -> bool:
+    """Whether matrices cannot be read where the tensor has them: they are turned about, or do not lie in whole panels."""
+    return part.is_transposed or any(n % PANEL_ROWS for n in (part.n_out, part.first, _n_stored(part)))
+
+
+def _n_stored(part: Matrices) -> int:
+    return part.n_stored or part.n_out
+
+
+class _Panels:
+    """The matrices of a part that is packed for itself, each in whole panels; made from the tensor when it is packed."""
+
+    def __init__(self, tensor: Tensor, part: Matrices) -> None:
+        self._tensor, self._part = tensor, part
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType.F32 if self._part.is_transposed else self._tensor.type
+
+    @property
+    def size(self) -> int:
+        return self._tensor.data.size
+
+    def __array__(self, *_: object) -> np.ndarray:
+        part, n_used = self._part, self._part.n_in if self._part.is_transposed else self._part.n_out
+        stored = _floats(self._tensor) if part.is_transposed else self._tensor.data
+        used = stored.reshape(part.n, part.n_stored or n_used, -1)[:, part.first : part.first + n_used]
+        if part.is_transposed:
+            used = np.ascontiguousarray(used.transpose(0, 2, 1)).view(np.uint8)
+        return np.pad(used, ((0, 0), (0, -part.n_out % PANEL_ROWS), (0, 0))).reshape(-1)
+
+
 def _name(part: Linear | Matrices) -> str:
     """What a matrix is called here: rows of a stored one are a matrix of their own."""
-    if isinstance(part, Matrices) or (rows := part.rows) is None:
+    if isinstance(part, Matrices):
+        return f"{part.weight}[{part.first}:, {part.n_in}, {part.n_out}]" if _is_own(part) else part.weight
+    if (rows := part.rows) is None:
         return part.weight
     return f"{part.weight}[{rows.first}:{rows.first + rows.size} of every {rows.step}]"
 
@@ -193,7 +233,13 @@ def _name(part: Linear | Matrices) -> str:
 def _stored(file: ModelFile, part: Linear | Matrices) -> Tensor:
     """The tensor of a matrix, or what it would be if its rows were stored as one; no byte is read."""
     tensor = file.tensor(part.weight, part.shapes[part.weight])
-    if isinstance(part, Matrices) or part.rows is None:
+    if isinstance(part, Matrices):
+        if not _is_own(part):
+            return tensor
+        panels = _Panels(tensor, part)
+        n_rows = -(-part.n_out // PANEL_ROWS) * PANEL_ROWS
+        return Tensor(_name(part), (part.n, n_rows, part.n_in), panels.type, cast("np.ndarray", panels))
+    if part.rows is None:
         return tensor
     rows = rows_of(tensor.data.reshape(part.rows.n_stored, -1), part.rows)
     return Tensor(_name(part), (part.n_out, part.n_in), tensor.type, rows)

@@ -99,14 +99,15 @@ def test_the_error_against_float32_is_as_small_as_the_type_allows(kind, side):
     assert ERRORS[kind] / 100 <= error <= ERRORS[kind]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", ["gemma3-dense", "deepseek2-moe"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_the_cpu_backend_agrees_with_the_reference(pair):
+def test_the_cpu_backend_agrees_with_the_reference(pair, name):
     tokens = some_tokens(60)
-    logits, right = (rows(load(backend, pair, name="gemma3-dense"), run_of(tokens)) for backend in ("numba-cpu", "reference"))
+    logits, right = (rows(load(backend, pair, name=name), run_of(tokens)) for backend in ("numba-cpu", "reference"))
 
     # not closer, for a number halfway between two codes may become either
-    assert nmse(logits, right) <= max(1e-11, ERRORS[pair[1]] / 50)
+    assert nmse(logits, right) <= max(2e-11, max(ERRORS[kind] for kind in pair) / 50)
 
 
 @pytest.mark.sample(4)

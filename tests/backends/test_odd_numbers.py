@@ -24,6 +24,7 @@ CASES = {
     "llama-dense-q8_0": "f16",
     "gemma2-dense": "f32",  # which caps scores and logits
     "jais2-dense": "f32",  # with ReLU
+    "minicpm3-dense": "q4_0",  # whose attention is latent
 }
 
 

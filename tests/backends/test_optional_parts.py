@@ -18,8 +18,10 @@ from augury.blocks import (
     Attention,
     Embedding,
     FeedForward,
+    LatentAttention,
     Layer,
     Linear,
+    Matrices,
     ModelPlan,
     Norm,
     NormKind,
@@ -53,6 +55,19 @@ PLAN = ModelPlan(
 )
 NORMS = {"q_norm": Norm("norm d", D, 1e-5), "k_norm": Norm("norm d", D, 1e-5)}
 FUSED = 3 * H * D
+L, R, N, LOW = 20, 10, 14, 28
+LATENT = LatentAttention(
+    Norm("norm e", E, 1e-5),
+    Linear("latent q", E, H * (N + R)),
+    Linear("latent kv", E, L + R),
+    Norm("norm l", L, 1e-5),
+    Matrices("latent keys", H, N, L),
+    Matrices("latent values", H, L, DV),
+    ATTENTION.o,
+    1 / math.sqrt(N + R),
+    attrs.evolve(ATTENTION.rope, is_interleaved=True),
+)
+BOTH = {"n_stored": N + DV, "is_flat": True}
 
 
 def attention(**changes):
@@ -115,6 +130,23 @@ VARIANTS = {
     "divided feed-forward": feed_forward(gate=None, activation=Activation.RELU_SQUARED, divisors=Vector("divisors", F)),
     "relu": feed_forward(activation=Activation.RELU, divisors=Vector("divisors", F)),
     "norm before down": feed_forward(hidden_norm=Norm("norm f", F, 1e-5)),
+    "latent attention": with_layers(mixer=LATENT),
+    "latent attention of low rank": with_layers(
+        mixer=attrs.evolve(
+            LATENT,
+            q=Linear("latent q of low rank", LOW, H * (N + R)),
+            q_down=Linear("latent q down", E, LOW),
+            q_norm=Norm("norm low", LOW, 1e-5),
+            temperature=Temperature(0.5, 3.0),
+        )
+    ),
+    "latent attention in one tensor": with_layers(
+        mixer=attrs.evolve(
+            LATENT,
+            keys=Matrices("latent keys and values", H, N, L, is_transposed=True, **BOTH),
+            values=Matrices("latent keys and values", H, L, DV, first=N, **BOTH),
+        )
+    ),
     "projection": with_layers(mixer=Projection(LAYER_NORM, Linear("square", E, E))),
     "no mixer": with_layers(mixer=None),
     "nothing but a norm": with_layers(mixer=None, feed_forward=None, norm=Norm("norm e", E, 1e-5)),
@@ -140,6 +172,15 @@ def model_file():
         "fused": (FUSED, E),
         "gates": (H * DV, E),
         "gates of heads": (H, E),
+        "latent q": (H * (N + R), E),
+        "latent kv": (L + R, E),
+        "latent keys": (H, L, N),
+        "latent values": (H, DV, L),
+        "latent keys and values": (H * (N + DV), L),
+        "latent q down": (LOW, E),
+        "latent q of low rank": (H * (N + R), LOW),
+        "norm l": (L,),
+        "norm low": (LOW,),
         "norm hd": (H, D),
         "norm g": (G, 1),
         "norm e": (E,),

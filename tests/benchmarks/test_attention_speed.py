@@ -37,13 +37,14 @@ def test_attention(benchmark, kind, shape, n):
     q, out = rng.standard_normal((n, n_heads * d), dtype=np.float32), np.zeros((n, n_heads * d), np.float32)
     positions, run = np.arange(DEPTH - n, DEPTH), np.array([0, n, 0, 0])
 
-    layers = np.zeros((n_layers, 25), np.int64)
+    layers = np.zeros((n_layers, attention_layer.VALUE_ROW // 8 + 1), np.int64)
     fixed = {
         attention_layer.Q: q.ctypes.data,
         attention_layer.OUT: out.ctypes.data,
         attention_layer.LDQ: n_heads * d,
         attention_layer.D: d,
         attention_layer.DV: d,
+        attention_layer.VALUE_ROW: d,
         attention_layer.H: n_heads,
         attention_layer.G: n_groups,
         attention_layer.T: DEPTH,

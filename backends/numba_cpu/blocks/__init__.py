@@ -9,6 +9,7 @@ from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
+from augury.backends.numba_cpu.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cpu.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
@@ -24,6 +25,7 @@ from augury.blocks import (
     GatedDeltaNet,
     GateKind,
     Gating,
+    LatentAttention,
     Layer,
     LightningAttention,
     Linear,
@@ -55,6 +57,7 @@ __all__ = ["EMITTERS", "KNOWN"]
 EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
+    LatentAttention: LatentAttentionEmitter,
     Projection: ProjectionEmitter,
     FeedForward: FeedForwardEmitter,
     ShortConvolution: ShortConvolutionEmitter,
@@ -71,11 +74,12 @@ KNOWN: dict[type, Container[Any]] = {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
     },
+    LatentAttention: {"q_down", "q_norm", "temperature"},
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
     MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"},
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
-    Matrices: {"first", "n_stored", "bias", "scales"},
+    Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     ShortConvolution: (),
     GatedDeltaNet: (),
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},

@@ -113,6 +113,7 @@ class AttentionEmitter(MixerEmitter):
             *(buffers["parts of attention"], buffers["counts of attention"]),
             0 if block.sinks is None else weights.vector(block.sinks.weight, block.sinks.size),
             *(address(bend_scores) if self._bends_scores else 0, bits(block.softcap or 0.0), slopes),
+            up(block.value_dim, LANES),
         ]
         self.layer = arena.keep(np.array(fields, np.int64), "scratch")
 

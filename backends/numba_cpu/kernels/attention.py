@@ -36,6 +36,7 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     OUT,
     OWN_PARTS,
     PARTS,
+    VALUE_ROW,
     VALUES,
     D,
     G,
@@ -87,14 +88,17 @@ def rows_of_tile(left):
 
 
 @cache
-def attend_kernel(type_k: str, type_v: str) -> Any:
-    """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads. Operand: the layer."""
+def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
+    """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads. Operand: the layer.
+
+    With `is_latent`, keys lie cell by cell, and values are their first numbers.
+    """
     bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
     has_codes = type_k not in FLOATS or type_v not in FLOATS
     n_direct = _DIRECT_TILES["q4_0" if "q4_0" in (type_k, type_v) else "q8_0"] * MAX_ROWS
-    attend_chunk = chunk_kernel(type_k, type_v, is_unpacked=False)
-    attend_unpacked = chunk_kernel(type_k, type_v, is_unpacked=True) if has_codes else attend_chunk
-    unpack_chunk = unpack_kernel(type_k, type_v)
+    attend_chunk = chunk_kernel(type_k, type_v, is_unpacked=False, is_latent=is_latent)
+    attend_unpacked = chunk_kernel(type_k, type_v, is_unpacked=True, is_latent=is_latent) if has_codes else attend_chunk
+    unpack_chunk = unpack_kernel(type_k, type_v, is_latent=is_latent)
 
     @helper
     def attend_part(layer, state, scratch, place, group, row0, row1, chunk0, chunk1, parts):
@@ -108,7 +112,7 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
         bytes_of_part = HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16)
         run = (slot * n_groups + group) * get_i64(layer + T)
         keys = get_i64(layer + KEYS) + bytes_k * get_i64(layer + D) * (run // LANES)
-        values = get_i64(layer + VALUES) + bytes_v * ((bytes_of_part - HEAD) // 4 // LANES) * run
+        values = get_i64(layer + VALUES) + bytes_v * (get_i64(layer + VALUE_ROW) // LANES) * run
         positions, parents = get_i64(state + TOKEN_POSITIONS) + 8 * start, get_i64(place + 24)
         q = get_i64(layer + Q) + 4 * (start * get_i64(layer + LDQ) + group * share * get_i64(layer + D))
         own = scratch + OWN_PARTS
@@ -215,5 +219,5 @@ def attend_kernel(type_k: str, type_v: str) -> Any:
                     parts += n_chunks * (row1 - row0) * bytes_of_part
                     count += LINE
 
-    attend.__name__ = attend.__qualname__ = f"attend_{type_k}_{type_v}"
+    attend.__name__ = attend.__qualname__ = f"attend_latent_{type_k}" if is_latent else f"attend_{type_k}_{type_v}"
     return kernel(attend)

@@ -20,10 +20,11 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     ROW_SCORES,
     SCALE,
     SCORES,
+    VALUE_ROW,
     WINDOW,
     D,
 )
-from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, weigh
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, score_rows, weigh
 from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
 from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES
 from augury.backends.numba_cpu.kernels.jit import helper
@@ -101,37 +102,41 @@ def unpacked_of(layer, scratch):
     return scratch + OWN_PARTS + N_OWN_PARTS * (HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16))
 
 
-def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
-    """Make what attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers."""
+def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool) -> Any:
+    """Make what attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers.
+
+    With `is_latent`, keys lie cell by cell, and values are their first numbers.
+    """
     bytes_k, bytes_v, all_lines_k, all_lines_v = BYTES[type_k], BYTES[type_v], lines_of(type_k), lines_of(type_v)
     has_keys, has_values = is_unpacked and type_k not in FLOATS, is_unpacked and type_v not in FLOATS
     read_k, read_v = "f32" if has_keys else type_k, "f32" if has_values else type_v
+    score_keys, unpacked_values = (score_rows, 0) if is_latent else (score, CHUNK)
 
     @helper
     def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
         if n_rows == 1:
-            score(read_k, 1, keys, queries, d, scale, out, ahead, lines)
+            score_keys(read_k, 1, keys, queries, d, scale, out, ahead, lines)
         elif n_rows == 2:
-            score(read_k, 2, keys, queries, d, scale, out, ahead, lines)
+            score_keys(read_k, 2, keys, queries, d, scale, out, ahead, lines)
         elif n_rows == 3:
-            score(read_k, 3, keys, queries, d, scale, out, ahead, lines)
+            score_keys(read_k, 3, keys, queries, d, scale, out, ahead, lines)
         elif n_rows == 4:
-            score(read_k, 4, keys, queries, d, scale, out, ahead, lines)
+            score_keys(read_k, 4, keys, queries, d, scale, out, ahead, lines)
         else:
-            score(read_k, 6, keys, queries, d, scale, out, ahead, lines)
+            score_keys(read_k, 6, keys, queries, d, scale, out, ahead, lines)
 
     @helper
-    def weigh_tile(n_rows, weights, count, values, width, out, stride, ahead, lines):
+    def weigh_tile(n_rows, weights, count, values, row, width, out, stride, ahead, lines):
         if n_rows == 1:
-            weigh(read_v, 1, weights, count, values, width, out, stride, ahead, lines)
+            weigh(read_v, 1, weights, count, values, row, width, out, stride, ahead, lines)
         elif n_rows == 2:
-            weigh(read_v, 2, weights, count, values, width, out, stride, ahead, lines)
+            weigh(read_v, 2, weights, count, values, row, width, out, stride, ahead, lines)
         elif n_rows == 3:
-            weigh(read_v, 3, weights, count, values, width, out, stride, ahead, lines)
+            weigh(read_v, 3, weights, count, values, row, width, out, stride, ahead, lines)
         elif n_rows == 4:
-            weigh(read_v, 4, weights, count, values, width, out, stride, ahead, lines)
+            weigh(read_v, 4, weights, count, values, row, width, out, stride, ahead, lines)
         else:
-            weigh(read_v, 6, weights, count, values, width, out, stride, ahead, lines)
+            weigh(read_v, 6, weights, count, values, row, width, out, stride, ahead, lines)
 
     @helper
     def attend_chunk(
@@ -165,7 +170,8 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
         bend, lines_k, lines_v = get_i64(layer + BEND), 0, 0
         if tile < n_tiles:
             lines_k = share_of_lines(all_lines_k, tile, n_tiles)
-            lines_v = share_of_lines(all_lines_v, tile, n_tiles)
+            if not is_latent:  # else scoring fetches them
+                lines_v = share_of_lines(all_lines_v, tile, n_tiles)
         for p in range(cell0 // POSITIONS * POSITIONS, cell1, POSITIONS):
             here = keys + bytes_k * d * ((base + p) // LANES)
             ahead = here + bytes_k * d * (distance // LANES) + tile * lines_k * LINE * d
@@ -192,16 +198,17 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool) -> Any:
                 scatter(by_position, by_cell, mark, token, position, parents, start, base, first, cell1)
             put_f32(parts + r * bytes_of_part, top)
             put_f32(parts + r * bytes_of_part + 4, total)
-        here = values + bytes_v * (padded // LANES) * (base + cell0)
-        ahead = here + bytes_v * (padded // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
+        width = get_i64(layer + VALUE_ROW)
+        here = values + bytes_v * (width // LANES) * (base + cell0)
+        ahead = here + bytes_v * (width // LANES) * distance + tile * lines_v * LINE * ((cell1 - cell0) * padded // POSITIONS)
         if has_values:
-            here = unpacked + _FLOAT * (CHUNK * d + padded * cell0)
-        weigh_tile(n_rows, scores + 4 * cell0, cell1 - cell0, here, padded, parts + HEAD, bytes_of_part, ahead, lines_v)
+            here = unpacked + _FLOAT * (unpacked_values * d + width * cell0)
+        weigh_tile(n_rows, scores + 4 * cell0, cell1 - cell0, here, width, padded, parts + HEAD, bytes_of_part, ahead, lines_v)
 
     return attend_chunk
 
 
-def unpack_kernel(type_k: str, type_v: str) -> Any:
+def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
     """Make what turns the codes of a chunk's positions `first` to `end` into numbers, keys before values."""
     bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
 
@@ -219,10 +226,19 @@ def unpack_kernel(type_k: str, type_v: str) -> Any:
 
     @helper
     def values_of(layer, scratch, values, start, first, end):
-        d, padded = get_i64(layer + D), (get_i64(layer + DV) + 15) // 16 * 16
-        here = values + bytes_v * (padded // LANES) * (start + first)
-        unpack_values(type_v, here, end - first, padded, unpacked_of(layer, scratch) + _FLOAT * (CHUNK * d + padded * first))
+        d, width = get_i64(layer + D), get_i64(layer + VALUE_ROW)
+        here = values + bytes_v * (width // LANES) * (start + first)
+        unpack_values(type_v, here, end - first, width, unpacked_of(layer, scratch) + _FLOAT * (CHUNK * d + width * first))
 
+    @helper
+    def rows_of(layer, scratch, keys, start, first, end):
+        d = get_i64(layer + D)
+        first, end = first // POSITIONS * POSITIONS, (end + POSITIONS - 1) // POSITIONS * POSITIONS
+        here = keys + bytes_k * (d // LANES) * (start + first)
+        unpack_values(type_k, here, end - first, d, unpacked_of(layer, scratch) + _FLOAT * d * first)
+
+    if is_latent:
+        keys_of, values_of = rows_of, nothing
     unpack_all_keys, unpack_all_values = nothing if type_k in FLOATS else keys_of, nothing if type_v in FLOATS else values_of
 
     @helper

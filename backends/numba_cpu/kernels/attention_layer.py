@@ -13,10 +13,11 @@ HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row 
 # Offsets into the record of an attention layer, which `blocks/attention.py` writes. WAYS: what is done to heads, see `head.py`.
 # A position sees WINDOW positions, its own the last, and if CHUNKS is not 0, of every so many positions only those of its own.
 # SINKS (H,) float32. BEND is the kernel that changes scores, see `bend.py`. Where there are no such things, these are 0.
+# VALUE_ROW: numbers from one value to the next, at least DV; padded to 16.
 (Q, K, V, LDQ, LDK, LDV, D, DV, H, G, PREPARE_HEAD, WAYS_Q, WAYS_K, WAYS_V, KEYS, VALUES, T) = (
     8 * field for field in range(17)
 )
-(SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES) = (8 * field for field in range(17, 27))
+(SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES, VALUE_ROW) = (8 * field for field in range(17, 28))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
 # After these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64

@@ -24,7 +24,7 @@ from augury.backends.numba_cpu.kernels.cache_type import (
 )
 from augury.backends.numba_cpu.kernels.isa import host_features
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS
-from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I64, emit_fma, emit_prefetch, f32x16, load, splat, store
+from augury.backends.numba_cpu.kernels.simd import F32, F32X16, I32, I64, emit_fma, emit_prefetch, f32x16, load, splat, store
 from augury.backends.numba_cpu.kernels.unpack import at
 
 if TYPE_CHECKING:
@@ -145,6 +145,55 @@ def _score(
     return types.void(kind, n_rows, *[types.int64] * 3, f32x16, *[types.int64] * 3), generate
 
 
+def _emit_sums(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> ir.Value:
+    """The sum of each vector's lanes, one vector of them: by halves, which are put together as they become shorter."""
+    width = LANES
+    parts = list(vectors)
+    while width > 1:
+        width //= 2
+        n_lanes = parts[0].type.count
+        lanes = [i for i in range(2 * n_lanes if len(parts) > 1 else n_lanes) if i // width % 2 == 0]
+        low, high = (ir.Constant(ir.VectorType(I32, len(lanes)), [i + to for i in lanes]) for to in (0, width))
+        pairs = list(zip(parts[::2], parts[1::2], strict=True)) if len(parts) > 1 else [(parts[0], parts[0])]
+        parts = [b.fadd(b.shuffle_vector(*pair, low), b.shuffle_vector(*pair, high)) for pair in pairs]
+    return parts[0]
+
+
+def _score_rows(
+    _: Any, kind: Any, n_rows: Any, keys: Any, queries: Any, d: Any, scale: Any, out: Any, ahead: Any, lines: Any
+) -> Any:
+    def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
+        keys, queries, d, scale, out, ahead, lines = args[2:]
+        name, rows = kind.literal_value, range(n_rows.literal_value)
+        heads = [load(b, at(b, queries, 8 * r), I64) for r in rows]
+        step = _scaled(b, b.udiv(d, ir.Constant(I64, LANES)), BYTES[name])
+        n_vectors = 1 if name in FLOATS else BLOCK // LANES
+        stream = cgutils.alloca_once_value(b, ahead)
+        factor = b.shuffle_vector(scale, scale, ir.Constant(ir.VectorType(I32, N_VECTORS), [0] * N_VECTORS))
+        with cgutils.for_range(b, ir.Constant(I64, POSITIONS // N_VECTORS)) as group:
+            first = b.add(keys, b.mul(group.index, _scaled(b, step, N_VECTORS)))
+            cells = [b.add(first, _scaled(b, step, cell)) for cell in range(N_VECTORS)]
+            sums = [[cgutils.alloca_once(b, F32X16) for _ in cells] for _ in rows]
+            for slot in (slot for slots in sums for slot in slots):
+                b.store(ir.Constant(F32X16, None), slot)
+            with cgutils.for_range(b, b.udiv(d, ir.Constant(I64, LANES * n_vectors))) as loop:
+                _prefetch(b, stream, _scaled(b, lines, n_vectors))
+                start = b.mul(loop.index, ir.Constant(I64, LANES * n_vectors))
+                loaded = [emit_values(b, name, n_vectors, cell, d, start) for cell in cells]
+                for head, slots in zip(heads, sums, strict=True):
+                    for v in range(n_vectors):
+                        query = load(b, at(b, b.add(head, _scaled(b, start, 4)), v * _VECTOR), F32X16)
+                        for vectors, slot in zip(loaded, slots, strict=True):
+                            b.store(emit_fma(b, vectors[v], query, b.load(slot)), slot)
+            to = b.add(out, b.mul(group.index, ir.Constant(I64, 4 * N_VECTORS)))
+            for r, slots in enumerate(sums):
+                total = b.fmul(_emit_sums(b, [b.load(slot) for slot in slots]), factor)
+                store(b, at(b, to, r * SCORE_BYTES), total)
+        return context.get_dummy_value()
+
+    return types.void(kind, n_rows, *[types.int64] * 3, f32x16, *[types.int64] * 3), generate
+
+
 def _weigh(
     _: Any,
     kind: Any,
@@ -152,6 +201,7 @@ def _weigh(
     weights: Any,
     count: Any,
     values: Any,
+    row: Any,
     width: Any,
     out: Any,
     stride: Any,
@@ -159,9 +209,9 @@ def _weigh(
     lines: Any,
 ) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _: Any, args: Any) -> Any:
-        weights, count, values, width, out, stride, ahead, lines = args[2:]
+        weights, count, values, row, width, out, stride, ahead, lines = args[2:]
         name, rows = kind.literal_value, range(n_rows.literal_value)
-        step = _scaled(b, b.udiv(width, ir.Constant(I64, LANES)), BYTES[name])
+        step = _scaled(b, b.udiv(row, ir.Constant(I64, LANES)), BYTES[name])
         done: ir.Value = ir.Constant(I64, 0)
         stream = cgutils.alloca_once_value(b, ahead)
         least = 1 if name in FLOATS else BLOCK // LANES
@@ -173,7 +223,7 @@ def _weigh(
                 sums = _Sums(b, len(rows), n_vectors)
                 with cgutils.for_range(b, count) as loop:
                     _prefetch(b, stream, lines)
-                    vectors = emit_values(b, name, n_vectors, b.add(values, b.mul(loop.index, step)), width, first)
+                    vectors = emit_values(b, name, n_vectors, b.add(values, b.mul(loop.index, step)), row, first)
                     weight = b.add(weights, _scaled(b, loop.index, 4))
                     sums.add(b, vectors, [at(b, weight, r * SCORE_BYTES) for r in rows])
                 to = b.add(out, _scaled(b, first, 4))
@@ -184,14 +234,18 @@ def _weigh(
             done = b.add(done, b.mul(n_tiles, columns))
         return context.get_dummy_value()
 
-    return types.void(kind, n_rows, *[types.int64] * 8), generate
+    return types.void(kind, n_rows, *[types.int64] * 9), generate
 
 
 # score(type, n_rows, keys, queries, d, scale, out, ahead, lines): scale * (query . key) for POSITIONS positions. `keys` points
 # at their first block of 16, `queries` at the addresses of the rows' queries; a row's scores lie SCORE_BYTES after those of
 # the one before. Every dimension prefetches `lines` cache lines, from `ahead` on.
 score = intrinsic(prefer_literal=True)(_score)
-# weigh(type, n_rows, weights, count, values, width, out, stride, ahead, lines): sums of weight * value over `count` positions,
-# (n_rows, width) float32, rows `stride` bytes apart; width is a multiple of 16, and weights lie as `score` writes scores.
+# score_rows(...): the same of keys that lie cell by cell, as values do; d is a multiple of 16, of codes 32. A lane sums every
+# 16th product, and lanes are summed by halves.
+score_rows = intrinsic(prefer_literal=True)(_score_rows)
+# weigh(type, n_rows, weights, count, values, row, width, out, stride, ahead, lines): sums of weight * value over `count`
+# positions, of the first `width` of `row` numbers of each, (n_rows, width) float32, rows `stride` bytes apart; both are
+# multiples of 16, and weights lie as `score` writes scores.
 # Every position of every N_VECTORS vectors of columns prefetches `lines` cache lines, from `ahead` on.
 weigh = intrinsic(prefer_literal=True)(_weigh)

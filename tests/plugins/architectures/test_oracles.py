@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles.models import ORACLES, architecture_of, expected, nmse, tiny_file
+from oracles.models import ORACLES, altered, architecture_of, expected, nmse, tiny_file
 from oracles.passes import run_of, tree_of
 
 from augury import Registry
 from augury.blocks import Activation
-from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.testing import check_architecture
@@ -18,17 +17,12 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 LIMIT, GELU_LIMIT = 1e-10, 2e-9  # where llama.cpp's GELU rounds to half precision, an input's last place may decide
 
-LATENT = ("deepseek2", "minicpm3", "mistral4")  # whose attention `numba-cpu` does not compute
-CASES = [
-    (backend, name)
-    for name in ORACLES
-    for backend in sorted(REGISTRY.backends)
-    if backend != "numba-cpu" or not name.startswith(LATENT)
-]
+ROPE_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+CASES = [(backend, name) for name in ORACLES for backend in sorted(REGISTRY.backends)]
 
 
-def load(backend, name, **options):
-    file, kind = tiny_file(name), REGISTRY.backends[backend]
+def load(backend, model, **options):
+    file, kind = tiny_file(model) if isinstance(model, str) else model, REGISTRY.backends[backend]
     given = {"n_ctx": 256, "cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, **options}
     return kind(kind.options_class()).load(file, plan_of(file, REGISTRY), ModelOptions(**given), Progress())
 
@@ -65,10 +59,22 @@ def test_tokens_one_by_one_or_in_a_tree_give_the_same_bits(backend, name):
         assert np.array_equal(model.forward(tree_of(pairs, parents, slot=2)).rows()[::2], at_once)
 
 
-@pytest.mark.parametrize("name", [name for name in ORACLES if name.startswith(LATENT)])
-def test_latent_attention_is_refused_where_it_is_not_computed(name):
-    with pytest.raises(UnsupportedError, match="LatentAttention, which this backend does not compute"):
-        load("numba-cpu", name)
+def test_quantised_matrices_of_heads_in_one_tensor_are_near_the_reference():
+    narrow = {
+        "minicpm3.rope.dimension_count": 64,
+        "minicpm3.attention.value_length": 64,
+    }  # so rope leaves a part of heads alone
+    rng, arrays = np.random.default_rng(1), {}
+    for layer in range(2):
+        arrays[f"blk.{layer}.attn_kv_a_mqa.weight"] = rng.standard_normal((576, 256)) / 16
+        arrays[f"blk.{layer}.attn_output.weight"] = rng.standard_normal((256, 128)) / 11
+    file = altered(tiny_file("minicpm3-dense-q8_0"), metadata=narrow, arrays=arrays, without=ROPE_FACTORS)
+
+    logits, right = (
+        load(backend, file).forward(run_of(expected("minicpm3-dense")[0])).rows() for backend in sorted(REGISTRY.backends)
+    )
+
+    assert nmse(logits, right) < 1e-3
 
 
 @pytest.mark.sample(2)
