@@ -25,9 +25,9 @@ demo: install
 test: dev
 	$(PYTEST) $(or $(TESTS),--doctest-modules --pyargs augury tests)
 
-# Large matrices whole, and minutes of random engines, failing plugins and damaged files; see docs/testing.md.
-test-all: dev
-	$(PYTEST) --full $(TESTS)
+# The rest of large matrices, and minutes of random engines, failing plugins and damaged files; see docs/testing.md.
+test-all: test
+	$(PYTEST) --rest $(TESTS)
 	$(BIN)/python tests/torture --minutes 1
 
 # Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.

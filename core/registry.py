@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -79,8 +80,9 @@ class Registry:
         registry = cls()
         allowed = os.environ.get(ALLOW_LIST)
         names = None if allowed is None else {"augury", *(name.strip() for name in allowed.split(",") if name.strip())}
+        facts = cache(lambda found: (found.name, found.version) if found else ("unknown", ""))  # each time they are parsed
         for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
-            distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("unknown", "")
+            distribution, version = facts(entry.dist)
             if names is not None and distribution not in names:
                 continue
             try:

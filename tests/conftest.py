@@ -1,4 +1,4 @@
-"""How far matrices and properties go: a seeded sample, or with `--full` (`make test-all`) everything. See docs/testing.md.
+"""How far matrices and properties go: a seeded sample, with `--rest` what it left out, with `--full` all. See docs/testing.md.
 
 And what is checked of every result of every test: that its statistics add up.
 """
@@ -43,6 +43,7 @@ def _counted():
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="all cases of the tests marked with sample, and more of properties")
+    parser.addoption("--rest", action="store_true", help="what --full adds: the cases left out without it, and properties")
 
 
 def pytest_configure(config):
@@ -53,7 +54,7 @@ def pytest_configure(config):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or else each of hundreds of processes would compile all that it imports
     sys.dont_write_bytecode = False
     os.environ.pop("COLUMNS", None)  # the width of whoever runs the tests, which pytest-xdist tells its processes
-    settings.load_profile("full" if config.getoption("full") else "sample")
+    settings.load_profile("full" if config.getoption("full") or config.getoption("rest") else "sample")
 
 
 @pytest.hookimpl(trylast=True)  # of what -k and -m have left
@@ -69,9 +70,15 @@ def pytest_collection_modifyitems(config, items):
     left_out = set()
     for matrix in cases.values():
         left_out |= {*matrix} - sample(matrix, *matrix[0].get_closest_marker("sample").args)
+    if config.getoption("rest"):
+        left_out = {item for item in items if item not in left_out and not is_property(item)}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=[*left_out])
+
+
+def is_property(item):
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
 def sample(matrix, n):
@@ -80,18 +87,17 @@ def sample(matrix, n):
     The next one is always that whose parameters' values, each and in pairs, were tried least often: so as many of them as
     possible are tried, and about equally often. Among equals chance decides, by the case's name: other tests change nothing.
     """
-    left, chosen, tried = set(matrix), set(), Counter()
+    left, chosen, tried = {item: (pairs_of(item), chance(item)) for item in matrix}, set(), Counter()
     for _ in matrix[:n]:
-        item = min(left, key=lambda each: (sum(tried[pair] for pair in pairs_of(each)), chance(each)))
-        left.remove(item)
+        item = min(left, key=lambda each: (sum(tried[pair] for pair in left[each][0]), left[each][1]))
         chosen.add(item)
-        tried.update(pairs_of(item))
+        tried.update(left.pop(item)[0])
     return chosen
 
 
 def pairs_of(item):
     values = [(name, id(value)) for name, value in item.callspec.params.items()]  # not all values can be hashed
-    return combinations_with_replacement(values, 2)
+    return tuple(combinations_with_replacement(values, 2))
 
 
 def chance(item):

@@ -1,6 +1,7 @@
 """The source files, their modules' names, and who imports whom, at type-checking time too."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,7 @@ def imports_of(path):
     return found
 
 
+@cache
 def import_graph():
     """Of each module of augury, the modules of augury that it imports."""
     return {name: imports_of(path) & set(MODULES) - {name} for name, path in MODULES.items()}

@@ -44,3 +44,8 @@ def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_
     left_out = {f"{name}-{way}" for name in "abc" for way in ("greedy", "sampled")} - set(tried)
     suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=11)
     suite("--full").assert_outcomes(passed=12)
+    rest = suite("--rest")
+    rest.assert_outcomes(passed=4, deselected=8)
+    ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
+    assert {line.split("[")[1].split("]")[0] for line in ran if "test_matrix[" in line} == left_out
+    assert any("test_slow" in line for line in ran)

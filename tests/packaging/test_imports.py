@@ -10,7 +10,6 @@ from sources import MODULES, ROOT, import_graph
 
 from augury.registry import Registry
 
-GRAPH = import_graph()
 CORE = {"files", "text", "engine", "speculation", "testing", "cli", "contract", "registry", "loader", "entry"}
 
 
@@ -32,7 +31,7 @@ def documented(page, heading):
 
 def between_wings():
     drawn = {wing(module): set() for module in MODULES if module not in {"augury.backends", "augury.plugins"}}
-    for module, imported in GRAPH.items():
+    for module, imported in import_graph().items():
         if wing(module) in drawn:
             drawn[wing(module)] |= {wing(name) for name in imported} - {wing(module), "contract"}
     return drawn
@@ -61,7 +60,7 @@ def test_core_names_no_plugin():
 
 def test_no_modules_import_each_other_in_a_circle():
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(import_graph()).prepare()
     except CycleError as error:
         pytest.fail(f"a circle of imports, type-checking ones included: {' <- '.join(error.args[1])}")
 
@@ -69,7 +68,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_plugins_import_what_any_plugin_may():
     promised = [f"augury.{name}" for names, _ in documented("plugins.md", "What a plugin may import") for name in names]
     assert not [name for name in promised if not any(fnmatchcase(module, name) for module in MODULES)], "of no module"
-    for module, imported in GRAPH.items():
+    for module, imported in import_graph().items():
         if wing(module) not in CORE:
             strange = {name for name in imported if wing(name) != wing(module)}
             strange = {name for name in strange if not any(fnmatchcase(name, each) for each in promised)}
