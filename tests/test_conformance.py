@@ -37,7 +37,7 @@ def subject(name):
     return drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=BACKENDS, registry=REGISTRY)
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("check", DRAFTER_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_keeps_its_contracts(name, check):
@@ -76,7 +76,7 @@ def test_a_memory_manager_keeps_its_contracts(name, check):
     check.run(memory_subject(name))
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("name", sorted(set(REGISTRY.backends) - {"toy", "toy-recurrent"}))
 def test_a_backend_keeps_its_contracts(name, check):

@@ -21,6 +21,10 @@ def test_matrix(name, way):
 def test_beside(n):
     pass
 
+@pytest.mark.sample(0)
+def test_costly():
+    pass
+
 @settings(max_examples=1)
 @given(st.none())
 def test_slow(nothing):
@@ -38,14 +42,15 @@ def suite(pytester):
 
 def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_can_be_asked_for(suite):
     ended = suite()
-    ended.assert_outcomes(passed=9, deselected=3)
+    ended.assert_outcomes(passed=9, deselected=4)
     tried = [line.partition("[")[2].partition("]")[0] for line in ended.outlines if "test_matrix[" in line]
     assert {value for case in tried for value in case.split("-")} == {"a", "b", "c", "greedy", "sampled"}
     left_out = {f"{name}-{way}" for name in "abc" for way in ("greedy", "sampled")} - set(tried)
-    suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=11)
-    suite("--full").assert_outcomes(passed=12)
+    suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=12)
+    suite("-k", "test_costly").assert_outcomes(passed=1, deselected=12)
+    suite("--full").assert_outcomes(passed=13)
     rest = suite("--rest")
-    rest.assert_outcomes(passed=4, deselected=8)
+    rest.assert_outcomes(passed=5, deselected=8)
     ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
     assert {line.split("[")[1].split("]")[0] for line in ran if "test_matrix[" in line} == left_out
     assert any("test_slow" in line for line in ran)

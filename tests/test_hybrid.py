@@ -50,7 +50,7 @@ def plain(target, backend, n, way):
         return answers(engine, n, way)[1]
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("memory", ["auto", "checkpoints:use_checkpoints=on"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 3])
@@ -68,7 +68,7 @@ def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, way, 
         assert sum(result.stats.n_accepted for result in results) > 0
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("target", RECURRENT)
 def test_a_pure_target_takes_a_hybrid_draft_model(target, slots):

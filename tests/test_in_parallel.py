@@ -23,7 +23,7 @@ def loader(model, backend, memory="auto"):
     return lambda **more: Engine.load(model, backend=backend, memory=memory, **how, **more)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("toy", TOYS)
 def test_toys_answer_in_parallel_as_one_by_one(toy):
     told = []
@@ -32,7 +32,7 @@ def test_toys_answer_in_parallel_as_one_by_one(toy):
     assert not any(line.endswith(" 0 drafted tokens accepted") for line in told if "none" not in line)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("memory", ["auto", "checkpoints:use_checkpoints=on"])
 @pytest.mark.parametrize(("name", "backend"), MODELS)
 def test_models_answer_in_parallel_as_one_by_one(name, backend, memory):

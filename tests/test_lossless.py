@@ -71,7 +71,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way)
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("drafter", ["auto", "suffix", "draft-model", "self-spec layers", "a chain"])
@@ -119,7 +119,7 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
     assert sum(result.stats.n_accepted for result in results) > 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "drafter"), list(zip(ORACLES, itertools.cycle(sorted(SPECS)), strict=False)))
 def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, drafter):
     plan = plan_of(tiny_file(name), REGISTRY)

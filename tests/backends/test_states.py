@@ -142,7 +142,7 @@ ALL, NONE = 8, -1
 CHAIN = tuple(range(-1, 8))
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @given(script=rounds, is_mixed=st.booleans())
 @example(script=[((3, CHAIN, ALL), None, None), ((1, (), NONE), None, None), ((1, CHAIN, 2), None, None)], is_mixed=False)
 @example(script=[((0, CHAIN, 3), (2, (-1, -1, 0, 1, 1), 4), None), ((0, CHAIN, ALL), (0, (-1, -1), 1), None)], is_mixed=True)
@@ -174,6 +174,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_shows(model, fault, monkeypatch):
     forward = model.forward

@@ -96,7 +96,7 @@ def trees(n):
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @settings(max_examples=50)
 @given(data=st.data())
 def test_a_node_sees_what_its_path_would_see_as_a_chain(load, data):
@@ -120,6 +120,7 @@ def test_a_node_sees_what_its_path_would_see_as_a_chain(load, data):
     assert np.array_equal(rows(model, batch)[order], np.concatenate([right[1], right[0], alone]))
 
 
+@pytest.mark.sample(2)
 @settings(max_examples=40)
 @given(data=st.data())
 def test_a_path_that_was_moved_together_goes_on_as_a_chain(load, data):

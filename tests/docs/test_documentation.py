@@ -41,6 +41,7 @@ def test_the_page_of_options_is_what_plugins_and_commands_declare(monkeypatch):
     assert (ROOT / "docs/options.md").read_text() == module["page"](Registry.discover()), "run make docs"
 
 
+@pytest.mark.sample(0)
 def test_the_page_of_models_is_what_architectures_and_oracles_say(monkeypatch):
     monkeypatch.setenv("AUGURY_PLUGINS", "augury")
     module = runpy.run_path(str(ROOT / "docs/models.py"))

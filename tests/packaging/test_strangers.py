@@ -173,6 +173,7 @@ def test_a_drafter_a_memory_manager_and_an_architecture_work_together(strangers)
     assert drafted["draft"]["accepted"] > 0
 
 
+@pytest.mark.sample(0)
 def test_the_new_drafters_own_tests_pass(strangers):
     ended = strangers.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "trail", plugins="augury-trail")
     assert ended.returncode == 0, ended.stdout

@@ -54,7 +54,7 @@ def assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, tolerance: float) 
     assert np.all(np.abs(y - x @ w.T) <= tolerance * scale + 1e-30)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @every_kind
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_a_product_is_that_of_the_rounded_activations_in_float64(kind, n):
@@ -64,7 +64,7 @@ def test_a_product_is_that_of_the_rounded_activations_in_float64(kind, n):
     assert_close(multiply(matrix, x), operand, w, 1e-6)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @every_kind
 def test_a_product_is_near_that_of_the_activations_themselves(kind):
     matrix, w = random_matrix(kind, 3)
@@ -84,7 +84,7 @@ def test_long_sums_of_float_products_round_little():
     assert error < 2e-13
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @every_kind
 def test_bits_of_a_token_depend_on_nothing_but_the_token(kind):
     matrix, _ = random_matrix(kind, 5)
@@ -96,7 +96,7 @@ def test_bits_of_a_token_depend_on_nothing_but_the_token(kind):
         assert np.array_equal(multiply(matrix, x[order], panels=(1 + n % 2,)), expected[order]), n
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @every_kind
 def test_bits_do_not_depend_on_the_rows_beside(kind):
     source = weights.random_weights(np.random.default_rng(7), kind, 64, COLS)
@@ -118,7 +118,7 @@ def test_every_instruction_set_gives_the_same_bits_to_any_number_of_tokens(kind,
         assert np.array_equal(multiply(matrix, x[31 - n :]), expected[31 - n :]), n
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
 def test_extreme_blocks_and_activations_are_multiplied_right(kind):
     blocks = weights.random_blocks(np.random.default_rng(11), kind, ROWS, 768).reshape(-1, kind.block_bytes)

@@ -78,7 +78,7 @@ def test_float_models_give_the_logits_of_llama_cpp(models, name):
     assert nmse(logits, right) < FLOAT_LIMIT
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", QUANTISED_NAMES)
 def test_quantised_models_are_near_llama_cpp(models, name):
     tokens, right = expected(name)
@@ -88,7 +88,7 @@ def test_quantised_models_are_near_llama_cpp(models, name):
     assert nmse(logits, right) < (COARSE_LIMIT if name.endswith(("q2_k", "q3_k")) else QUANTISED_LIMIT)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tokens_logits_do_not_depend_on_how_the_prompt_is_cut(models, name):
     tokens = some_tokens(96)
@@ -99,6 +99,7 @@ def test_a_tokens_logits_do_not_depend_on_how_the_prompt_is_cut(models, name):
         assert np.array_equal(in_chunks(model, tokens, sizes), alone)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tokens_logits_do_not_depend_on_the_number_of_threads(models, name):
     tokens = some_tokens(40)
@@ -120,6 +121,7 @@ def test_passes_longer_than_the_buffers_are_cut_without_a_trace(models, name):
     assert np.array_equal(in_chunks(model, tokens[:300], [1] * 300), whole[:300])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_slots_do_not_disturb_each_other(models, name):
     model = models(name)

@@ -13,6 +13,7 @@ from augury.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
 from augury.testing.toys import registry_with_toys
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("check", ARCHITECTURE_CHECKS, ids=lambda check: check.name)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_keeps_its_contracts(family, check):

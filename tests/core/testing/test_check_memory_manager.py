@@ -201,6 +201,7 @@ def test_a_broken_promise_is_found_out(manager, told):
     assert "See augury." in str(found.value)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("manager", "options"),
     [
