@@ -44,6 +44,10 @@ class EngineFields(create_model("_SamplingFields", __base__=Fields, **_SAMPLING)
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: str | list[str] | None = None
     constraint: str | dict[str, Any] | None = None
     speculative: bool | dict[str, Any] | None = Field(None, description="false, or options by drafter; see Drafters")
     return_draft_origin: bool = Field(default=False, description="tell of each token in a stream who drafted it")

@@ -14,7 +14,7 @@ from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.server import Server
 from augury.types import Result, Token, TokenLogprob
 
-__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "logprob_entry", "usage"]
+__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "is_end", "logprob_entry", "usage"]
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
 _FINGERPRINT = f"augury-{metadata.version('augury')}"
@@ -83,6 +83,12 @@ def usage(results: Sequence[Result]) -> dict[str, Any]:
             "rejected_prediction_tokens": drafted - accepted,
         },
     }
+
+
+def is_end(server: Server, token: Token) -> bool:
+    """Whether a token is the model's word for the end, which is no part of the answer."""
+    tokenizer = server.engine.tokenizer
+    return tokenizer is not None and token.token in tokenizer.eog
 
 
 def logprob_entry(each: Token | TokenLogprob, top: Iterable[TokenLogprob] | None = None) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
+from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields, draft_origin
 from augury.plugins.server.generation import Pieces, event, generate, stream
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, usage
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
 from augury.types import Result, Token
@@ -29,6 +30,11 @@ class TextPart(Fields):
     text: str
 
 
+def text_of(content: str | list[TextPart]) -> str:
+    """A content's text, whole or in parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Message(Fields):
     """One message of a conversation."""
 
@@ -43,11 +49,42 @@ class Message(Fields):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
         found = self.model_dump(exclude_none=True, exclude={"refusal"})
-        if isinstance(self.content, list):
-            found["content"] = "".join(part.text for part in self.content)
+        if self.content is not None:
+            found["content"] = text_of(self.content)
         if self.role == "developer":  # OpenAI's newer word, which templates do not know
             found["role"] = "system"
         return found
+
+
+class Schema(Fields):
+    """A JSON schema, as `response_format` names it."""
+
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = Field(None, description="the answer fits the schema in any case")
+
+
+class ResponseFormat(Fields):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    def params(self) -> dict[str, Any]:
+        """The same for `Engine.submit`."""
+        if self.type == "json_schema" and self.json_schema is None:
+            raise RequestError(400, "response_format lacks json_schema", param="response_format.json_schema")
+        if self.json_schema is not None:
+            return {"json_schema": self.json_schema.schema_}
+        return {"json_schema": {"type": "object"}} if self.type == "json_object" else {}
+
+
+class Prediction(Fields):
+    """A text that the answer is expected to resemble."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
 
 
 class ChatFields(OpenAIFields):
@@ -56,6 +93,8 @@ class ChatFields(OpenAIFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -72,9 +111,9 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     asked = body.answers(begun["id"], **_params(body, server))
     if body.stream:
         begun["object"] = "chat.completion.chunk"
-        return await stream(server, http, asked, partial(_events, body, begun))
+        return await stream(server, http, asked, partial(_events, body, server, begun))
     results = await generate(server, http, asked)
-    choices = [_choice(body, i, result) for i, result in enumerate(results)]
+    choices = [_choice(body, server, i, result) for i, result in enumerate(results)]
     return begun | {"choices": choices, "usage": usage(results)} | _timings(results)
 
 
@@ -85,16 +124,24 @@ def _params(body: ChatRequest, server: Server) -> dict[str, Any]:
         params["chat_template_kwargs"] = kwargs
     if (limit := body.max_completion_tokens or body.max_tokens) is not None:
         params["max_tokens"] = limit
+    if body.response_format is not None:
+        params |= body.response_format.params()
+    if body.prediction is not None:
+        params["prediction"] = text_of(body.prediction.content)
     if body.logprobs:
         params["logprobs"] = body.top_logprobs or 0
+    elif body.top_logprobs is not None:
+        raise RequestError(400, "top_logprobs needs logprobs, which is not true", param="top_logprobs")
     return params
 
 
-def _choice(body: ChatRequest, index: int, result: Result) -> dict[str, Any]:
+def _choice(body: ChatRequest, server: Server, index: int, result: Result) -> dict[str, Any]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": result.text},
-        "logprobs": {"content": [_logprob(piece) for piece in result.pieces]} if body.logprobs else None,
+        "logprobs": {"content": [_logprob(piece) for piece in result.pieces if not is_end(server, piece)]}
+        if body.logprobs
+        else None,
         "finish_reason": finish_reason(result),
     }
 
@@ -105,7 +152,7 @@ def _timings(results: list[Result]) -> dict[str, Any]:
     return {"timings": found[0] if len(found) == 1 else found}
 
 
-async def _events(body: ChatRequest, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
+async def _events(body: ChatRequest, server: Server, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
     results: dict[int, Result] = {}
     has_begun = [False] * body.n
     async for index, piece in pieces:
@@ -118,7 +165,7 @@ async def _events(body: ChatRequest, begun: dict[str, Any], pieces: Pieces) -> A
             results[index] = piece
             choice["finish_reason"] = finish_reason(piece)
         else:
-            _fill(body, choice, piece)
+            _fill(body, server, choice, piece)
             if not (delta or choice["logprobs"] or "draft_origin" in choice):
                 continue
         found = begun | {"choices": [choice]}
@@ -130,11 +177,11 @@ async def _events(body: ChatRequest, begun: dict[str, Any], pieces: Pieces) -> A
     yield event("[DONE]")
 
 
-def _fill(body: ChatRequest, choice: dict[str, Any], token: Token) -> None:
+def _fill(body: ChatRequest, server: Server, choice: dict[str, Any], token: Token) -> None:
     """Put what a token is into its event."""
     if token.text:
         choice["delta"]["content"] = token.text
-    if body.logprobs:
+    if body.logprobs and not is_end(server, token):
         choice["logprobs"] = {"content": [_logprob(token)]}
     if body.return_draft_origin:
         choice["draft_origin"] = draft_origin(token)

@@ -1,0 +1,171 @@
+"""`/v1/chat/completions`, as the `openai` package asks."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+
+ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": "Tell me about the sea."}], "max_completion_tokens": 16}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def answer(ai):
+    return ai.chat.completions.create(**ASKED)
+
+
+def test_an_answer_has_what_clients_look_at(answer):
+    assert answer.object == "chat.completion"
+    assert answer.model == "smollm2"
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.message.role) == (0, "length", "assistant")
+    assert choice.message.content
+    assert answer.usage.completion_tokens == 16
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 16
+    timings = answer.timings
+    assert timings["predicted_n"] == 16
+    assert timings["cache_n"] + timings["prompt_n"] == answer.usage.prompt_tokens
+    assert timings["draft_n"] == sum(each["drafted"] for each in timings["drafters"].values())
+    assert timings["effective"]["type"] == "suffix"
+
+
+def text_of(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_a_stream_says_the_same_and_ends_with_timings_and_usage(ai, answer):
+    chunks = list(ai.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
+    assert text_of(chunks) == answer.choices[0].message.content
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert chunks[-2].timings["predicted_n"] == 16
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 16
+
+
+def test_the_asynchronous_client_asks_for_many_at_once(make_async_ai, answer):
+    async def ask():
+        async with make_async_ai() as client:
+
+            async def streamed():
+                return text_of([chunk async for chunk in await client.chat.completions.create(**ASKED, stream=True)])
+
+            async def whole():
+                return (await client.chat.completions.create(**ASKED)).choices[0].message.content
+
+            return await asyncio.gather(*(each() for each in (streamed, whole) * 6))
+
+    assert set(asyncio.run(ask())) == {answer.choices[0].message.content}
+
+
+@pytest.mark.parametrize("speculative", [False, {"type": "suffix", "n_max": 3}])
+def test_speculation_changes_no_answer_and_is_echoed(ai, answer, speculative):
+    other = ai.chat.completions.create(**ASKED, extra_body={"speculative": speculative})
+    assert other.choices[0].message.content == answer.choices[0].message.content
+    effective = other.timings["effective"]
+    assert (effective["type"], effective["n_max"]) == (("suffix", 3) if speculative else ("none", effective["n_max"]))
+
+
+def test_draft_origins_tell_of_every_token_who_drafted_it(ai):
+    prompt = [{"role": "user", "content": "Repeat: one two three one two three one two three one two three"}]
+    more = {"return_draft_origin": True, "speculative": {"n_max": 4}}
+    chunks = list(ai.chat.completions.create(**{**ASKED, "messages": prompt}, stream=True, extra_body=more))
+    origins = [each for chunk in chunks for each in getattr(chunk.choices[0], "draft_origin", [])]
+    timings = chunks[-1].timings
+    assert "".join(each["text"] for each in origins) == text_of(chunks)
+    assert sum(each["drafter"] is not None for each in origins) == timings["draft_n_accepted"]
+    assert [each["n_drafted"] for each in origins if each["n_drafted"] is not None][1:] == timings["draft_lengths"]
+
+
+def test_n_answers_differ_by_their_seeds_and_are_the_same_again(ai):
+    asked = ASKED | {"n": 3, "seed": 7, "temperature": 1.5}
+    first, again = (ai.chat.completions.create(**asked) for _ in range(2))
+    texts = [choice.message.content for choice in first.choices]
+    assert len(set(texts)) == 3
+    assert [choice.message.content for choice in again.choices] == texts
+    assert [timings["predicted_n"] for timings in first.timings] == [16] * 3
+    streamed = dict.fromkeys(range(3), "")
+    for chunk in ai.chat.completions.create(**asked, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert [*streamed.values()] == texts
+
+
+def test_log_probabilities_are_told_of_every_token(ai, answer):
+    asked = ASKED | {"logprobs": True, "top_logprobs": 2}
+    entries = ai.chat.completions.create(**asked).choices[0].logprobs.content
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == answer.choices[0].message.content
+    for entry in entries:
+        assert len(entry.top_logprobs) == 2
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+    streamed = [chunk.choices[0].logprobs for chunk in ai.chat.completions.create(**asked, stream=True)]
+    assert [entry for found in streamed if found for entry in found.content] == entries
+
+
+def test_sampling_fields_reach_the_engine(ai, answer):
+    content = answer.choices[0].message.content
+    stopped = ai.chat.completions.create(**ASKED, stop=[content[5:8]]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == (content[:5], "stop")
+    first = ai.chat.completions.create(**ASKED, logprobs=True).choices[0].logprobs.content[0]
+    tokens = ai.chat.completions.create(**ASKED, stream=True, extra_body={"return_draft_origin": True})
+    token = next(iter(tokens)).choices[0].draft_origin[0]["token"]
+    biased = ai.chat.completions.create(**ASKED, logit_bias={str(token): -100}, logprobs=True)
+    assert biased.choices[0].logprobs.content[0].token != first.token
+    penalised = ai.chat.completions.create(**ASKED | {"frequency_penalty": 2.0, "presence_penalty": 2.0})
+    assert penalised.timings["predicted_n"] == 16
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_keeps_to_a_schema(ai, is_streamed):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    found = ai.chat.completions.create(**ASKED | {"max_completion_tokens": 60}, response_format=form, stream=is_streamed)
+    person = json.loads(text_of(found) if is_streamed else found.choices[0].message.content)
+    assert person.keys() == {"name", "age"}
+
+
+def test_an_answer_may_be_any_json_object(ai):
+    asked = {**ASKED, "max_completion_tokens": 60, "response_format": {"type": "json_object"}}
+    assert ai.chat.completions.create(**asked).choices[0].message.content.startswith("{")
+
+
+def test_a_prediction_is_drafted_from(ai, answer):
+    content = answer.choices[0].message.content
+    found = ai.chat.completions.create(**ASKED, prediction={"type": "content", "content": content})
+    assert found.choices[0].message.content == content
+    assert found.usage.completion_tokens_details.accepted_prediction_tokens > 0
+
+
+def test_contents_may_come_in_parts_and_a_developer_is_the_system(ai):
+    parts = [{"type": "text", "text": "Name three "}, {"type": "text", "text": "animals."}]
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Be short."}, {"role": "user", "content": parts}]
+        whole = ai.chat.completions.create(**ASKED | {"messages": messages})
+        assert whole.usage.prompt_tokens == 21
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages.0.content"),
+        ({"response_format": {"type": "json_schema"}}, "response_format lacks json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}}, "schema"),
+        ({"messages": [{"role": "user", "content": "a b " * 600}]}, "a sequence can use 512"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_bad_request(ai, more, told):
+    with pytest.raises(openai.BadRequestError, match=told):
+        ai.chat.completions.create(**ASKED | more)
+
+
+def test_a_prompt_that_is_too_long_has_openais_code(ai):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ai.chat.completions.create(**ASKED | {"messages": [{"role": "user", "content": "a b " * 600}]})
+    assert caught.value.code == "context_length_exceeded"
