@@ -9,7 +9,7 @@ import numpy as np
 
 from augury.backends.reference.blocks import each_normed, sharpness
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import rotate, softmax
+from augury.backends.reference.formula import rotate, sigmoid, softmax
 from augury.blocks import LatentAttention
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def latent_attention(
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
     for token, (slot, position, cell) in enumerate(places):
-        turned = rotate(kept[token : token + 1, n_latent:], position, block.rope)[0]
+        turned = _turned(block, kept[token : token + 1, n_latent:], position)[0]
         cache.store(slot, cell, np.concatenate([latents[token], turned])[None])
     given = np.empty((len(x), block.o.n_in))
     for token, (slot, position, _) in enumerate(places):
         ((seen,),) = cache.seen(slot, slice(0, position + 1) if tree is None else tree.seen(token))
-        turned = rotate(queries[token, :, n_plain:], position, block.rope)
+        turned = _turned(block, queries[token, :, n_plain:], position)
         factor = block.scale * (1.0 if block.temperature is None else sharpness(block.temperature, position))
         heads = []
         for head, query in enumerate(queries[token, :, :n_plain]):
@@ -44,9 +44,16 @@ def latent_attention(
             mixed = softmax(factor * (seen @ asked)) @ np.ascontiguousarray(seen[:, :n_latent])
             heads.append(weights.product_of(block.values, head, mixed))
         given[token] = np.concatenate(heads)
+    if block.gate is not None:
+        gates = sigmoid(weights.product(block.gate, normed))
+        given *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
     return weights.product(block.o, given)
+
+
+def _turned(block: LatentAttention, heads: np.ndarray, position: int) -> np.ndarray:
+    return heads if block.rope is None else rotate(heads, position, block.rope)
 
 
 CACHES: dict[type, Any] = {LatentAttention: LayerCache}
 MIXERS: dict[type, Any] = {LatentAttention: latent_attention}
-KNOWN: dict[type, Container[Any]] = {LatentAttention: {"q_down", "q_norm", "temperature"}}
+KNOWN: dict[type, Container[Any]] = {LatentAttention: {"rope", "q_down", "q_norm", "temperature", "gate"}}

@@ -11,7 +11,16 @@ import numpy as np
 
 from augury.backends.reference.blocks import each_normed
 from augury.backends.reference.formula import sigmoid
-from augury.blocks import Convolution, GatedDeltaNet, LightningAttention, LinearRecurrence, Mamba, Mamba2, ShortConvolution
+from augury.blocks import (
+    Convolution,
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    LightningAttention,
+    LinearRecurrence,
+    Mamba,
+    Mamba2,
+    ShortConvolution,
+)
 from augury.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -125,7 +134,7 @@ def _convolved(
     conv: Convolution, weights: Weights, state: _State, batch: Batch, tree: Tree | None, inputs: np.ndarray
 ) -> np.ndarray:
     """The convolution of inputs (n, C) with those before, of which the state has the last `size - 1`."""
-    taps = weights.vector(conv.weight).T
+    taps = weights.vector(conv.weight).reshape(-1, conv.size).T
     y = np.empty_like(inputs)
     for token, (before, _) in enumerate(state.follow(batch, tree, inputs)):
         y[token] = (np.vstack([before, inputs[token]]) * taps).sum(axis=0)
@@ -152,6 +161,29 @@ def gated_delta_net(
     fed = np.hstack([keys.reshape(n, -1), rows[:, 2 * n_keys :], decays, betas])
     y = each_normed(_recurred(heads, states.states[1], batch, tree, queries, fed), block.out_norm, weights)
     return weights.product(block.o, y.reshape(n, -1) * _silu(weights.product(block.gate, normed)))
+
+
+def kimi_delta_attention(
+    block: KimiDeltaAttention, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
+    """What Kimi delta attention adds to x (n, E): o(norm(y) * sigmoid(gate))."""
+    normed, heads, n = each_normed(x, block.norm, weights), block.recurrence, len(x)
+    convolutions = zip((block.q, block.k, block.v), (block.q_conv, block.k_conv, block.v_conv), states.states[:3], strict=True)
+    queries, keys, values = (
+        _silu(_convolved(conv, weights, state, batch, tree, weights.product(linear, normed)))
+        for linear, conv, state in convolutions
+    )
+    queries, keys = (_unit(rows.reshape(n, -1, heads.key_dim), block.eps) for rows in (queries, keys))
+    times, gates = (
+        weights.product(linear, normed if down is None else weights.product(down, normed))
+        for linear, down in ((block.decay, block.decay_down), (block.gate, block.gate_down))
+    )
+    a = np.repeat(weights.vector(block.a.weight).reshape(-1), heads.key_dim)
+    decays = np.exp(a * _softplus(times) if block.floor is None else block.floor * sigmoid(a * times))
+    fed = np.hstack([keys.reshape(n, -1), values, decays, sigmoid(weights.product(block.beta, normed))])
+    y = _recurred(heads, states.states[3], batch, tree, queries / math.sqrt(heads.key_dim), fed)
+    y = each_normed(y, block.out_norm, weights).reshape(n, -1)
+    return weights.product(block.o, y * sigmoid(gates))
 
 
 def mamba2(block: Mamba2, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray) -> np.ndarray:
@@ -218,6 +250,9 @@ def _advance_heads(heads: LinearRecurrence, a: np.ndarray | None, state: np.ndar
     if a is not None:
         betas = fed[n_keys + n_values :]
         decayed = state * np.exp(a * betas)
+    elif heads.is_by_key:
+        betas = fed[-heads.n_heads :, None]
+        decayed = state * fed[n_keys + n_values : -heads.n_heads].reshape(heads.n_heads, -1, 1)
     else:
         decays, betas = fed[n_keys + n_values :].reshape(2, -1, 1)
         decayed = state * decays[:, :, None]
@@ -253,6 +288,7 @@ def _softplus(x: np.ndarray) -> np.ndarray:
 MIXERS: dict[type, Any] = {
     ShortConvolution: short_convolution,
     GatedDeltaNet: gated_delta_net,
+    KimiDeltaAttention: kimi_delta_attention,
     Mamba: mamba,
     Mamba2: mamba2,
     LightningAttention: lightning_attention,
@@ -261,11 +297,12 @@ MIXERS: dict[type, Any] = {
 KNOWN: dict[type, Container[Any]] = {
     ShortConvolution: (),
     GatedDeltaNet: (),
+    KimiDeltaAttention: {"decay_down", "gate_down", "floor"},
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
     Mamba2: {"out_norm"},
     LightningAttention: {"norm"},
-    Convolution: {"bias"},
-    LinearRecurrence: {"is_tiled", "is_by_channel"},
+    Convolution: {"bias", "stored"},
+    LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
 }
 """What is computed here; see `ModelPlan.check_blocks`."""
 
@@ -278,4 +315,4 @@ def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
     if isinstance(block, LightningAttention):
         return (partial(_advance_heads, heads, None),)
     a = weights.vector(block.a.weight).T if heads.is_by_channel else None
-    return (_shift, partial(_advance_heads, heads, a))
+    return (*[_shift] * (len(block.states()) - 1), partial(_advance_heads, heads, a))

@@ -28,7 +28,15 @@ from augury.blocks.parts import (
     Vector,
 )
 from augury.blocks.plan import Layer, Mixer, ModelPlan
-from augury.blocks.recurrent import GatedDeltaNet, LightningAttention, LinearRecurrence, Mamba, Mamba2, ShortConvolution
+from augury.blocks.recurrent import (
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    LightningAttention,
+    LinearRecurrence,
+    Mamba,
+    Mamba2,
+    ShortConvolution,
+)
 from augury.blocks.transformer import Attention, Embedding, FeedForward, Output, Projection
 
 __all__ = [
@@ -41,6 +49,7 @@ __all__ = [
     "GateKind",
     "GatedDeltaNet",
     "Gating",
+    "KimiDeltaAttention",
     "LatentAttention",
     "Layer",
     "LightningAttention",

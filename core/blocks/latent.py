@@ -34,10 +34,11 @@ class LatentAttention(Block):
     values: Matrices  # by head, L → D_v
     o: Linear  # H * D_v → E
     scale: float
-    rope: Rope
+    rope: Rope | None
     q_down: Linear | None = None
     q_norm: Norm | None = None
     temperature: Temperature | None = None
+    gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid, times what o is given, by value or by head
 
     @property
     def n_heads(self) -> int:

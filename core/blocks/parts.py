@@ -160,11 +160,12 @@ class Convolution:
     n_channels: int  # C
     size: int
     bias: str | None = None
+    stored: tuple[int, ...] | None = None  # the shape of the weights in the file; None: (C, size)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its tensors by name, and their shapes."""
-        shapes: dict[str, tuple[int, ...]] = {self.weight: (self.n_channels, self.size)}
+        shapes = {self.weight: self.stored or (self.n_channels, self.size)}
         return shapes if self.bias is None else shapes | {self.bias: (self.n_channels,)}
 
     @property

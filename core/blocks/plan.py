@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from attrs import NOTHING, evolve, fields, frozen, has
 
 from augury.blocks.latent import LatentAttention
-from augury.blocks.recurrent import GatedDeltaNet, LightningAttention, Mamba, Mamba2, ShortConvolution
+from augury.blocks.recurrent import (
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    ShortConvolution,
+)
 from augury.blocks.transformer import Attention, Projection
 from augury.errors import CapacityError, UnsupportedError
 
@@ -20,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
-Mixer = Attention | LatentAttention | Projection | ShortConvolution | GatedDeltaNet | LightningAttention | Mamba | Mamba2
+_Recurrent = ShortConvolution | GatedDeltaNet | KimiDeltaAttention | LightningAttention | Mamba | Mamba2
+Mixer = Attention | LatentAttention | Projection | _Recurrent
 """What mixes a sequence's tokens in a layer."""
 
 

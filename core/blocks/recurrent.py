@@ -15,7 +15,15 @@ from augury.blocks.parts import Block, SequenceState
 if TYPE_CHECKING:
     from augury.blocks.parts import Convolution, Linear, Norm, Vector
 
-__all__ = ["GatedDeltaNet", "LightningAttention", "LinearRecurrence", "Mamba", "Mamba2", "ShortConvolution"]
+__all__ = [
+    "GatedDeltaNet",
+    "KimiDeltaAttention",
+    "LightningAttention",
+    "LinearRecurrence",
+    "Mamba",
+    "Mamba2",
+    "ShortConvolution",
+]
 
 
 @frozen
@@ -37,7 +45,7 @@ class LinearRecurrence:
     """S = decay * S + key (beta * value)^T of each head, y = S^T query; with the delta rule, of value - (decay * S)^T key.
 
     Of the parts of S (K, V) that belong to one of a value's channels the decay may differ: there it is exp(a * beta), with an a
-    for each number of S, and every channel has a beta.
+    for each number of S, and every channel has a beta. Or it differs between the rows of S, of which each has a decay.
     """
 
     n_heads: int  # H, each with a value, a decay and a beta
@@ -47,11 +55,12 @@ class LinearRecurrence:
     has_delta: bool
     is_tiled: bool = False  # head h has the key h % G; otherwise h // (H / G)
     is_by_channel: bool = False  # decays differ within a head, which is the only one
+    is_by_key: bool = False  # decays differ within a head, K of each
 
     @property
     def state(self) -> SequenceState:
         """(H, K, V); fed are keys, values, betas, and decays that are not made of these."""
-        n_steps = self.value_dim if self.is_by_channel else 2
+        n_steps = self.value_dim if self.is_by_channel else 1 + (self.key_dim if self.is_by_key else 1)
         n_fed = self.n_key_heads * self.key_dim + self.n_heads * (self.value_dim + n_steps)
         return SequenceState((self.n_heads, self.key_dim, self.value_dim), n_fed)
 
@@ -80,6 +89,41 @@ class GatedDeltaNet(Block):
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs, and the matrices of the heads."""
         return (self.conv.state, self.recurrence.state)
+
+
+@frozen
+class KimiDeltaAttention(Block):
+    """x += o(norm(y) * sigmoid(gate(n))) with n = norm(x), and y what the recurrence yields, by head.
+
+    Queries, keys and values are silu(q_conv(q(n))) and so on; queries and keys are divided by their lengths, queries by
+    sqrt(K). decay = exp(a * softplus(decay(n))) by key channel, or exp(floor * sigmoid(a * decay(n))) where there is a floor;
+    beta = sigmoid(beta(n)). Decays and gates may be made of `decay_down(n)` and `gate_down(n)` in place of n.
+
+    Source: Kimi Team 2025, "Kimi Linear: An Expressive, Efficient Attention Architecture", section 3.
+    """
+
+    norm: Norm
+    q: Linear  # E → H K
+    k: Linear  # E → H K
+    v: Linear  # E → H V
+    q_conv: Convolution
+    k_conv: Convolution
+    v_conv: Convolution
+    decay: Linear  # → H K
+    a: Vector  # (H,)
+    beta: Linear  # E → H
+    gate: Linear  # → H V
+    recurrence: LinearRecurrence
+    eps: float  # is added to squares of lengths
+    out_norm: Norm  # of V values
+    o: Linear  # H V → E
+    decay_down: Linear | None = None
+    gate_down: Linear | None = None
+    floor: float | None = None
+
+    def states(self) -> tuple[SequenceState, ...]:
+        """The convolutions' inputs, and the matrices of the heads."""
+        return (self.q_conv.state, self.k_conv.state, self.v_conv.state, self.recurrence.state)
 
 
 @frozen

@@ -85,13 +85,13 @@ def _temperature(decoder: Decoder) -> Temperature | None:
     return Temperature(scale, keys.count("attention.temperature_length", most=MAX_POSITIONS))
 
 
-def latent_attention(decoder: Decoder, layer: int, rope: Rope, *, factor: float = 1.0) -> LatentAttention:
+def latent_attention(decoder: Decoder, layer: int, rope: Rope | None, *, factor: float = 1.0) -> LatentAttention:
     """The latent attention of a layer.
 
     Args:
         decoder: Of the file.
         layer: From 0.
-        rope: Of a part of queries, and of what all heads share of keys.
+        rope: Of a part of queries, and of what all heads share of keys, if any.
         factor: What is added to the residual stream is multiplied by it.
     """
     keys, at, tensors, n_heads = decoder.keys, f"blk.{layer}", decoder.file.tensors, decoder.n_heads[layer]

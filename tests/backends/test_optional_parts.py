@@ -140,6 +140,9 @@ VARIANTS = {
             temperature=Temperature(0.5, 3.0),
         )
     ),
+    "latent attention without rope": with_layers(mixer=attrs.evolve(LATENT, rope=None)),
+    "gated latent attention": with_layers(mixer=attrs.evolve(LATENT, gate=Linear("gates", E, H * DV))),
+    "latent attention gated by head": with_layers(mixer=attrs.evolve(LATENT, gate=Linear("gates of heads", E, H))),
     "latent attention in one tensor": with_layers(
         mixer=attrs.evolve(
             LATENT,

@@ -42,7 +42,15 @@ QUANTISED_NAMES = (
 _SHARING_KERNELS = ("tq1_0", "iq1_s", "iq2_xxs", "iq2_xs")  # with tq2_0, iq1_m, iq2_s
 NAMES = FLOAT_NAMES + tuple(name for name in QUANTISED_NAMES if not name.endswith(_SHARING_KERNELS))
 # models with each kind of state per sequence
-RECURRENT = ("lfm2-dense", "qwen35-dense", "falcon-h1-dense", "jamba-dense", "plamo2-dense", "minimax-01-moe")
+RECURRENT = (
+    "lfm2-dense",
+    "qwen35-dense",
+    "falcon-h1-dense",
+    "jamba-dense",
+    "plamo2-dense",
+    "minimax-01-moe",
+    "kimi-linear-moe",
+)
 ORACLES = tuple(sorted(path.stem for path in DATA.glob("*.head")))
 
 

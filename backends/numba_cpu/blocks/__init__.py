@@ -9,6 +9,7 @@ from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
+from augury.backends.numba_cpu.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
 from augury.backends.numba_cpu.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cpu.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
@@ -25,6 +26,7 @@ from augury.blocks import (
     GatedDeltaNet,
     GateKind,
     Gating,
+    KimiDeltaAttention,
     LatentAttention,
     Layer,
     LightningAttention,
@@ -63,6 +65,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     ShortConvolution: ShortConvolutionEmitter,
     MixtureOfExperts: MixtureEmitter,
     GatedDeltaNet: GatedDeltaNetEmitter,
+    KimiDeltaAttention: KimiDeltaAttentionEmitter,
     Mamba: MambaEmitter,
     Mamba2: Mamba2Emitter,
     LightningAttention: LightningAttentionEmitter,
@@ -74,7 +77,7 @@ KNOWN: dict[type, Container[Any]] = {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
     },
-    LatentAttention: {"q_down", "q_norm", "temperature"},
+    LatentAttention: {"rope", "q_down", "q_norm", "temperature", "gate"},
     Projection: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
     MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"},
@@ -82,11 +85,12 @@ KNOWN: dict[type, Container[Any]] = {
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     ShortConvolution: (),
     GatedDeltaNet: (),
+    KimiDeltaAttention: {"decay_down", "gate_down", "floor"},
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
     Mamba2: {"out_norm"},
     LightningAttention: {"norm"},
-    LinearRecurrence: {"is_tiled", "is_by_channel"},
-    Convolution: {"bias"},
+    LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
+    Convolution: {"bias", "stored"},
     Output: {"softcap"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},

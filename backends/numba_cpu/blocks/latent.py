@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from augury.backends.numba_cpu.blocks.attention import GATES
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.heads import Ways, turns_key
 from augury.backends.numba_cpu.kernels import attention_layer, latent
@@ -23,6 +24,7 @@ from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
+from augury.blocks import GateKind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -57,7 +59,8 @@ class LatentAttentionEmitter(MixerEmitter):
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
         own = (self._attend, latent.prepare_kernel(self._type), prepare_head, prepare_rows)
-        return (*own, latent.multiply_heads, latent.quantize_heads, latent.gather_parts)
+        gate = () if self.block.gate is None else (GATES[GateKind.SIGMOID],)
+        return (*own, latent.multiply_heads, latent.quantize_heads, latent.gather_parts, *gate)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -65,6 +68,7 @@ class LatentAttentionEmitter(MixerEmitter):
         widths = {"q": block.q.n_out, "kept": block.kv.n_out, "absorbed queries": block.n_heads * self._row}
         widths |= {"mixed": block.n_heads * max(self._padded, self._value_dim), "values": block.n_heads * self._value_dim}
         widths |= {"gathered": max(block.o.n_in, block.q.n_in), "down": block.q.n_in}
+        widths |= {"gate of attention": 0 if block.gate is None else block.gate.n_out}
         return {name: row_bytes(width) for name, width in widths.items()} | {
             "parts of attention": attention_layer.parts_bytes(self._padded, self.options.n_ctx, n_threads),
             "counts of attention": attention_layer.counts_bytes(n_threads),
@@ -86,7 +90,7 @@ class LatentAttentionEmitter(MixerEmitter):
     def tables(self) -> Mapping[Hashable, int]:
         """See `AttentionEmitter.tables`."""
         rope = self.block.rope
-        return {turns_key(rope): self.options.n_ctx * len(rope.frequencies) * 8 * 5}
+        return {} if rope is None else {turns_key(rope): self.options.n_ctx * len(rope.frequencies) * 8 * 5}
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Write what the kernels need to know of the layer."""
@@ -130,11 +134,13 @@ class LatentAttentionEmitter(MixerEmitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, buffers, n_heads = self.block, tape.buffers, self.block.n_heads
-        rows, kept = tape.norm(block.norm), (block.kv, buffers["kept"])
+        rows, products = tape.norm(block.norm), [(block.kv, buffers["kept"])]
+        if block.gate is not None:
+            products.append((block.gate, buffers["gate of attention"]))
         if block.q_down is None:
-            tape.multiply("queries, latents", rows, ((block.q, buffers["q"]), kept))
+            tape.multiply("queries, latents", rows, ((block.q, buffers["q"]), *products))
         else:
-            tape.multiply("queries, latents", rows, ((block.q_down, buffers["down"]), kept))
+            tape.multiply("queries, latents", rows, ((block.q_down, buffers["down"]), *products))
             size = block.q_down.n_out
             if self._q_ways:
                 tape.prepare(buffers["down"], up(size, PANEL_ROWS), 1, size, self._q_ways)
@@ -149,6 +155,9 @@ class LatentAttentionEmitter(MixerEmitter):
         mixed = (buffers["mixed"], n_heads * self._padded, self._padded)
         self._multiply(tape, block.values, mixed, (buffers["values"], self._value_dim))
         values = self._gathered(tape, "values", n_heads, block.values.n_out)
+        if block.gate is not None:
+            places = (values, block.o.n_in, buffers["gate of attention"], block.gate.n_out)
+            tape.add(Work("gate of attention"), GATES[GateKind.SIGMOID], *places)
         tape.multiply("attention's output", Rows(values, 0, block.o.n_in), ((block.o, tape.y),))
         tape.leave(None)
 

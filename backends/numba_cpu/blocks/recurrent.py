@@ -73,9 +73,13 @@ class RecurrentEmitter(MixerEmitter):
 
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`."""
-        conv, heads = getattr(self.block, "conv", None), getattr(self.block, "recurrence", None)
-        of_convolution = 0 if conv is None else convolution.scratch_bytes(conv.size, self.n_aside)
-        return max(of_convolution, 0 if heads is None else recurrence.scratch_bytes(heads.key_dim, self.n_aside))
+        sizes = [0]
+        for state in self.block.states():
+            if len(state.shape) == 2:  # a convolution's inputs
+                sizes.append(convolution.scratch_bytes(state.shape[0] + 1, self.n_aside))
+            else:
+                sizes.append(recurrence.scratch_bytes(state.shape[1], self.n_aside))
+        return max(sizes)
 
     @abstractmethod
     def emit_states(self, tape: Tape) -> None:
@@ -123,7 +127,7 @@ def place_convolution(
     """
     width = up(conv.n_channels, 16)
     taps = np.zeros((conv.size, width), np.float32)
-    taps[:, : conv.n_channels] = weights.values(conv.weight, conv.shapes[conv.weight]).T
+    taps[:, : conv.n_channels] = weights.values(conv.weight, conv.shapes[conv.weight]).reshape(-1, conv.size).T
     bias = 0 if conv.bias is None else weights.vector(conv.bias, conv.n_channels)
     fields = [
         *(*x, *gates, *y, conv.n_channels, width, conv.size),
@@ -148,6 +152,7 @@ class FedRow:
     value: int
     decay: int
     beta: int
+    decayed: int = 0  # keys times decays, where these are by key
 
 
 class PlacedRecurrence:
@@ -173,15 +178,17 @@ class PlacedRecurrence:
             table: Address of what makes decays by channel.
         """
         self.row = row
-        self._kernel = recurrence.recurrence_kernel(has_delta=block.has_delta, is_by_channel=block.is_by_channel)
+        self._kernel = _kernel(block)
         self._arena = arena
         self._decays = 0
         self._y, self._size = y, block.n_heads * block.value_dim
         step, n_steps = (row.beta, block.value_dim) if block.is_by_channel else (row.decay, block.n_heads)
+        n_steps *= block.key_dim if block.is_by_key else 1
         fields = [
             *(row.address, row.stride, y, self._size, block.n_heads, block.n_key_heads, block.key_dim, block.value_dim),
             *(int(block.is_tiled), *(4 * at for at in (row.query, row.key, row.value, step, row.beta)), n_steps),
             *(4 * up(block.state.n_fed - self._size, 16), state.values, state.saved, state.aside, state.added, n_aside, table),
+            4 * row.decayed,
         ]
         self.layer = arena.keep(np.array(fields, np.int64), "scratch")
 
@@ -221,5 +228,9 @@ class PlacedRecurrence:
     @staticmethod
     def kernels(block: LinearRecurrence) -> Sequence[Any]:
         """The kernels of its records, and of a convolution before it."""
-        main = recurrence.recurrence_kernel(has_delta=block.has_delta, is_by_channel=block.is_by_channel)
-        return (main, convolution.convolve, recurrence.keep, recurrent_ends.decay, recurrent_ends.gate)
+        decay = recurrent_ends.decay_keys if block.is_by_key else recurrent_ends.decay
+        return (_kernel(block), convolution.convolve, recurrence.keep, decay, recurrent_ends.gate)
+
+
+def _kernel(block: LinearRecurrence) -> Any:
+    return recurrence.recurrence_kernel(has_delta=block.has_delta, is_by_channel=block.is_by_channel, is_by_key=block.is_by_key)

@@ -122,7 +122,8 @@ def prepare_kernel(kind: str) -> Any:
                 lay_out(x, row, latent, padded)
                 invoke(prepare_head, (row, get_i64(layer + NORM), 0, position, latent))
                 lay_out(x + 4 * latent, to, turned, d - padded)
-            invoke(prepare_head, (to, get_i64(layer + TURN), head, position, turned))
+            if get_i64(layer + TURN) != 0:
+                invoke(prepare_head, (to, get_i64(layer + TURN), head, position, turned))
             if head == n_heads:
                 cell = get_i64(get_i64(state + SLOTS) + 8 * t) * get_i64(layer + T) + get_i64(get_i64(state + CELLS) + 8 * t)
                 put(row, get_i64(layer + KEYS) + n_bytes * (d // LANES) * cell, d, row + 4 * d)

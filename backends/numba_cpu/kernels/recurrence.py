@@ -44,11 +44,12 @@ from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SE
 
 # Offsets into the record of a layer's recurrence. Rows of x and y are so many floats apart; what is `…_AT` are bytes from the
 # beginning of a row of x on. Where decays are by channel, `STEP_AT` are betas, and the table has what they are multiplied with
-# in the exponents, in the order of a matrix; otherwise they are decays. Rows kept aside have keys and `N_STEPS` steps; what is
-# added lies apart, by block and token.
+# in the exponents, in the order of a matrix; otherwise they are decays. Where these are by key, `DECAYED_AT` are the keys times
+# them, which the delta rule multiplies the matrix with. Rows kept aside have keys and `N_STEPS` steps; what is added lies
+# apart, by block and token.
 (X, LDX, Y, LDY, N_HEADS, N_KEY_HEADS, KEY_DIM, VALUE_DIM, IS_TILED) = (8 * field for field in range(9))
 (Q_AT, K_AT, V_AT, STEP_AT, BETA_AT, N_STEPS) = (8 * field for field in range(9, 15))
-(ASIDE_STRIDE, STATE, SAVED, ASIDE, ADDED, N_ASIDE, TABLE) = (8 * field for field in range(15, 22))
+(ASIDE_STRIDE, STATE, SAVED, ASIDE, ADDED, N_ASIDE, TABLE, DECAYED_AT) = (8 * field for field in range(15, 23))
 
 
 def scratch_bytes(key_dim: int, n_aside: int) -> int:
@@ -74,28 +75,36 @@ def copy_floats(x, to, n):
 
 
 @cache
-def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
+def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key: bool = False) -> Any:
     """Make the kernel that takes the tokens of all runs through a layer's recurrence. Operand: the layer."""
+    stride_of_table = 4 if is_by_key else 64  # bytes from what a row of a block decays by to the next row's
 
     @helper
     def step_of(place, head, block, left):
         """What a block's decays are made of: the head's decay, or the betas of its channels."""
         if is_by_channel:
             return load_part(place + 64 * block, left)
-        return repeat_f32(place + 4 * head)
+        return zero_f32() if is_by_key else repeat_f32(place + 4 * head)
+
+    @helper
+    def table_of(table, place, head_at):
+        """Where there is more of a block's decays: the layer's table for it, or the decays of its rows."""
+        return place + head_at if is_by_key else table
 
     @helper
     def moved(place, key, added, step, table):
         """A vector of a block after a token."""
         if is_by_channel:
             step = exponential(mul(step, load_f32(table)))
+        elif is_by_key:
+            step = repeat_f32(table)
         return fma(repeat_f32(key), added, mul(step, load_f32(place)))
 
     @helper
     def take_in(source, to, n, key, added, step, table):
         """Take a token that nobody reads into a block."""
         for j in range(n):
-            store_f32(to + 64 * j, moved(source + 64 * j, key + 4 * j, added, step, table + 64 * j))
+            store_f32(to + 64 * j, moved(source + 64 * j, key + 4 * j, added, step, table + stride_of_table * j))
 
     @helper
     def take_in_four(own, n, taken, rows, stride, key_at, step_at, added):
@@ -135,32 +144,32 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
         e = f = g = h = zero_f32()
         even = n // 4 * 4
         for j in range(0, even, 4):
-            at, place = 64 * j, 4 * j
-            s = moved(source + at, key + place, added, step, table + at)
+            at, place, decays = 64 * j, 4 * j, table + stride_of_table * j
+            s = moved(source + at, key + place, added, step, decays)
             store_f32(to + at, s)
             a = fma(s, repeat_f32(query + place), a)
             if has_delta:
                 e = fma(s, repeat_f32(following + place), e)
-            at, place = at + 64, place + 4
-            s = moved(source + at, key + place, added, step, table + at)
+            at, place, decays = at + 64, place + 4, decays + stride_of_table
+            s = moved(source + at, key + place, added, step, decays)
             store_f32(to + at, s)
             b = fma(s, repeat_f32(query + place), b)
             if has_delta:
                 f = fma(s, repeat_f32(following + place), f)
-            at, place = at + 64, place + 4
-            s = moved(source + at, key + place, added, step, table + at)
+            at, place, decays = at + 64, place + 4, decays + stride_of_table
+            s = moved(source + at, key + place, added, step, decays)
             store_f32(to + at, s)
             c = fma(s, repeat_f32(query + place), c)
             if has_delta:
                 g = fma(s, repeat_f32(following + place), g)
-            at, place = at + 64, place + 4
-            s = moved(source + at, key + place, added, step, table + at)
+            at, place, decays = at + 64, place + 4, decays + stride_of_table
+            s = moved(source + at, key + place, added, step, decays)
             store_f32(to + at, s)
             d = fma(s, repeat_f32(query + place), d)
             if has_delta:
                 h = fma(s, repeat_f32(following + place), h)
         for j in range(even, n):
-            s = moved(source + 64 * j, key + 4 * j, added, step, table + 64 * j)
+            s = moved(source + 64 * j, key + 4 * j, added, step, table + stride_of_table * j)
             store_f32(to + 64 * j, s)
             a = fma(s, repeat_f32(query + 4 * j), a)
             if has_delta:
@@ -198,7 +207,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
                 key_head = head // (n_heads // n_key_heads)
                 if get_i64(layer + IS_TILED) != 0:
                     key_head = head % n_key_heads
-                key_at = 4 * key_head * n_rows
+                key_at, head_at = 4 * key_head * n_rows, 4 * head * n_rows
                 column = 4 * (head * width + 16 * block)
                 table = get_i64(layer + TABLE) + item * n_bytes
                 own = get_i64(layer + STATE) + (slot * n_items + item) * n_bytes
@@ -209,13 +218,14 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
                 elif get_i64(sequence + IS_RESTORED) != 0:
                     copy_block(saved, own, n_bytes)
                 i = 0
-                if not is_by_channel:
+                if not is_by_channel and not is_by_key:
                     while i + 4 <= n_accepted:
                         take_in_four(own, n_rows, taken + 8 * i, aside, stride, key_at, steps + 4 * head, kept)
                         i += 4
                 while i < n_accepted:
                     row, added = aside + get_i64(taken + 8 * i) * stride, load_f32(kept + 64 * get_i64(taken + 8 * i))
-                    take_in(own, own, n_rows, row + key_at, added, step_of(row + steps, head, block, left), table)
+                    step, decays = step_of(row + steps, head, block, left), table_of(table, row + steps, head_at)
+                    take_in(own, own, n_rows, row + key_at, added, step, decays)
                     i += 1
                 source, has_product = own, False
                 for t in range(n):
@@ -230,8 +240,8 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
                                     aside + get_i64(taken + 8 * k) * stride,
                                     load_f32(kept + 64 * get_i64(taken + 8 * k)),
                                 )
-                                step = step_of(row + steps, head, block, left)
-                                take_in(source, scratch, n_rows, row + key_at, added, step, table)
+                                step, decays = step_of(row + steps, head, block, left), table_of(table, row + steps, head_at)
+                                take_in(source, scratch, n_rows, row + key_at, added, step, decays)
                                 source, has_product = scratch, False
                         if parents != 0:
                             to = scratch + n_bytes * (t - n_certain)
@@ -241,18 +251,20 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
                                 source = scratch + n_bytes * (above - n_certain)
                     row = x + (first + t) * ldx
                     key = row + get_i64(layer + K_AT) + key_at
-                    following = key
+                    decayed = row + get_i64(layer + DECAYED_AT) + head_at if is_by_key else key
+                    following = decayed
                     if t + 1 < n:
-                        following = key + ldx
-                    step = step_of(row + step_at, head, block, left)
+                        following = decayed + ldx
+                    step, decays = step_of(row + step_at, head, block, left), table_of(table, row + step_at, head_at)
                     added = load_part(row + get_i64(layer + V_AT) + column, left)
                     if has_delta:
                         if not has_product:
-                            store_f32(read + 64, product(source, n_rows, key))
-                        added = sub(added, mul(step, load_f32(read + 64)))
+                            store_f32(read + 64, product(source, n_rows, decayed))
+                        seen = load_f32(read + 64)
+                        added = sub(added, seen if is_by_key else mul(step, seen))
                     factor = step if is_by_channel else repeat_f32(row + beta_at + 4 * head)
                     added = mul(added, factor)
-                    sweep(source, to, n_rows, key, added, step, table, row + get_i64(layer + Q_AT) + key_at, following, read)
+                    sweep(source, to, n_rows, key, added, step, decays, row + get_i64(layer + Q_AT) + key_at, following, read)
                     store_part(y + (first + t) * ldy + column, load_f32(read), left)
                     source, has_product = to, True
                     if t >= n_certain:
@@ -260,7 +272,7 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False) -> Any:
                 if save == n:
                     copy_block(own, saved, n_bytes)
 
-    recur.__name__ = recur.__qualname__ = "recur" + "_delta" * has_delta + "_by_channel" * is_by_channel
+    recur.__name__ = recur.__qualname__ = "recur" + "_delta" * has_delta + "_by_channel" * is_by_channel + "_by_key" * is_by_key
     return kernel(recur)
 
 

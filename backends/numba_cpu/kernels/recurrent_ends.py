@@ -53,6 +53,32 @@ def decay(record, state, thread, n_threads):
 
 
 @kernel
+def decay_keys(record, state, thread, n_threads):
+    """Decays by key of all tokens, their keys times these, and betas sigmoid(b).
+
+    A decay is exp(a * softplus(t)), or exp(floor * sigmoid(a * t)). Operands: rows, floats from one to the next, t, likewise,
+    b, likewise, a, keys of all heads, heads, bytes of a row before keys, decays, the product and betas, floor (or 0).
+    """
+    rows, ldr, ts, ldt = get_i64(record + 16), 4 * get_i64(record + 24), get_i64(record + 32), 4 * get_i64(record + 40)
+    bs, ldb, a, size = get_i64(record + 48), 4 * get_i64(record + 56), get_i64(record + 64), get_i64(record + 72)
+    n_heads, floor = get_i64(record + 80), get_f64(record + 120)
+    n_blocks = (size + 15) // 16
+    n_items = get_i64(state + N_TOKENS) * n_blocks
+    for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+        i = item // n_blocks
+        block = item - i * n_blocks
+        row, at, left = rows + i * ldr, 64 * block, size - 16 * block
+        step, factor = load_part(ts + i * ldt + at, left), load_part(a + at, left)
+        step = mul(factor, softplus(step)) if floor == 0.0 else mul(splat_f32(f32(floor)), sigmoid(mul(factor, step)))
+        step = exponential(step)
+        store_part(row + get_i64(record + 96) + at, step, left)
+        store_part(row + get_i64(record + 104) + at, mul(step, load_part(row + get_i64(record + 88) + at, left)), left)
+        if 16 * block < n_heads:
+            beta = sigmoid(load_part(bs + i * ldb + at, n_heads - 16 * block))
+            store_part(row + get_i64(record + 112) + at, beta, n_heads - 16 * block)
+
+
+@kernel
 def place_rows(record, state, thread, n_threads):
     """Copy rows, normed or through SiLU. Operands: rows, floats from one to the next, to, likewise, size, norm (or 0), SiLU."""
     x, ldx, y, ldy = get_i64(record + 16), 4 * get_i64(record + 24), get_i64(record + 32), 4 * get_i64(record + 40)

@@ -1,0 +1,104 @@
+"""Kimi Linear and Ling 3: Kimi delta attention, and latent attention in layers that have key heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from augury.blocks import (
+    Convolution,
+    FeedForward,
+    KimiDeltaAttention,
+    LatentAttention,
+    Layer,
+    LinearRecurrence,
+    MixtureOfExperts,
+    ModelPlan,
+)
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, mixture
+from augury.plugins.architectures.latent import latent_attention
+from augury.plugins.architectures.state_space import vector
+
+_MARKS: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
+
+
+class KimiLinear(Architecture):
+    """Latent attention has no rope; decays and gates go through a few values."""
+
+    name = "kimi-linear"
+    is_low: ClassVar[bool] = True
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        if not decoder.n_heads[0]:
+            decoder.keys.fail("attention.head_count", 0, "the heads of all layers with delta attention in the first layer")
+        layers = [cls.layer(decoder, layer) for layer in range(decoder.n_layers)]
+        return {"main": decoder.plan(layers)}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int) -> Layer:
+        """A layer, from 0."""
+        mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
+        return Layer(mixer, cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+        """The latent attention of a layer."""
+        return latent_attention(decoder, layer, None)
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        if has_experts(decoder, layer):
+            return mixture(decoder, layer, is_normalised=True, has_weights_scale=True, has_scales=False)
+        return decoder.feed_forward(layer, has_scales=False, has_biases=False)
+
+    @classmethod
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+        """The delta attention of a layer; all have the heads of the first layer."""
+        at, n_heads, size = f"blk.{layer}", decoder.n_heads[0], decoder.keys.count("kda.head_dim")
+        n, n_embd, n_taps = n_heads * size, decoder.n_embd, decoder.keys.count("ssm.conv_kernel", least=2)
+        q, k, v = decoder.fused(at, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (n, n, n), **_MARKS)
+        convolutions: dict[str, Any] = {
+            f"{part}_conv": Convolution(f"{at}.ssm_conv1d_{part}.weight", n, n_taps, stored=(n, 1, n_taps)) for part in "qkv"
+        }
+        for conv in convolutions.values():
+            decoder.check(conv)
+        downs: dict[str, Any] = {}
+        names = {"decay": "ssm_f", "gate": "ssm_g"}
+        if cls.is_low:
+            downs = {f"{part}_down": decoder.linear(f"{at}.{name}_a", n_embd, size, **_MARKS) for part, name in names.items()}
+        suffix, n_in = ("b", size) if cls.is_low else ("a", n_embd)
+        decay, gate = (decoder.linear(f"{at}.{name}_{suffix}", n_in, n, **_MARKS) for name in names.values())
+        dt = vector(decoder, f"{at}.ssm_dt.bias", n)
+        return KimiDeltaAttention(
+            norm=decoder.norm(f"{at}.attn_norm"),
+            q=q,
+            k=k,
+            v=v,
+            **convolutions,
+            decay=attrs.evolve(decay, bias=dt.weight),
+            a=vector(decoder, f"{at}.ssm_a", n_heads, (n_heads, 1)),
+            beta=decoder.linear(f"{at}.ssm_beta", n_embd, n_heads, **_MARKS),
+            gate=gate,
+            recurrence=LinearRecurrence(n_heads, n_heads, size, size, has_delta=True, is_by_key=True),
+            eps=decoder.eps,
+            out_norm=attrs.evolve(decoder.norm(f"{at}.ssm_norm", size), bias=None),
+            o=decoder.linear(f"{at}.attn_output", n, n_embd, **_MARKS),
+            **downs,
+            **others,
+        )
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the architectures of this page."""
+    return (KimiLinear,)
