@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from augury.files.models import resolve
 from augury.log import get_logger
 from augury.options import Spec, build, options_of, parse_specs
 from augury.text.tokenizer import Tokenizer, load_tokenizer
-from augury.types import ModelInfo, ModelOptions, StateSpec
+from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 if TYPE_CHECKING:
     from augury.blocks import ModelPlan
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Loader", "Shared", "choose_memory", "make_backend", "plan_of"]
 
 _NO_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+
+_N_CTX = 4096  # unless asked for: room for most texts, in memory that most machines have
 
 
 def make_backend(registry: Registry, text: str) -> Backend:
@@ -88,6 +91,14 @@ def choose_memory(
     values = {key: value for key, value in implied.items() if key in known}
     values |= {**options.get(cls.name, {}), **dict(wanted.values)}
     return partial(cls, build(cls.options_class, values, f"--memory {cls.name}"))
+
+
+def context_size(asked: int | None, n_trained: int) -> int:
+    """How long a sequence may be: as asked for, 0 for as long as the model was trained for, None for most texts."""
+    if asked is not None and asked > n_trained:
+        told = {"n_ctx": asked, "n_ctx_train": n_trained}
+        get_logger("augury.loader").warning("the context is longer than the model was trained for", **told)
+    return min(_N_CTX, n_trained) if asked is None else asked or n_trained
 
 
 def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPlan:
@@ -227,14 +238,24 @@ class Loader:
         for model in self.models:
             model.check()
 
+    def memory_table(self) -> list[Allocation]:
+        """What the models hold, the target's first, each line with the model's name and role."""
+        return [
+            Allocation(f"{context.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
+            for number, context in enumerate(self.contexts)
+            for line in (*context.model.memory_table(), *context.memory.memory_table())
+        ]
+
     def close_files(self) -> None:
         """Close the files that are open; what was loaded from them stays."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def close(self) -> None:
-        """Close all models and what drafters share."""
+    def close(self, before: Iterable[Any] = ()) -> None:
+        """Close all models and what drafters share, before them some others; what fails in these does no harm."""
+        for each in before:
+            guarded(each.close)
         self.close_files()
         self.shared.close()
         self.contexts.clear()

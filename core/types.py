@@ -54,6 +54,9 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
+_POOLING: dict[Any, str] = dict(enumerate(("none", "mean", "cls", "last", "rank")))  # by a file's `pooling_type`
+
+
 @frozen
 class ModelInfo:
     """What others may know of a loaded model."""
@@ -66,6 +69,7 @@ class ModelInfo:
     n_ctx_train: int
     n_bytes: int  # of the file
     digest: str = ""  # of its weights, see `ModelFile.digest`; empty of a model without a file
+    pooling: str | None = None  # of embeddings, by llama.cpp's names; None: the file says nothing
 
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
@@ -79,6 +83,7 @@ class ModelInfo:
             n_ctx_train=plan.n_ctx_train,
             n_bytes=file.n_bytes,
             digest=file.digest,
+            pooling=_POOLING.get(file.metadata.get(f"{file.architecture}.pooling_type")),
         )
 
 

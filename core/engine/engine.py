@@ -17,7 +17,7 @@ import numpy as np
 
 from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
-from augury.engine.guard import guarded
+from augury.engine.evaluation import checked_pooling
 from augury.engine.loop import Loop
 from augury.engine.request import Request, checked_rows, checked_tokens, is_several, make_request
 from augury.engine.running import Running, Stream
@@ -28,12 +28,11 @@ from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
 from augury.errors import OptionError
 from augury.interfaces import Drafter, Progress
-from augury.loader import Loader, make_backend, plan_of
-from augury.log import get_logger
+from augury.loader import Loader, context_size, make_backend, plan_of
 from augury.memory_limit import lack_of_memory
 from augury.options import check_count
 from augury.registry import Registry
-from augury.speculation.calibration import measure_passes
+from augury.speculation.calibration import planner_for
 from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates
 from augury.speculation.drafting import Drafting
 from augury.speculation.planner import DraftPlanner
@@ -45,8 +44,6 @@ Prompt = str | Items[int] | np.ndarray
 Message = Mapping[str, Any]
 
 __all__ = ["Engine"]
-
-_N_CTX = 4096  # unless asked for: room for most texts, in memory that most machines have
 
 
 class Engine:
@@ -100,7 +97,7 @@ class Engine:
             chains, planner, context.info.n_vocab, may_branch=context.may_branch, features=context.model.features
         )
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
-        give_back = partial(_give_back, self._drafters, template, loader)
+        give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
         self._slot_files = SlotFiles(self._worker.do, context)
 
@@ -180,29 +177,19 @@ class Engine:
             if not isinstance(name, str):
                 raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
         registry = registry or Registry.discover()
+        synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
+        is_fixed = spec_fixed or spec_verify == "rejection"
         chosen = choose_drafters(registry, spec_type, draft_model, spec_options)
-        if chosen:
-            chosen += serving_drafters(registry, chosen)
-        speculation = Speculation(
-            members=tuple(member for _, member in chosen),
-            n_max=draft_max,
-            n_min=draft_min,
-            is_fixed=spec_fixed or spec_verify == "rejection",
-            verify=spec_verify,
-            synthetic=synthetic_rates(spec_synth_rates, spec_synth_len),
-            timeout_s=spec_timeout,
-        )
-        if speculation.synthetic and not chosen:
+        if synthetic and not chosen:
             raise OptionError("synthetic acceptance is asked for, but no drafter is in use; leave one of the two out")
+        chosen += serving_drafters(registry, chosen) if chosen else []
+        members = tuple(member for _, member in chosen)
+        speculation = Speculation(members, draft_max, draft_min, is_fixed, spec_verify, synthetic, spec_timeout)
         device = make_backend(registry, backend)
         loader = Loader(registry, device, progress or Progress(), {str(model): override_kv or {}})
         try:
             file = loader.open(model)
-            n_trained = plan_of(file, registry).n_ctx_train
-            if n_ctx is not None and n_ctx > n_trained:
-                told = {"n_ctx": n_ctx, "n_ctx_train": n_trained}
-                get_logger("augury.engine.engine").warning("the context is longer than the model was trained for", **told)
-            n_ctx = min(_N_CTX, n_trained) if n_ctx is None else n_ctx or n_trained
+            n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
@@ -213,11 +200,7 @@ class Engine:
             first_layers = EngineTarget(context)
             sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
-            planner = None
-            if chosen and draft_max > 0 and not speculation.is_fixed:
-                costs = measure_passes(target, slots * (draft_max + 1))
-                is_costly = [drafter.is_costly for drafter in chains[0]]
-                planner = DraftPlanner(costs, is_costly, replays_accepted=context.replays_accepted)
+            planner = None if is_fixed or draft_max == 0 else planner_for(context, chains[0], draft_max)
             loader.close_files()
             plugins = {"model": str(model), "backend": device.name, "memory": context.memory.name}
             effective = attrs.asdict(options) | {"threads": target.n_threads, "isa": target.isa}
@@ -269,10 +252,7 @@ class Engine:
             AuguryError: The engine is closed, or was loaded before this process was forked off.
         """
         self._worker.check_queue()  # before a template is rendered for nothing
-        why = self._loader.no_tokenizer.get(self.config.get("model", ""))
-        how: dict[str, Any] = {"tools": tools, "kwargs": chat_template_kwargs, "why": why}
-        ids = prompt_ids(prompt, messages, self.tokenizer, self.chat_template, **how)
-        tokens = checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
+        tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
         request = self._request(tokens, params)
         if request.echo:
             decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
@@ -285,6 +265,12 @@ class Engine:
             running.cancel()
             raise
         return running
+
+    def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
+        why = self._loader.no_tokenizer.get(self.config.get("model", ""))
+        how: dict[str, Any] = {"tools": tools, "kwargs": kwargs, "why": why}
+        ids = prompt_ids(prompt, messages, self.tokenizer, self.chat_template, **how)
+        return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 
     @overload
     def generate(self, prompt: list[str] | list[Items[int]], **params: Any) -> list[Result]: ...
@@ -338,8 +324,31 @@ class Engine:
         tokens = checked_tokens(token_ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
         wanted = checked_rows(rows, len(tokens))
         rising, back = np.unique(wanted, return_inverse=True)
-        logits: np.ndarray = self._worker.evaluate(tokens, rising)
+        logits: np.ndarray = self._worker.answer(lambda loop: loop.evaluate(tokens, rising))
         return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
+
+    def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
+        """Embeddings: the hidden states that the output's matrix is multiplied with, of a text's tokens together.
+
+        Args:
+            texts: A text or token ids, or a list of such.
+            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default what the model's
+                file says, or else `last`.
+            normalize: Whether to scale them to length 1.
+
+        Returns:
+            (E,) float32 of one text, (n, E) of several; with `none` (T, E), or a list of such.
+
+        Raises:
+            OptionError: There is no such pooling, a token is out of range, or a text has none.
+            UnsupportedError: The backend has no embeddings, or the file asks for a pooling that augury does not have.
+            CapacityError: A text does not fit into the context.
+        """
+        several = is_several(texts)
+        pooling = checked_pooling(pooling, self.info)
+        tokens = [self._tokens(text, None) for text in (texts if several else [texts])]
+        embeddings = self._worker.answer(lambda loop: loop.embed(tokens, pooling, normalize=normalize))
+        return embeddings if several else embeddings[0]
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.
@@ -365,11 +374,7 @@ class Engine:
 
     def memory_table(self) -> list[Allocation]:
         """What the models hold, the target's first: weights, KV cache, scratch, each with the model's name and role."""
-        return [
-            Allocation(f"{context.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
-            for number, context in enumerate(self._loader.contexts)
-            for line in (*context.model.memory_table(), *context.memory.memory_table())
-        ]
+        return self._loader.memory_table()
 
     def close(self) -> None:
         """Cancel what runs and give back threads and memory; an engine that nobody holds any more does the same.
@@ -386,11 +391,3 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _give_back(drafters: Items[Drafter], template: ChatTemplate | None, loader: Loader) -> None:
-    for drafter in drafters:
-        guarded(drafter.close)
-    if template is not None:
-        guarded(template.close)
-    loader.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence as Items
+from collections.abc import Callable, Mapping, Sequence as Items
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ from attrs import frozen
 
 from augury.batch import Feed
 from augury.engine.context import EngineContext
+from augury.engine.evaluation import Steps, embed, evaluate
 from augury.engine.guard import attempt, guarded
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
@@ -163,35 +164,33 @@ class Loop:
         for sequence in (*self._running, *self._waiting):
             self._end(sequence, error)
 
-    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Generator[np.ndarray | None, None, None]:
-        """Logits of a text without continuing it, a chunk with every step, so that rounds may go on in between.
+    # Evaluations, which run between the rounds: their steps, and what they need for them
 
-        Args:
-            tokens: (T,) int32.
-            rows: (r,) int32, rising positions whose logits are wanted.
+    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Steps:
+        """See `augury.engine.evaluation.evaluate`."""
+        return evaluate(self, self._context, tokens, rows)
 
-        Yields:
-            None while all slots are taken and after every chunk, at last (r, V) float32. Closing the generator frees the slot.
+    def embed(self, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
+        """See `augury.engine.evaluation.embed`."""
+        return embed(self, self._context, texts, pooling, normalize=normalize)
 
-        Raises:
-            CapacityError: The tokens do not fit.
-        """
-        while (opened := self._open(tokens, may_reuse=False)) is None:
-            yield None
+    @property
+    def n_chunk(self) -> int:
+        """Tokens of a text that a pass may have."""
+        return CHUNK_BESIDE if any(sequence.n_emitted for sequence in self._running) else CHUNK
+
+    def take(self, tokens: np.ndarray) -> int | None:
+        """A slot for a text that is not continued, or None while all are taken."""
+        opened = self._open(tokens, may_reuse=False)
+        if opened is None:
+            return None
         self._evaluating.add(opened.slot)
-        try:
-            logits = np.empty((len(rows), self._context.info.n_vocab), np.float32)
-            for start in range(0, len(tokens), CHUNK):
-                chunk = tokens[start : start + CHUNK]
-                first, last = np.searchsorted(rows, (start, start + len(chunk)))
-                feed = self._context.feed(opened.slot, chunk, (rows[first:last] - start).astype(np.int32))
-                logits[first:last] = self._context.forward([feed]).rows()
-                self._context.commit(feed)
-                yield None
-        finally:
-            self._evaluating.discard(opened.slot)
-            self._free(opened.slot)
-        yield logits
+        return opened.slot
+
+    def release(self, slot: int) -> None:
+        """Free such a slot."""
+        self._evaluating.discard(slot)
+        self._free(slot)
 
     def save_slot(self, slot: int) -> SavedSlot:
         """What a slot holds, between two rounds of its request or after it."""

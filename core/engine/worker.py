@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 from attrs import frozen
 
 from augury.engine.channel import Channel
@@ -84,21 +83,17 @@ class Worker:
         """What the engine is doing and has done. Nothing is waited for."""
         return self._loop.stats(self._engine_thread.inbox.qsize())
 
-    def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Compute logits as soon as a slot is free, between the rounds, and wait for them; see `Loop.evaluate`."""
-        logits: np.ndarray = self._answer(self._loop.evaluate(tokens, rows))
-        return logits
-
     def do(self, step: Callable[[Loop], Any]) -> Any:
         """Do something on the engine's thread, between two rounds, and wait for its result, which is not None."""
-        return self._answer(step(self._loop) for _ in range(1))
+        return self.answer(lambda loop: (step(loop) for _ in range(1)))
 
-    def _answer(self, steps: Generator[Any, None, None]) -> Any:
+    def answer(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
+        """Take steps on the engine's thread, one after each round, and wait for the first result that is not None."""
         channel = Channel()
         try:
             self.check_may_wait()
             self.check()
-            self._engine_thread.put(_Evaluation(steps, channel))
+            self._engine_thread.put(_Evaluation(steps(self._loop), channel))
             return self.wait(channel)
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
             channel.cancel()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
 
 from augury.batch import Batch
-from augury.interfaces import Model
+from augury.engine.context import EngineContext
+from augury.interfaces import Drafter, Model
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 
-__all__ = ["measure_passes"]
+__all__ = ["measure_passes", "planner_for"]
 
 _SIZES = (1, 2, 4, 8, 16)  # timed several times over, before anything else
 # once, in the order of their worth: a slow machine's time is up before the last
@@ -23,6 +26,14 @@ _NO_ROWS = np.empty(0, np.int32)
 _LARGEST = 256  # tokens of a pass that has a figure of its own: every round goes through all figures
 _BUDGET_S = 0.5  # felt at a start, but not much
 _TURNS = 2
+
+
+def planner_for(context: EngineContext, chain: Sequence[Drafter], draft_max: int) -> DraftPlanner | None:
+    """A planner for a chain of drafters in every slot, by what passes of this model cost here; None without drafters."""
+    if not chain:
+        return None
+    costs = measure_passes(context.model, context.spec.n_slots * (draft_max + 1))
+    return DraftPlanner(costs, [drafter.is_costly for drafter in chain], replays_accepted=context.replays_accepted)
 
 
 def measure_passes(model: Model, n_largest: int) -> PassCosts:

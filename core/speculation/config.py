@@ -301,11 +301,12 @@ class Speculation:
 
     def effective(self) -> dict[str, Any]:
         """What is in force, in the form in which a request gives it."""
+        members = [member for member in self.members if member.serves is None]
         told: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
-        if self.members:
+        if members:
             told |= {"is_fixed": self.is_fixed, "verify": self.verify, "timeout_s": self.timeout_s}
             told |= {"synthetic": list(self.synthetic)} if self.synthetic else {}
-        return told | {member.name: attrs.asdict(member.options) for member in self.members if options_of(type(member.options))}
+        return told | {member.name: attrs.asdict(member.options) for member in members if options_of(type(member.options))}
 
 
 def _is_number(value: Any) -> bool:

@@ -152,7 +152,7 @@ def test_the_context_is_the_trained_one_where_nothing_else_is_asked_for_and_a_lo
 
 
 def test_the_context_is_not_the_largest_there_is_unless_asked_for(monkeypatch):
-    monkeypatch.setattr("augury.engine.engine._N_CTX", 100)
+    monkeypatch.setattr("augury.loader._N_CTX", 100)
     for asked, n_ctx in ((None, 100), (0, 256)):
         with load(n_ctx=asked) as engine:
             assert engine.config["n_ctx"] == n_ctx

@@ -1,0 +1,153 @@
+"""Embeddings; logits of texts are tested with the engine."""
+
+import threading
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse, tiny_model
+from toys import toy_engine
+
+from augury import Engine
+from augury.engine.loop import CHUNK
+from augury.errors import AuguryError, OptionError, UnsupportedError
+
+DATA = Path(__file__).parents[2] / "data" / "embeddings"
+NAMES = sorted(path.stem for path in DATA.glob("*.npz"))
+TEXTS = [[1, 2, 3], [7] * 40, [5], list(range(100)), [9, 8, 7]]
+
+
+@pytest.fixture(scope="module", params=["numba-cpu", "reference"])
+def engine(request):
+    how = {"backend": request.param, "threads": 1, "n_ctx": 1200, "slots": 3, "spec_type": "none"}
+    with Engine.load(tiny_model("llama-dense"), **how) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ["numba-cpu", "reference"])
+def test_embeddings_are_those_of_llama_cpp(backend, name):
+    with (
+        np.load(DATA / f"{name}.npz") as oracle,
+        Engine.load(tiny_model(name), backend=backend, spec_type="none", threads=1) as engine,
+    ):
+        tokens = oracle["tokens"].tolist()
+        for pooling in ("none", "mean", "cls", "last"):
+            found = engine.embed(tokens, pooling=pooling, normalize=False)
+            assert found.dtype == np.float32
+            assert found.shape == oracle[pooling].shape
+            assert nmse(found, oracle[pooling]) < (1e-9 if backend == "reference" else 1e-3)
+            lengths = np.linalg.norm(oracle[pooling], axis=-1, keepdims=True)
+            assert np.allclose(engine.embed(tokens, pooling=pooling), found / lengths, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
+def test_a_text_has_the_same_embedding_alone_and_among_others(engine, pooling):
+    together = engine.embed(TEXTS, pooling=pooling)
+    assert len(together) == len(TEXTS)
+    for text, found in zip(TEXTS, together, strict=True):
+        assert np.array_equal(found, engine.embed(text, pooling=pooling))
+    long = list(range(128)) * 8
+    assert len(long) > CHUNK
+    beside = engine.embed([[3] * 100, long], pooling=pooling)[1]  # the chunks end elsewhere
+    assert np.array_equal(beside, engine.embed(long, pooling=pooling))
+
+
+def test_pooling_is_what_the_file_says_or_else_the_last_token(engine, monkeypatch):
+    def embedded(**how):
+        return engine.embed(TEXTS[0], **how).tolist()
+
+    assert embedded() == embedded(pooling="last")
+    for pooling in ("mean", "cls", "none"):
+        monkeypatch.setattr(engine, "info", attrs.evolve(engine.info, pooling=pooling))
+        assert embedded() == embedded(pooling=pooling)
+        assert embedded(pooling="last") != embedded()
+    monkeypatch.setattr(engine, "info", attrs.evolve(engine.info, pooling="rank"))
+    with pytest.raises(UnsupportedError, match="pooling_type is rank"):
+        engine.embed(TEXTS[0])
+    assert embedded(pooling="last")
+
+
+def test_embeddings_have_length_one_unless_asked_for_as_they_are(engine):
+    assert np.allclose(np.linalg.norm(engine.embed(TEXTS, pooling="mean"), axis=1), 1)
+    assert not np.allclose(np.linalg.norm(engine.embed(TEXTS, pooling="mean", normalize=False), axis=1), 1)
+
+
+def test_a_request_goes_on_beside_embeddings_and_neither_changes_the_other(engine):
+    params = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.0, "logprobs": 1}
+    alone = engine.generate([4, 5, 6], **params)
+    running = engine.submit([4, 5, 6], **params)
+    next(tokens := iter(running))
+    found = engine.embed(TEXTS)
+    list(tokens)
+    assert [piece.logprob for piece in running.result().pieces] == [piece.logprob for piece in alone.pieces]
+    assert np.array_equal(found, engine.embed(TEXTS))
+    assert engine.stats().slots[0].state == "idle"
+
+
+def test_several_texts_share_a_pass_and_all_slots_are_free_afterwards():
+    engine = Engine.load(tiny_model("llama-dense"), backend="reference", n_ctx=64, slots=4, spec_type="none")
+    with engine:
+        model = engine._worker._loop._context.model
+        passes, forward = [], model.forward
+        model.forward = lambda batch: passes.append(len(batch.tokens)) or forward(batch)
+        engine.embed([[1, 2], [3, 4, 5], [6]])
+        assert passes == [6]
+        assert [slot.state for slot in engine.stats().slots] == ["idle"] * 4
+
+        def fail(batch):
+            raise RuntimeError("planted")
+
+        model.forward = fail
+        with pytest.raises(RuntimeError, match="planted"):
+            engine.embed([[1, 2], [3, 4, 5], [6]])
+        model.forward = forward
+        assert engine.embed([[1]] * 9).shape == (9, 256)
+
+
+def test_closing_the_engine_ends_embeddings():
+    engine = Engine.load(tiny_model("llama-dense"), backend="reference", n_ctx=64, slots=1, spec_type="none")
+    model, has_begun = engine._worker._loop._context.model, threading.Event()
+    forward = model.forward
+
+    def wait(batch):
+        has_begun.set()
+        while engine._worker._engine_thread.inbox.empty():
+            threading.Event().wait(0.001)
+        return forward(batch)
+
+    model.forward, outcome = wait, []
+
+    def embed():
+        with pytest.raises(AuguryError, match="closed") as caught:
+            engine.embed([[1]] * 100)
+        outcome.append(caught.value)
+
+    embedding = threading.Thread(target=embed)
+    embedding.start()
+    assert has_begun.wait(30)
+    engine.close()
+    embedding.join(30)
+    assert outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "told"),
+    [
+        ([1], {"pooling": "max"}, "pooling is 'max', expected one of none, mean, cls, last"),
+        ([], {}, "the prompt is empty"),
+        ([[1], []], {}, "the prompt is empty"),
+        ([999], {}, "holds token 999"),
+    ],
+)
+def test_what_cannot_be_embedded_is_an_error(engine, text, how, told):
+    with pytest.raises(OptionError, match=told):
+        engine.embed(text, **how)
+
+
+def test_a_backend_without_features_has_no_embeddings():
+    with toy_engine() as engine:
+        engine._worker._loop._context.model.features = {}
+        with pytest.raises(UnsupportedError, match="this backend has no embeddings"):
+            engine.embed([1])
