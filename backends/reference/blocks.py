@@ -95,9 +95,9 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     ups = weights.product(block.up, normed)
     gates = ups if block.gate is None else weights.product(block.gate, normed)
     divisors = 1.0 if block.divisors is None else weights.vector(block.divisors.weight)
-    hidden = np.empty_like(gates)
+    hidden, limit = np.empty_like(gates), math.inf if block.limit is None else block.limit
     for token, gate in enumerate(gates):
-        bent = activate(gate, block.activation) if block.gate is None else gated(gate, ups[token], block.activation)
+        bent = activate(gate, block.activation) if block.gate is None else gated(gate, ups[token], block.activation, limit)
         hidden[token] = bent / divisors
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
@@ -130,9 +130,10 @@ def _experts(block: MixtureOfExperts, weights: Weights, normed: np.ndarray, logi
                 hidden = activate(up, block.activation)
             else:
                 gate = weights.product_of(block.gate, index, taken)
-                if block.limit is not None:
-                    gate, up = np.minimum(gate, block.limit), up.clip(-block.limit, block.limit)
-                hidden = gated(gate, up, block.activation)
+                limit = math.inf if block.limit is None else block.limit
+                if not block.limits_activated:
+                    gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
+                hidden = gated(gate, up, block.activation, limit)
             given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
     return added
@@ -194,8 +195,18 @@ KNOWN: dict[type, Container[Any]] = {
         *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
     },
     Projection: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors"},
-    MixtureOfExperts: {"norm", "gate", "limit", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"},
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit"},
+    MixtureOfExperts: {
+        "norm",
+        "gate",
+        "limit",
+        "limits_activated",
+        "weighs_input",
+        "shared",
+        "shared_gate",
+        "post_norm",
+        "adjugate",
+    },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     Output: {"softcap"},

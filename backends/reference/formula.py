@@ -129,14 +129,16 @@ def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
     return bent
 
 
-def gated(gate: np.ndarray, up: np.ndarray, activation: Activation) -> np.ndarray:
+def gated(gate: np.ndarray, up: np.ndarray, activation: Activation, limit: float = math.inf) -> np.ndarray:
     """The hidden values (F,) of a feed-forward with a gate: activation(gate) * up.
+
+    What the gate is activated to is at most `limit`, and `up` between it and its negative.
 
     Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
     """
     if activation is Activation.SWIGLU_OAI:
         up = up.clip(-_OAI_LIMIT, _OAI_LIMIT) + 1.0
-    return activate(gate, activation) * up
+    return np.minimum(activate(gate, activation), limit) * up.clip(-limit, limit)
 
 
 def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:

@@ -97,6 +97,7 @@ class FeedForward(Block):
     post_norm: Norm | None = None
     hidden_norm: Norm | None = None
     divisors: Vector | None = None  # of what is activated
+    limit: float | None = None  # what a gate is activated to is at most that, up(n) between it and its negative
 
 
 @frozen

@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 
     from augury.plugins.architectures.decoder import Decoder
 
-__all__ = ["expert_matrices", "has_experts", "mixture"]
+__all__ = ["expert_matrices", "has_experts", "limit", "mixture"]
 
 _MOST = 512  # experts that llama.cpp takes
+_LEAST_LIMIT = 1e-6  # anything less is none
 _GATINGS = {1: Gating.SOFTMAX, 2: Gating.SIGMOID, 3: Gating.SOFTMAX_OF_CHOSEN, 4: Gating.SQRT_SOFTPLUS}
 
 
 def has_experts(decoder: Decoder, layer: int) -> bool:
     """Whether the feed-forward of a layer is a mixture: whether it has a router."""
     return f"blk.{layer}.ffn_gate_inp.weight" in decoder.file.tensors
+
+
+def limit(decoder: Decoder, layer: int, key: str) -> float | None:
+    """What hidden values of a layer are limited to, by a key that has a number for each layer."""
+    found = decoder.keys.numbers(key, decoder.n_layers)[layer]
+    return found if found > _LEAST_LIMIT else None
 
 
 def mixture(

@@ -21,10 +21,11 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts, mixture
+from augury.plugins.architectures.experts import has_experts, limit, mixture
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.state_space import vector
 
+_MOST_DECAY = 1e6
 _MARKS: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
 
 
@@ -98,7 +99,44 @@ class KimiLinear(Architecture):
         )
 
 
+class BailingMoe3(KimiLinear):
+    """Ling 3: latent attention has rope and gates by head, decays have a floor, and what is hidden is limited."""
+
+    name = "bailingmoe3"
+    is_low = False
+
+    @classmethod
+    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+        """The latent attention of a layer."""
+        sections = decoder.keys.counts("rope.dimension_sections", 4, (0, 0, 0, 0), least=0)
+        has_axes = bool(sections[0] and sections[1])
+        rope = decoder.rope(sections="blocks") if has_axes else decoder.rope(is_interleaved=True)
+        attention = latent_attention(decoder, layer, rope)
+        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], **_MARKS)
+        return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
+
+    @classmethod
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+        """The delta attention of a layer."""
+        keys = decoder.keys
+        if not keys.flag("kda.safe_gate", default=True):
+            keys.fail("kda.safe_gate", False, "true: the decays of these models have a floor")
+        floor = keys.number("kda.gate_lower_bound", least=-_MOST_DECAY, most=-1.0 / _MOST_DECAY)
+        return super().delta_attention(decoder, layer, floor=floor, **others)
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        limits = [
+            limit(decoder, layer, key) if key in decoder.keys else None for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+        ]
+        if not has_experts(decoder, layer):
+            return decoder.feed_forward(layer, has_scales=False, has_biases=False, limit=limits[1])
+        block = mixture(decoder, layer, has_weights_scale=True, has_scales=False, limit=limits[0], limits_activated=True)
+        return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, limit=limits[1]))
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer the architectures of this page."""
-    return (KimiLinear,)
+    return (KimiLinear, BailingMoe3)

@@ -12,12 +12,11 @@ from augury.blocks import Activation, GateKind, Gating, Layer, NormKind, Output,
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import mixture
+from augury.plugins.architectures.experts import limit, mixture
 from augury.plugins.architectures.rope import base_of, local_base, plain
 from augury.plugins.architectures.transformer import Transformer
 
 _ALTERNATING, _PERIOD = 2, 4
-_LEAST_LIMIT = 1e-6  # anything less is none
 
 
 class GptOss(Transformer):
@@ -173,8 +172,7 @@ class Maple(Transformer):
         if window is not None:
             rope = decoder.rope(base=local_base(decoder))
         attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.mixing)
-        limit = decoder.keys.numbers("swiglu_clamp_exp", decoder.n_layers)[layer]
-        return Layer(attention, mixture(decoder, layer, limit=limit if limit > _LEAST_LIMIT else None, **cls.experts))
+        return Layer(attention, mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **cls.experts))
 
 
 class Mimo2(Transformer):

@@ -86,9 +86,10 @@ def test_backends_choose_and_weigh_alike(gating, details):
         assert nmse(load(NAMES[0], change=change).forward(run_of(TOKENS[:20])).rows(), right) < 1e-10
 
 
-def test_backends_limit_alike_what_experts_hide():
+@pytest.mark.parametrize("limits", [{"limit": 0.002}, {"limit": 0.001, "limits_activated": True}])
+def test_backends_limit_alike_what_experts_hide(limits):
     def change(plan):
-        layers = [attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, limit=0.002)) for layer in plan.layers]
+        layers = [attrs.evolve(layer, feed_forward=attrs.evolve(layer.feed_forward, **limits)) for layer in plan.layers]
         return attrs.evolve(plan, layers=tuple(layers))
 
     plain = load(NAMES[0], backend="reference").forward(run_of(TOKENS[:20])).rows()

@@ -128,6 +128,7 @@ VARIANTS = {
     "interleaved matrices": attention(q=Linear("fused", E, H * D, "bias fused", rows=Rows(D, D, 3 * D, FUSED))),
     "plain feed-forward": feed_forward(gate=None, activation=Activation.GELU),
     "divided feed-forward": feed_forward(gate=None, activation=Activation.RELU_SQUARED, divisors=Vector("divisors", F)),
+    "limited feed-forward": feed_forward(limit=0.2),
     "relu": feed_forward(activation=Activation.RELU, divisors=Vector("divisors", F)),
     "norm before down": feed_forward(hidden_norm=Norm("norm f", F, 1e-5)),
     "latent attention": with_layers(mixer=LATENT),

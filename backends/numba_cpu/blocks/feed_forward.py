@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.heads import Ways
@@ -18,10 +21,11 @@ from augury.backends.numba_cpu.kernels.activation import (
 )
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
-from augury.backends.numba_cpu.kernels.machine import load_part, store_part
-from augury.backends.numba_cpu.kernels.simd import div, get_i64, mul
+from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
+from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, splat_f32, sub, zero_f32
 from augury.backends.numba_cpu.kernels.step import ENTRY_BYTES, LDY, PANEL_ROWS, Y, claim, multiply_panels
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.blocks import Activation
@@ -38,7 +42,21 @@ if TYPE_CHECKING:
 __all__ = ["FUNCTIONS", "FeedForwardEmitter"]
 
 
-def _kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> Any:
+FUNCTIONS = {
+    Activation.SILU: (silu, as_it_is),
+    Activation.GELU: (gelu, as_it_is),
+    Activation.GELU_HALF: (gelu_half, as_it_is),
+    Activation.RELU: (relu, as_it_is),
+    Activation.RELU_SQUARED: (relu_squared, as_it_is),
+    Activation.SWIGLU_OAI: (swiglu_oai, swiglu_oai_up),
+}
+"""What becomes of the gate, and of what it is multiplied with."""
+
+
+@cache
+def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
+    activation, of_up = FUNCTIONS[kind]
+
     def activate(record: int, state: int, thread: int, n_threads: int) -> None:
         entry, n_panels, out, n_rows, divisors = (
             get_i64(record + 16),
@@ -47,7 +65,7 @@ def _kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> Any:
             get_i64(record + 48),
             get_i64(record + 56),
         )
-        n, up = get_i64(state + N_TOKENS), 0
+        n, up, limit = get_i64(state + N_TOKENS), 0, splat_f32(np.float32(get_f64(record + 64)))
         while True:
             first, end = claim(state, n_panels, n_threads)
             if first == end:
@@ -62,34 +80,23 @@ def _kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> Any:
                 for index in range(PANEL_ROWS * first, stop, 16):
                     place, left = 4 * (t * ldy + index), stop - index
                     value = activation(load_part(gate + place, left))
+                    if is_limited:
+                        value = minimum(limit, value)  # what comes second stays where it is NaN
                     if divisors != 0:
                         value = div(value, load_part(divisors + 4 * index, left))
                     if is_gated:
-                        value = mul(value, of_up(load_part(up + place, left)))
+                        other = load_part(up + place, left)
+                        if is_limited:
+                            other = minimum(limit, maximum(sub(zero_f32(), limit), other))
+                        value = mul(value, of_up(other))
                     store_part(out + 4 * (t * n_rows + index), value, left)
 
-    activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{name}"
+    activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{kind.value}" + "_limited" * is_limited
     activate.__doc__ = """Out = activation(gate) / divisors * up, or activation(up) / divisors.
 
-    Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0).
+    Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both.
     """
     return kernel(activate)
-
-
-FUNCTIONS = {
-    Activation.SILU: (silu, as_it_is),
-    Activation.GELU: (gelu, as_it_is),
-    Activation.GELU_HALF: (gelu_half, as_it_is),
-    Activation.RELU: (relu, as_it_is),
-    Activation.RELU_SQUARED: (relu_squared, as_it_is),
-    Activation.SWIGLU_OAI: (swiglu_oai, swiglu_oai_up),
-}
-"""What becomes of the gate, and of what it is multiplied with."""
-_KERNELS = {
-    (activation, is_gated): _kernel(*functions, activation.value, is_gated=is_gated)
-    for activation, functions in FUNCTIONS.items()
-    for is_gated in (True, False)
-}
 
 
 class FeedForwardEmitter(Emitter):
@@ -100,7 +107,7 @@ class FeedForwardEmitter(Emitter):
     def __init__(self, block: FeedForward, options: ModelOptions) -> None:
         super().__init__(block, options)
         self._products = {"up": block.up} if block.gate is None else {"gate": block.gate, "up": block.up}
-        self._kernel = _KERNELS[block.activation, block.gate is not None]
+        self._kernel = _kernel(block.activation, is_gated=block.gate is not None, is_limited=block.limit is not None)
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
@@ -130,7 +137,8 @@ class FeedForwardEmitter(Emitter):
         entries = tape.entries(x, products)
         matrices = [tape.weights.matrix(linear) for linear, _ in products]
         operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden, block.up.n_out, self._divisors)
-        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands)
+        limit = bits(block.limit or 0.0)
+        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands, limit)
         if self._ways:
             tape.prepare(hidden, block.down.n_in, 1, block.down.n_in, self._ways)
         tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, y),))

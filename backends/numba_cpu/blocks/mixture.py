@@ -149,8 +149,8 @@ class MixtureEmitter(Emitter):
             matrix = matrices + experts.MATRIX_BYTES * place
             operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
             tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
-        hidden = buffers["experts' hidden"]
-        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, bits(block.limit or 0.0))
+        hidden, limits = buffers["experts' hidden"], (bits(block.limit or 0.0), int(block.limits_activated))
+        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, *limits)
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
         given = (table, down, _quantize(tape, block.down), hidden, int(private))
         tape.add(Work("quantising activations"), experts.quantize_hidden, *given, is_private=private)

@@ -146,6 +146,7 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
     def hide(record: int, state: int, thread: int, n_threads: int) -> None:
         table, gate, out = get_i64(record + 16), get_i64(record + 24), get_i64(record + 32)
         is_limited, limit = get_f64(record + 40) > 0.0, splat_f32(f32(get_f64(record + 40)))
+        is_limited_after = get_i64(record + 48) != 0
         groups = get_i64(table + GROUPS) + thread * get_i64(table + STRIDE)
         n_panels, n_rows, ldy = get_i64(gate + N_PANELS), get_i64(gate + N_ROWS), get_i64(gate + LDY)
         while True:
@@ -166,10 +167,14 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
                         value = load_part(get_i64(gate + Y) + at, left)
                         if is_gated:
                             other = load_part(get_i64(gate + MATRIX_BYTES + Y) + at, left)
-                            if is_limited:
-                                value = minimum(limit, value)  # what comes second stays where it is NaN
+                            if is_limited:  # what comes second stays where it is NaN
                                 other = minimum(limit, maximum(sub(zero_f32(), limit), other))
-                            value = mul(activation(value), of_up(other))
+                                if not is_limited_after:
+                                    value = minimum(limit, value)
+                            value = activation(value)
+                            if is_limited and is_limited_after:
+                                value = minimum(limit, value)
+                            value = mul(value, of_up(other))
                         else:
                             value = activation(value)
                         store_part(out + 4 * (row * n_rows + index), value, left)
@@ -178,7 +183,8 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
     hide.__name__ = hide.__qualname__ = f"{'gated' if is_gated else 'plain'}_experts_{name}"
     hide.__doc__ = """Out = activation(gate) * up, or activation(up).
 
-    Operands: tables of the router and of the matrices, out, what limits gate and up (or 0).
+    Operands: tables of the router and of the matrices, out, what limits gate and up (or 0), whether it does so after the
+    activation.
     """
     return kernel(hide)
 
