@@ -63,8 +63,8 @@ LACKS = {
 
 
 NOT_EXACTLY = """
-Nor does `refact` run with experts, which llama.cpp loads and does not compute, or `qwen3tts` with a vocabulary of its own for
-speech. Files of other architectures that ask for something that a page does not know are refused with the key that says so.
+Nor does `qwen3tts` run with a vocabulary of its own for speech. Files of other architectures that ask for something that a page
+does not know are refused with the key that says so.
 """
 
 

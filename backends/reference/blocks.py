@@ -16,6 +16,7 @@ from augury.backends.reference.formula import activate, attend, choose_experts, 
 from augury.blocks import (
     Activation,
     Attention,
+    Elementwise,
     Embedding,
     FeedForward,
     GateKind,
@@ -87,6 +88,11 @@ def attention(
 def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
     """What a projection adds to x (n, E): o(norm(x))."""
     return weights.product(block.o, each_normed(x, block.norm, weights))
+
+
+def elementwise(block: Elementwise, weights: Weights, x: np.ndarray) -> np.ndarray:
+    """What an elementwise block adds to x (n, E): activation(norm(x))."""
+    return np.array([activate(row, block.activation) for row in each_normed(x, block.norm, weights)]).reshape(x.shape)
 
 
 def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
@@ -186,7 +192,11 @@ CACHES: dict[type, Any] = {Attention: LayerCache}
 """What a mixer keeps of its slots, by its type."""
 MIXERS: dict[type, Any] = {Attention: attention}
 """What a mixer that keeps something adds to x, by its type."""
-STATELESS: dict[type, Any] = {FeedForward: feed_forward, Projection: projection}
+STATELESS: dict[type, Any] = {
+    Elementwise: elementwise,
+    FeedForward: feed_forward,
+    Projection: projection,
+}
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale", "positions", "norm", "other"},
@@ -195,6 +205,7 @@ KNOWN: dict[type, Container[Any]] = {
         *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
     },
     Projection: (),
+    Elementwise: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit"},
     MixtureOfExperts: {
         "norm",

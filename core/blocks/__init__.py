@@ -37,13 +37,14 @@ from augury.blocks.recurrent import (
     Mamba2,
     ShortConvolution,
 )
-from augury.blocks.transformer import Attention, Embedding, FeedForward, Output, Projection
+from augury.blocks.transformer import Attention, Elementwise, Embedding, FeedForward, Output, Projection
 
 __all__ = [
     "Activation",
     "Attention",
     "Block",
     "Convolution",
+    "Elementwise",
     "Embedding",
     "FeedForward",
     "GateKind",

@@ -23,7 +23,7 @@ from augury.errors import CapacityError, UnsupportedError
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Block, Norm, Part, Turn
-    from augury.blocks.transformer import Embedding, FeedForward, Output
+    from augury.blocks.transformer import Elementwise, Embedding, FeedForward, Output
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
@@ -45,7 +45,7 @@ class Layer:
     """
 
     mixer: Mixer | None
-    feed_forward: FeedForward | MixtureOfExperts | None = None
+    feed_forward: FeedForward | MixtureOfExperts | Elementwise | None = None
     is_parallel: bool = False
     skip: float = 0.0
     norm: Norm | None = None

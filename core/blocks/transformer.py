@@ -12,7 +12,7 @@ from augury.blocks.parts import Block, GateKind, Linear
 if TYPE_CHECKING:
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
 
-__all__ = ["Attention", "Embedding", "FeedForward", "Output", "Projection"]
+__all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "Output", "Projection"]
 
 
 @frozen
@@ -98,6 +98,14 @@ class FeedForward(Block):
     hidden_norm: Norm | None = None
     divisors: Vector | None = None  # of what is activated
     limit: float | None = None  # what a gate is activated to is at most that, up(n) between it and its negative
+
+
+@frozen
+class Elementwise(Block):
+    """x += activation(norm(x)): what is left of a feed-forward without matrices."""
+
+    norm: Norm
+    activation: Activation
 
 
 @frozen

@@ -7,11 +7,25 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import Activation, Gating, Layer, ModelPlan, Norm, Output, Projection, Rope, Temperature
+from augury.blocks import (
+    Activation,
+    Elementwise,
+    FeedForward,
+    Gating,
+    Layer,
+    MixtureOfExperts,
+    ModelPlan,
+    Norm,
+    Output,
+    Projection,
+    Rope,
+    Temperature,
+)
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts
 from augury.plugins.architectures.rope import MAX_POSITIONS, local_base
 from augury.plugins.architectures.transformer import Transformer, slopes
 
@@ -145,6 +159,7 @@ class Refact(Transformer):
 
     name = "refact"
     rotary = None
+    reading = {"may_have_experts": True}
     mixing = {"has_output_bias": False}
     feeding = {"has_scales": False, "has_biases": False}
 
@@ -152,6 +167,13 @@ class Refact(Transformer):
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         """Its slopes."""
         return {"slopes": slopes(decoder.n_heads[layer], 8.0)}
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts | Elementwise:
+        """The feed-forward of a layer; of one with experts, which no model of the family has, llama.cpp leaves this much."""
+        if has_experts(decoder, layer):
+            return Elementwise(decoder.norm(f"blk.{layer}.ffn_norm"), Activation.SILU)
+        return decoder.feed_forward(layer, **cls.feeding)
 
 
 class Baichuan(Transformer):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
+from augury.backends.numba_cpu.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
@@ -21,6 +22,7 @@ from augury.blocks import (
     Activation,
     Attention,
     Convolution,
+    Elementwise,
     Embedding,
     FeedForward,
     GatedDeltaNet,
@@ -61,6 +63,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Attention: AttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
     Projection: ProjectionEmitter,
+    Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,
     ShortConvolution: ShortConvolutionEmitter,
     MixtureOfExperts: MixtureEmitter,
@@ -79,6 +82,7 @@ KNOWN: dict[type, Container[Any]] = {
     },
     LatentAttention: {"rope", "q_down", "q_norm", "temperature", "gate"},
     Projection: (),
+    Elementwise: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit"},
     MixtureOfExperts: {
         "norm",
