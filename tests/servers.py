@@ -1,11 +1,17 @@
-"""Real servers: processes of `augury serve`, asked over real sockets."""
+"""Real servers: processes of `augury serve`, asked over real sockets.
 
+They have one more route than users' servers: `/tasks` tells how many tasks the event loop has.
+"""
+
+import asyncio
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
@@ -17,7 +23,7 @@ class ServerProcess:
 
     def __init__(self, *words):
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
-        command = [sys.executable, "-m", "augury", "serve", "--port", "0", *map(str, words)]
+        command = [sys.executable, __file__, "serve", "--port", "0", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
         self.url = self.wait_for("listens on ").split()[0]
         self.client = httpx.Client(base_url=self.url, timeout=READY_S)
@@ -41,6 +47,19 @@ class ServerProcess:
         self.process.send_signal(number)
         return self.process.wait(READY_S)
 
+    @property
+    def n_descriptors(self):
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    @property
+    def n_resident_bytes(self):
+        (line,) = re.findall(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text(), re.MULTILINE)
+        return int(line) << 10
+
+    @property
+    def n_tasks(self):
+        return self.client.get("/tasks").json()
+
     def close(self):
         self.client.close()
         self.process.kill()
@@ -58,3 +77,20 @@ def serving(*words, is_loaded=True):
         yield server
     finally:
         server.close()
+
+
+def count_tasks(app):
+    async def tasks():
+        return len(asyncio.all_tasks())
+
+    app.add_api_route("/tasks", tasks)
+    return app
+
+
+if __name__ == "__main__":  # augury, with that route
+    import augury.__main__
+    from augury.plugins.server import app
+
+    make = app.make_app
+    app.make_app = lambda server: count_tasks(make(server))
+    sys.exit(augury.__main__.main())

@@ -1,0 +1,99 @@
+"""Many clients at once: every answer is that of an idle server, and nothing is left over."""
+
+import asyncio
+import json
+import time
+from random import Random
+
+import httpx
+import pytest
+
+N_CLIENTS = 64
+N_TRIES = 200
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
+CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 8}
+TEXT = {"prompt": "The sea is the sea is the", "max_tokens": 8}
+KINDS = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"stream": True, "return_draft_origin": False}),
+    ("/v1/chat/completions", CHAT | {"n": 2, "seed": 3, "temperature": 1.2}),
+    ("/v1/chat/completions", CHAT | {"json_schema": SCHEMA, "max_tokens": 12}),
+    ("/v1/completions", TEXT),
+    ("/v1/completions", TEXT | {"logprobs": 2, "speculative": False}),
+    ("/v1/completions", TEXT | {"stream": True, "seed": 5, "temperature": 0.9, "logprobs": 0}),
+    ("/v1/completions", TEXT | {"prompt": ["One, two,", "A b c d"], "prediction": None}),
+    ("/v1/completions", {"prompt": "word " * 300, "max_tokens": 2}),  # in chunks, between the rounds of others
+]
+KINDS = [(path, {key: value for key, value in body.items() if value is not None}) for path, body in KINDS]
+
+
+async def choices_of(client, path, body):
+    """What a request answers: of each choice the text, and its log-probabilities."""
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        return [[choice.get("text") or choice["message"]["content"], choice["logprobs"]] for choice in answer.json()["choices"]]
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert answer.text.endswith("data: [DONE]\n\n"), answer.text
+    choices = [choice for event in events for choice in event["choices"]]
+    texts = [choice.get("text") or choice.get("delta", {}).get("content", "") for choice in choices]
+    return ["".join(texts), [choice["logprobs"] for choice in choices]]
+
+
+async def leave(client, path, body, moment):
+    """Ask, and hang up before the answer is complete, if it takes longer than a moment."""
+    try:
+        await asyncio.wait_for(client.post(path, json=body), moment)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def talk(server, expected, seed, is_over):
+    random = Random(seed)
+    n_left = 0
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        while True:
+            i = random.randrange(len(KINDS))
+            if random.random() < 0.3:
+                n_left += await leave(client, *KINDS[i], random.random() * 0.5)
+            else:
+                assert await choices_of(client, *KINDS[i]) == expected[i], KINDS[i]
+            if is_over():
+                return n_left
+
+
+async def ask_one_by_one(server):
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        return [await choices_of(client, *kind) for kind in KINDS]
+
+
+async def talk_all(server, expected, seconds):
+    end = time.monotonic() + seconds
+    return await asyncio.gather(*(talk(server, expected, seed, lambda: time.monotonic() > end) for seed in range(N_CLIENTS)))
+
+
+def settled(tell, most):
+    """A number that comes down to `most`, which may take a round or two after the last client."""
+    for _ in range(N_TRIES):
+        if (n := tell()) <= most:
+            return n
+        time.sleep(0.05)
+    return n
+
+
+@pytest.fixture
+def seconds(pytestconfig):
+    """For how long new requests are made; each client makes one in any case."""
+    return 120 if pytestconfig.getoption("full") else 0
+
+
+def test_many_clients_get_the_answers_of_an_idle_server_and_leave_nothing_behind(server, seconds):
+    expected = asyncio.run(ask_one_by_one(server))
+    n_tasks, n_descriptors, n_bytes = server.n_tasks, server.n_descriptors, server.n_resident_bytes
+    assert sum(asyncio.run(talk_all(server, expected, seconds))) > 0, "some are to hang up"
+    assert settled(lambda: server.n_tasks, n_tasks) <= n_tasks
+    assert settled(lambda: server.n_descriptors, n_descriptors) <= n_descriptors
+    assert server.n_resident_bytes < n_bytes + (64 << 20)
+    assert asyncio.run(ask_one_by_one(server)) == expected
