@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from augury.errors import AuguryError
 from augury.plugins.server import health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
-from augury.plugins.server.openai import chat, completions, models
+from augury.plugins.server.openai import chat, completions, embeddings, models
 from augury.plugins.server.server import Server
 
 __all__ = ["make_app"]
 
-_ROUTERS = (health.router, models.router, chat.router, completions.router)
+_ROUTERS = (health.router, models.router, chat.router, completions.router, embeddings.router)
 _OPEN = ("/health", "/")  # without a key, and while the model loads; so is what lies below /static/
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 

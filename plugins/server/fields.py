@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from augury.engine.sampling import sampling_options
 from augury.types import Token
 
-__all__ = ["IGNORED", "EngineFields", "Fields", "draft_origin"]
+__all__ = ["IGNORED", "EngineFields", "Fields", "RequestFields", "draft_origin"]
 
 IGNORED = (
     "metadata",
@@ -29,13 +29,24 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class RequestFields(Fields):
+    """A request as OpenAI's clients send it."""
+
+    model: str | None = Field(None, description="any: the server has one model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_ignored(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if key not in IGNORED} if isinstance(data, dict) else data
+
+
 _SAMPLING: dict[str, Any] = {
     each.name: (Annotated[each.kind | None, Field(ge=each.ge, le=each.le, description=each.help)], None)
     for each in sampling_options().values()
 }
 
 
-class EngineFields(create_model("_SamplingFields", __base__=Fields, **_SAMPLING)):  # type: ignore[misc] # made of the options
+class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
     """Fields that mean to every endpoint what they mean to `Engine.submit`; what is left out is as the server's flags say."""
 
     stop: str | list[str] | None = None
@@ -55,21 +66,21 @@ class EngineFields(create_model("_SamplingFields", __base__=Fields, **_SAMPLING)
     @model_validator(mode="before")
     @classmethod
     def _read_foreign(cls, data: Any) -> Any:
-        """Leave out what is ignored, and read llama.cpp's `speculative.n_max` as `{"speculative": {"n_max": ...}}`."""
+        """Read llama.cpp's `speculative.n_max` as `{"speculative": {"n_max": ...}}`."""
         if not isinstance(data, dict):
             return data
-        kept = {key: value for key, value in data.items() if key not in IGNORED}
-        dotted = {key: kept.pop(key) for key in data if isinstance(key, str) and key.startswith("speculative.")}
-        if dotted:
-            given = kept.get("speculative")
-            if given is not None and not isinstance(given, dict):
-                raise ValueError(f"{next(iter(dotted))} is given as well as speculative, which is {given!r}; give one of them")
-            kept["speculative"] = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
-        return kept
+        dotted = {key: value for key, value in data.items() if isinstance(key, str) and key.startswith("speculative.")}
+        if not dotted:
+            return data
+        given = data.get("speculative")
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"{next(iter(dotted))} is given as well as speculative, which is {given!r}; give one of them")
+        merged = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
+        return {key: value for key, value in data.items() if key not in dotted} | {"speculative": merged}
 
     def engine_params(self) -> dict[str, Any]:
         """The arguments of `Engine.submit` that the request gives."""
-        names = [name for name in EngineFields.model_fields if name != "return_draft_origin"]
+        names = [name for name in EngineFields.model_fields if name not in {"model", "return_draft_origin"}]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 

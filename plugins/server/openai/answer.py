@@ -30,7 +30,6 @@ class StreamOptions(Fields):
 class OpenAIFields(EngineFields):
     """Fields of chat and completions."""
 
-    model: str | None = Field(None, description="any: the server has one model")
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -83,17 +83,23 @@ def settled(tell, most):
     return n
 
 
-@pytest.fixture
-def seconds(pytestconfig):
-    """For how long new requests are made; each client makes one in any case."""
-    return 120 if pytestconfig.getoption("full") else 0
-
-
-def test_many_clients_get_the_answers_of_an_idle_server_and_leave_nothing_behind(server, seconds):
+def check_many_clients(server, seconds):
     expected = asyncio.run(ask_one_by_one(server))
-    n_tasks, n_descriptors, n_bytes = server.n_tasks, server.n_descriptors, server.n_resident_bytes
-    assert sum(asyncio.run(talk_all(server, expected, seconds))) > 0, "some are to hang up"
+    n_tasks, n_descriptors = server.n_tasks, server.n_descriptors
+    assert sum(asyncio.run(talk_all(server, expected, seconds / 4))) > 0, "some are to hang up"
+    n_bytes = server.n_resident_bytes  # what drafters learn from texts is all there by now
+    if seconds:
+        asyncio.run(talk_all(server, expected, seconds * 3 / 4))
     assert settled(lambda: server.n_tasks, n_tasks) <= n_tasks
     assert settled(lambda: server.n_descriptors, n_descriptors) <= n_descriptors
-    assert server.n_resident_bytes < n_bytes + (64 << 20)
+    assert server.n_resident_bytes < n_bytes + (16 << 20)
     assert asyncio.run(ask_one_by_one(server)) == expected
+
+
+def test_many_clients_get_the_answers_of_an_idle_server_and_leave_nothing_behind(server):
+    check_many_clients(server, seconds=0)  # one request each
+
+
+@pytest.mark.sample(0)
+def test_so_they_do_for_two_minutes(server):
+    check_many_clients(server, seconds=120)
