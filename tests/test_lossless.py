@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 import pytest
 from drafter_specs import SPECS as DRAFTER_SPECS
-from oracles.models import ORACLES, tiny_file, tiny_model
+from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
 from augury import Engine, Registry
 from augury.loader import plan_of
@@ -131,3 +131,33 @@ def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, draf
             return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, 167, "sampled")]
 
     assert run(spec_type=SPECS[drafter], spec_fixed=True, slots=2, threads=2) == run(spec_type="none", threads=1)
+
+
+# keys and values, windows, chunks, latent vectors; convolutions, delta nets, state spaces of both kinds, lightning attention
+KINDS = ("llama-dense", "gemma2-dense", "llama4-moe", "deepseek2-moe", *RECURRENT)
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("name", KINDS)
+def test_ten_thousand_tokens_with_every_drafter_in_turn_are_those_of_plain_decoding(name):
+    """Requests on two slots follow each other, each with another drafter, so that none finds a slot as it left it."""
+    n_vocab = plan_of(tiny_file(name), REGISTRY).n_vocab
+    drafters = {key: drafter for key, drafter in DRAFTER_SPECS.items() if " " not in key}
+    drafters |= {"draft-model": f"draft-model:model={tiny_model(name)}"}
+    rng = np.random.default_rng(5)
+    asked = [rng.integers(0, n_vocab, 4).tolist() * 5 for _ in range(2 * len(drafters))]
+
+    def run(drafters, **how):
+        with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=1024, registry=REGISTRY, **how) as engine:
+            runnings = [
+                engine.submit(prompt, max_tokens=500, logprobs=0, ignore_eos=True, **WAYS[way], **given)
+                for prompt, given, way in zip(asked, drafters, itertools.cycle(WAYS), strict=False)
+            ]
+            pieces = [running.result().pieces for running in runnings]
+            return [[(piece.token, piece.logprob) for piece in each] for each in pieces], {p.drafter for p in sum(pieces, ())}
+
+    types = itertools.cycle([{"speculative": {"type": drafter}} for drafter in drafters])
+    drafted, accepted = run(types, spec_type=";".join(drafters.values()), spec_fixed=True, slots=2, threads=2)
+    plain, _ = run(itertools.repeat({}), spec_type="none", threads=1)
+    assert drafted == plain
+    assert accepted >= {None, "draft-model", "ngram-map-k", "ngram-mod", "recycle", "suffix"}
