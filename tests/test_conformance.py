@@ -3,14 +3,18 @@
 import functools
 import itertools
 
+import numpy as np
 import pytest
 
+from augury.files.gguf import ModelFile
+from augury.testing import toys
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 from augury.testing.constraint import CONSTRAINT_CHECKS, constraint_subject
 from augury.testing.drafter.engine_checks import chained
 from augury.testing.drafter.engines import WAYS
 from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
 from augury.testing.memory.suite import MEMORY_CHECKS, memory_subject
+from augury.testing.tiny_model import gguf_file, write_tiny_tokenizer
 from augury.testing.toys import TINY_DRAFT, registry_with_toys
 
 REGISTRY = registry_with_toys()
@@ -44,6 +48,57 @@ def test_a_drafter_keeps_its_contracts(name, check):
     check.run(subject(name))
     if check is DRAFTER_CHECKS[-1] and name not in ("none", "forced"):  # which needs a constraint
         assert subject(name).report.n_accepted > 0, "what declines every time proves nothing"
+
+
+@pytest.fixture
+def hybrid(monkeypatch, tmp_path):
+    """The tiny models are LFM2 instead, whose first and last layers are short convolutions."""
+    llama = toys.TinySource.fetch
+
+    def fetch(reference, folder, progress):
+        path = tmp_path / f"{reference.replace(':', '-')}.gguf"
+        if not path.exists():
+            write_hybrid(path, ModelFile.open(llama(reference, folder, progress)))
+        return path
+
+    monkeypatch.setattr(toys.TinySource, "fetch", fetch)
+    return tmp_path / "tiny-target.gguf"
+
+
+def write_hybrid(path, llama):
+    rng = np.random.default_rng(3)
+    n_embd = llama.metadata["llama.embedding_length"]
+    with gguf_file(path, "lfm2") as writer:
+        for key, value in llama.metadata.items():
+            if key.startswith("llama.") and not key.endswith("head_count_kv"):
+                add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+                add(key.replace("llama.", "lfm2."), value)
+        writer.add_array("lfm2.attention.head_count_kv", [0, 1, 0])
+        writer.add_uint32("lfm2.shortconv.l_cache", 3)
+        write_tiny_tokenizer(writer)
+        for name, tensor in llama.tensors.items():
+            array = tensor.data.view(np.float32).reshape(tensor.shape)
+            layer, _, of_layer = name.removeprefix("blk.").partition(".")
+            if name == "output_norm.weight":
+                writer.add_tensor("token_embd_norm.weight", array)
+            elif layer not in {"0", "2"} or not of_layer.startswith("attn_") or of_layer == "attn_norm.weight":
+                writer.add_tensor(name, array)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            writer.add_tensor(f"blk.1.{name}.weight", np.ones(32, np.float32))
+        for layer in (0, 2):
+            for name, shape in {"in_proj": (3 * n_embd, n_embd), "conv": (n_embd, 3), "out_proj": (n_embd, n_embd)}.items():
+                values = rng.standard_normal(shape, np.float32) / np.float32(n_embd**0.5)
+                writer.add_tensor(f"blk.{layer}.shortconv.{name}.weight", values)
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_keeps_its_contracts_on_a_hybrid_model(name, hybrid):
+    subject = drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=("numba-cpu", "reference"), registry=REGISTRY)
+    for check in DRAFTER_CHECKS:
+        check.run(subject)
+    assert hybrid.exists()
+    assert subject.report.n_accepted > 0 or name in ("none", "forced"), "what declines every time proves nothing"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,7 +17,7 @@ from attrs import frozen
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-__all__ = ["N_CTX_TRAIN", "N_VOCAB", "PERIOD", "LlamaSizes", "gguf_file", "write_tiny_model"]
+__all__ = ["N_CTX_TRAIN", "N_VOCAB", "PERIOD", "LlamaSizes", "gguf_file", "write_tiny_model", "write_tiny_tokenizer"]
 
 _MERGES = ("t h", "th e", "i n", "a n", "e r", "o n", "r e")
 _TOKENS_BESIDE_BYTES = len(_MERGES) + 1
@@ -118,18 +118,23 @@ def write_tiny_model(
     kind = GGMLQuantizationType[weight_type]
     with gguf_file(path, architecture) as writer:
         _SIZES.describe(writer)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
-        writer.add_token_list([*_alphabet(), *(merge.replace(" ", "") for merge in _MERGES), "<|endoftext|>"])
-        writer.add_token_types([1] * (N_VOCAB - 1) + [3])
-        writer.add_token_merges(list(_MERGES))
-        writer.add_eos_token_id(N_VOCAB - 1)
+        write_tiny_tokenizer(writer)
         writer.add_float32("augury.toy.errors", errors)
         for name, values in (_weights(seed) | {"output_norm.weight": np.full(_SIZES.n_embd, output_norm, np.float32)}).items():
             if values.ndim == 1:
                 writer.add_tensor(name, values)
             else:
                 writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+
+def write_tiny_tokenizer(writer: GGUFWriter) -> None:
+    """Write the vocabulary of the tiny models as metadata."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*_alphabet(), *(merge.replace(" ", "") for merge in _MERGES), "<|endoftext|>"])
+    writer.add_token_types([1] * (N_VOCAB - 1) + [3])
+    writer.add_token_merges(list(_MERGES))
+    writer.add_eos_token_id(N_VOCAB - 1)
 
 
 def _alphabet() -> list[str]:
