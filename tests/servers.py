@@ -22,7 +22,7 @@ class ServerProcess:
     """A server that was started with these words, and has its address."""
 
     def __init__(self, *words):
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the server
+        self.log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed with the server; both ends share one place in it
         command = [sys.executable, __file__, "serve", "--port", "0", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
         self.url = self.wait_for("listens on ").split()[0]

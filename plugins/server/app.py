@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
 from typing import Any
 
@@ -20,13 +21,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from augury.errors import AuguryError
 from augury.plugins.server import health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
+from augury.plugins.server.llama_cpp import completion, infill, props, slots, tokenize
 from augury.plugins.server.openai import chat, completions, embeddings, models
 from augury.plugins.server.server import Server
+from augury.plugins.server.sleep import Sleep
 
 __all__ = ["make_app"]
 
-_ROUTERS = (health.router, models.router, chat.router, completions.router, embeddings.router)
-_OPEN = ("/health", "/")  # without a key, and while the model loads; so is what lies below /static/
+_ROUTERS = (
+    *(health.router, models.router, chat.router, completions.router, embeddings.router),
+    *(completion.router, infill.router, props.router, slots.router, tokenize.router),
+)
+_OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads; so is what lies below /static/
+_ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do not wake a server that sleeps
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -34,9 +41,15 @@ def make_app(server: Server) -> FastAPI:
     """The app of a server, which loads its model when the app starts and closes it when that ends."""
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         server.start()
+        watching = None
+        if server.options.sleep_idle_s is not None:
+            app.state.sleep = Sleep(server, server.options.sleep_idle_s)
+            watching = asyncio.create_task(app.state.sleep.watch())
         yield
+        if watching is not None:
+            watching.cancel()
         server.close()
 
     app = FastAPI(
@@ -47,7 +60,7 @@ def make_app(server: Server) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.server = server
+    app.state.server, app.state.sleep = server, None
     for router in _ROUTERS:
         app.include_router(router)
     for kind in (AuguryError, HTTPException):
@@ -78,7 +91,9 @@ class _Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._refusal(Request(scope))) is not None:
             await _answer(error, scope["path"])(scope, receive, send)
-        else:
+            return
+        sleep = scope["app"].state.sleep if scope["type"] == "http" and scope["path"] not in _ASLEEP else None
+        async with sleep.awake() if sleep is not None else nullcontext():
             await self._app(scope, receive, send)
 
     def _refusal(self, request: Request) -> RequestError | None:

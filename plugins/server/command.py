@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 _N_SLOTS = 4
-_LIBRARIES = ("fastapi", "uvicorn")
+_LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
@@ -86,6 +86,18 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after a signal to end; then they are cancelled (default: 30)",
     )
+    group.add_argument("--no-slots", action="store_false", dest="shows_slots", help="do not tell at /slots what the slots do")
+    group.add_argument("--slots", action="store_true", dest="shows_slots", default=True, help="tell it, which is the default")
+    group.add_argument("--slot-save-path", type=Path, metavar="FOLDER", help="slots may be saved to this folder")
+    group.add_argument("--props", action="store_true", help="allow properties to be changed at /props")
+    group.add_argument("--metrics", action="store_true", help="count for Prometheus, at /metrics")
+    group.add_argument(
+        "--sleep-idle-seconds",
+        type=count(least=-1),
+        default=-1,
+        metavar="SECONDS",
+        help="let go of the model when nobody has asked for so long, until somebody does (default: -1, never)",
+    )
     group.add_argument("--ssl-key-file", type=Path, metavar="FILE", help="serve HTTPS with this private key (PEM)")
     group.add_argument("--ssl-cert-file", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
 
@@ -102,6 +114,11 @@ def _run(args: argparse.Namespace) -> int:
     options = _options_of(args)
     warn_of_synthetic(args)
     server = Server(options, lambda progress: load_engine(args, args.spec_type, args.model_draft, progress))
+    if args.metrics:
+        from augury.plugins.server.metrics import Metrics
+
+        server.metrics = Metrics()
+        args.registry.hooks.register(server.metrics)
     with _listening(args.host, args.port) as listener:
         _serve(server, listener, is_verbose=args.verbose > 0)
     if server.failure is not None:
@@ -117,6 +134,8 @@ def _options_of(args: argparse.Namespace) -> ServerOptions:
     for file in filter(None, (args.ssl_key_file, args.ssl_cert_file)):
         if not os.access(file, os.R_OK):
             raise OptionError(f"{file} cannot be read")
+    if args.slot_save_path is not None and not args.slot_save_path.is_dir():
+        raise OptionError(f"--slot-save-path is {args.slot_save_path}, expected a folder that exists")
     keys = [*args.api_key]
     if args.api_key_file is not None:
         lines = [line.strip() for line in read_text(args.api_key_file).splitlines()]
@@ -132,6 +151,10 @@ def _options_of(args: argparse.Namespace) -> ServerOptions:
         max_body_bytes=args.max_body_size << 20,
         params=request_params(args),
         chat_template_kwargs=args.chat_template_kwargs or {},
+        shows_slots=args.shows_slots,
+        takes_props=args.props,
+        slot_save_path=args.slot_save_path and args.slot_save_path.resolve(),
+        sleep_idle_s=args.sleep_idle_seconds if args.sleep_idle_seconds > 0 else None,
         ssl_key_file=args.ssl_key_file,
         ssl_cert_file=args.ssl_cert_file,
     )

@@ -1,18 +1,34 @@
-"""`/health`: whether the model is loaded, as llama.cpp's server says it."""
+"""`/health` and `/metrics`, for those who watch the server: as llama.cpp's has them."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import time
 
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from augury.plugins.server.errors import RequestError
 from augury.plugins.server.server import Serving
 
 __all__ = ["router"]
 
 router = APIRouter()
+_STARTED = int(time.time())
 
 
 @router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
 def health(server: Serving) -> dict[str, str]:
     """Say that the server is ready; while the model loads it is not, and says how far it has come."""
     _ = server.engine
     return {"status": "ok"}
+
+
+@router.get("/metrics")
+def metrics(server: Serving) -> Response:
+    """Give the counters of the server's life, for Prometheus."""
+    if server.metrics is None:
+        raise RequestError(501, "this server counts nothing for Prometheus; start it with --metrics")
+    text = server.metrics.text(server.engine.stats())
+    return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Process-Start-Time-Unix": str(_STARTED)})

@@ -18,6 +18,7 @@ from augury.plugins.server.errors import RequestError
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
+    from augury.plugins.server.metrics import Metrics
 
 __all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
 
@@ -34,6 +35,10 @@ class ServerOptions:
     max_body_bytes: int = 16 << 20
     params: Mapping[str, Any] = Factory(dict)  # of `Engine.submit`, for requests that say nothing else
     chat_template_kwargs: Mapping[str, Any] = Factory(dict)  # the same for chat templates
+    shows_slots: bool = True
+    takes_props: bool = False
+    slot_save_path: Path | None = None  # the folder of saved slots, and the only one; None: there are none
+    sleep_idle_s: float | None = None  # after which the engine is closed until somebody asks; None: never
     ssl_key_file: Path | None = None
     ssl_cert_file: Path | None = None
 
@@ -67,9 +72,11 @@ class Server:
     options: ServerOptions
     load: Callable[[LoadingProgress], Engine]
     progress: LoadingProgress = Factory(LoadingProgress)
+    metrics: Metrics | None = None  # None: nobody counts
     url: str = ""
     failure: AuguryError | None = None  # why there will be no engine
     on_failure: Callable[[], object] = lambda: None
+    is_sleeping: bool = False  # the engine is closed, and still tells of itself
     _engine: Engine | None = None
     _loader: threading.Thread | None = None
 
@@ -94,6 +101,26 @@ class Server:
         say(f"augury listens on {self.url} and loads {self.options.names[0]}")
         self._loader = threading.Thread(target=self._load, name="augury-load", daemon=True)
         self._loader.start()
+
+    def sleep(self) -> None:
+        """Close the engine, to which nobody has a request."""
+        self.engine.close()
+        self.is_sleeping = True
+        say(f"{self.options.names[0]} sleeps: nobody has asked for {self.options.sleep_idle_s:g} s")
+
+    def wake(self) -> None:
+        """Load the engine again, and wait for it.
+
+        Raises:
+            RequestError: It cannot be loaded any more.
+        """
+        self.progress = LoadingProgress()
+        self._loader = threading.Thread(target=self._load, name="augury-load", daemon=True)
+        self._loader.start()
+        self._loader.join()
+        if self.failure is not None:
+            raise RequestError(500, "the model cannot be loaded again")
+        self.is_sleeping = False
 
     def close(self) -> None:
         """Stop loading, or close the engine, which cancels what still runs."""

@@ -105,6 +105,7 @@ class ChatRequest(ChatFields):
 
 
 @router.post("/v1/chat/completions")
+@router.post("/chat/completions", include_in_schema=False)
 async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
     begun = head(server, "chat.completion", "chatcmpl")

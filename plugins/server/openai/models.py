@@ -17,6 +17,7 @@ _STARTED = int(time.time())
 
 
 @router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
 def models(server: Serving) -> dict[str, Any]:
     """List the model."""
     return {"object": "list", "data": [_model(server, name) for name in server.options.names]}

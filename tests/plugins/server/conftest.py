@@ -6,9 +6,16 @@ from servers import serving
 
 
 @pytest.fixture(scope="session")
-def server():
+def slot_folder(tmp_path_factory):
+    """Where the server saves slots."""
+    return tmp_path_factory.mktemp("slots")
+
+
+@pytest.fixture(scope="session")
+def server(slot_folder):
     """The default model on four slots, for whatever needs no flags of its own; greedy unless a request says otherwise."""
-    with serving("-m", "smollm2", "-t", 2, "-c", 512, "-np", 4, "--temp", 0, "--alias", "smollm2,small") as found:
+    words = "-m smollm2 -t 2 -c 512 -np 4 --temp 0 --alias smollm2,small --metrics --slot-save-path"
+    with serving(*words.split(), slot_folder) as found:
         yield found
 
 

@@ -1,0 +1,54 @@
+"""`/props`: what the server serves, and with which settings."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter
+
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import Fields
+from augury.plugins.server.llama_cpp.completion import generation_settings
+from augury.plugins.server.server import Server, Serving
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+class NoProps(Fields):
+    """Nothing can be changed yet; that a client may ask is all that --props says."""
+
+
+@router.get("/props")
+def props(server: Serving) -> dict[str, Any]:
+    """Tell what is served."""
+    return _props(server) | {"is_sleeping": server.is_sleeping}
+
+
+@router.post("/props")
+def change_props(_body: NoProps, server: Serving) -> dict[str, bool]:
+    """Change properties, of which there are none yet."""
+    if not server.options.takes_props:
+        raise RequestError(501, "this server's properties cannot be changed; start it with --props")
+    return {"success": True}
+
+
+def _props(server: Server) -> dict[str, Any]:
+    engine = server.engine
+    tokenizer, template = engine.tokenizer, engine.chat_template
+    settings = generation_settings(server, {})
+    return {
+        "default_generation_settings": {"n_ctx": engine.config["n_ctx"], "params": settings},
+        "total_slots": engine.config["n_slots"],
+        "model_alias": server.options.names[0],
+        "model_path": engine.config["model"],
+        "chat_template": "" if template is None else template.source,
+        "bos_token": "" if tokenizer is None or tokenizer.bos is None else tokenizer.text(tokenizer.bos),
+        "eos_token": "" if tokenizer is None or tokenizer.eos is None else tokenizer.text(tokenizer.eos),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"augury {metadata.version('augury')}",
+        "speculative": engine.config["speculative"],
+        "n_ctx_train": engine.info.n_ctx_train,
+    }

@@ -1,0 +1,108 @@
+"""`/slots`: what every slot does, and who drafts in it; and slots saved to files, restored and erased."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from augury.engine.stats import SlotStats
+from augury.errors import ModelFileError
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import Fields
+from augury.plugins.server.server import Serving
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+_LONGEST = 255  # bytes of a file's name, in every common file system
+
+
+class SlotFile(Fields):
+    """Which file; none where a slot is erased."""
+
+    filename: str | None = Field(None, min_length=1)
+
+
+@router.get("/slots")
+def slots(server: Serving, fail_on_no_slot: int = 0) -> list[dict[str, Any]]:
+    """Tell what every slot does."""
+    if not server.options.shows_slots:
+        raise RequestError(501, "this server does not tell what its slots do; start it without --no-slots")
+    found = server.engine.stats().slots
+    if fail_on_no_slot and all(slot.state != "idle" for slot in found):
+        raise RequestError(503, "no slot is free", retry_after=1)
+    return [
+        _told(slot, server.engine.config["n_ctx"], is_speculative=server.engine.config["spec_type"] != "none") for slot in found
+    ]
+
+
+@router.post("/slots/{id_slot}")
+def act(
+    id_slot: int, action: Literal["save", "restore", "erase"], server: Serving, body: SlotFile | None = None
+) -> dict[str, Any]:
+    """Save a slot to a file, restore it from one, or let it forget what it holds."""
+    if server.options.slot_save_path is None:
+        raise RequestError(501, "this server does not save, restore or erase slots; start it with --slot-save-path FOLDER")
+    if action == "erase":
+        return {"id_slot": id_slot, "n_erased": server.engine.erase_slot(id_slot)}
+    name = None if body is None else body.filename
+    if name is None:
+        raise RequestError(400, "filename is missing, expected the name of a file in the server's folder", param="filename")
+    path = _path(server.options.slot_save_path, name)
+    start = perf_counter()
+    try:
+        saved = (server.engine.save_slot if action == "save" else server.engine.load_slot)(id_slot, path)
+        n_bytes = path.stat().st_size
+    except ModelFileError as error:
+        raise RequestError(400, str(error).replace(str(path), name)) from error
+    except OSError as error:
+        raise RequestError(400, f"{name}: {error.strerror}") from error
+    ms = (perf_counter() - start) * 1e3
+    n_held = len(saved.tokens) - 1  # the last one was sampled, and not computed
+    told = {"id_slot": id_slot, "filename": name}
+    if action == "save":
+        return told | {"n_saved": n_held, "n_written": n_bytes, "timings": {"save_ms": ms}}
+    return told | {"n_restored": n_held, "n_read": n_bytes, "timings": {"restore_ms": ms}}
+
+
+def _path(folder: Path, name: str) -> Path:
+    """A file in the folder, and nowhere else.
+
+    Raises:
+        RequestError: The name is none of a file there.
+    """
+    is_plain = (
+        name.isprintable() and not set(name) & set("/\\:") and not name.startswith(".") and len(name.encode()) <= _LONGEST
+    )
+    path = folder / name
+    # a link would lead elsewhere, and whoever reads a pipe or a device waits
+    if not is_plain or path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RequestError(
+            400, f"filename is {name!r}, expected the plain name of a file in the server's folder", param="filename"
+        )
+    return path
+
+
+def _told(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, Any]:
+    return {
+        "id": slot.slot,
+        "n_ctx": n_ctx,
+        "speculative": is_speculative,
+        "is_processing": slot.state != "idle",
+        "id_task": slot.id,
+        "state": slot.state,
+        "n_prompt_tokens": slot.n_prompt,
+        "n_held": slot.n_held,
+        "next_token": [{"has_next_token": slot.state == "decoding", "n_decoded": slot.n_emitted}],
+        "drafters": list(slot.drafters),
+        "drafter": slot.drafter,
+        "draft_n": slot.n_drafted,
+        "draft_n_accepted": slot.n_accepted,
+        "acceptance_rate": slot.n_accepted / slot.n_drafted if slot.n_drafted else 0.0,
+        "draft_lengths": list(slot.draft_lengths),
+    }

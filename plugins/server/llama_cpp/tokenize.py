@@ -1,0 +1,97 @@
+"""`/tokenize`, `/detokenize`, `/apply-template`, and how many tokens a conversation has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from augury.errors import UnsupportedError
+from augury.plugins.server.fields import Fields
+from augury.plugins.server.llama_cpp.prompts import mixed_tokens
+from augury.plugins.server.openai.chat import ChatRequest
+from augury.plugins.server.server import Server, Serving
+from augury.text.chat_template import ChatTemplate
+from augury.text.tokenizer import Tokenizer
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+class TokenizeRequest(Fields):
+    """A text, or tokens and texts."""
+
+    content: str | list[int | str]
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Fields):
+    """Tokens."""
+
+    tokens: list[int]
+
+
+@router.post("/tokenize")
+def tokenize(body: TokenizeRequest, server: Serving) -> dict[str, Any]:
+    """Give the tokens of a text."""
+    tokenizer = _tokenizer(server)
+    tokens = mixed_tokens(body.content, tokenizer, add_special=body.add_special, parse_special=body.parse_special)
+    if not body.with_pieces:
+        return {"tokens": tokens}
+    return {"tokens": [{"id": token, "piece": _piece(tokenizer.piece(token))} for token in tokens]}
+
+
+@router.post("/detokenize")
+def detokenize(body: DetokenizeRequest, server: Serving) -> dict[str, str]:
+    """Give the text of tokens, special ones included."""
+    return {"content": _tokenizer(server).decode(body.tokens, skip_special=False)}
+
+
+@router.post("/apply-template")
+def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
+    """Give the prompt that a conversation is to the model."""
+    messages, options = _conversation(body, server)
+    return {"prompt": chat_template(server).render(messages, **options)}
+
+
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens", include_in_schema=False)
+def input_tokens(body: ChatRequest, server: Serving) -> dict[str, Any]:
+    """Say how many tokens a conversation has as a prompt."""
+    messages, options = _conversation(body, server)
+    n = len(chat_template(server).encode(messages, **options))
+    return {"object": "response.input_tokens", "input_tokens": n}
+
+
+def _conversation(body: ChatRequest, server: Server) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages, and what else the chat template is told."""
+    kwargs = {**server.options.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    return [message.for_template() for message in body.messages], {"kwargs": kwargs}
+
+
+def chat_template(server: Server) -> ChatTemplate:
+    """The model's.
+
+    Raises:
+        UnsupportedError: It has none.
+    """
+    if server.engine.chat_template is None:
+        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+    return server.engine.chat_template
+
+
+def _tokenizer(server: Server) -> Tokenizer:
+    if server.engine.tokenizer is None:
+        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
+    return server.engine.tokenizer
+
+
+def _piece(found: bytes) -> str | list[int]:
+    """Text, or bytes that are none by themselves."""
+    try:
+        return found.decode()
+    except UnicodeDecodeError:
+        return list(found)

@@ -1,0 +1,152 @@
+"""Counters for Prometheus, in llama.cpp's names, and of speculation in vLLM's form, by drafter.
+
+What requests did is counted when they end, all of it at once, so that sums hold: tokens emitted are rounds and tokens accepted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from augury.engine.stats import EngineStats
+from augury.hookspecs import hookimpl
+from augury.types import Round, Summary
+
+__all__ = ["Metrics"]
+
+_COUNTERS = {  # by attribute of `Metrics.totals`
+    "n_prompt": ("llamacpp:prompt_tokens", "Prompt tokens processed."),
+    "n_reused": ("llamacpp:prompt_tokens_cached", "Prompt tokens that slots still held."),
+    "prompt_s": ("llamacpp:prompt_seconds", "Seconds spent on prompts."),
+    "n_emitted": ("llamacpp:tokens_predicted", "Tokens generated."),
+    "predict_s": ("llamacpp:tokens_predicted_seconds", "Seconds spent on generated tokens but the first of each request."),
+    "n_passes": ("llamacpp:n_decode", "Passes of the target model."),
+    "n_drafts": ("llamacpp:spec_decode_num_drafts", "Drafts that were verified."),
+    "n_drafted": ("llamacpp:spec_decode_num_draft_tokens", "Drafted tokens that were verified."),
+    "n_accepted": ("llamacpp:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
+    "n_requests": ("augury:requests", "Requests that have ended."),
+    "n_rounds": ("augury:rounds", "Rounds of requests; tokens generated are rounds and accepted tokens."),
+}
+_BY_DRAFTER = {
+    "n_drafts": ("augury:spec_decode_num_drafts", "Drafts that were verified, by drafter."),
+    "n_drafted": ("augury:spec_decode_num_draft_tokens", "Drafted tokens that were verified, by drafter."),
+    "n_accepted": ("augury:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted, by drafter."),
+    "draft_s": ("augury:spec_decode_draft_seconds", "Seconds spent on drafting, by drafter."),
+}
+_BY_POSITION = {
+    "offered": ("augury:spec_decode_num_draft_tokens_per_pos", "Drafts that were verified as far as a position."),
+    "accepted": ("augury:spec_decode_num_accepted_tokens_per_pos", "Drafts whose token at a position was accepted."),
+}
+
+
+class Metrics(Collector):
+    """Counts over the life of the server, whatever engines it loads; it observes them as a plugin does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Counter[str] = Counter()
+        self._of_drafters: Counter[tuple[str, str]] = Counter()  # figure and drafter
+        self._at_positions: Counter[tuple[str, str, int]] = Counter()  # figure, drafter and position
+        self._n_sequences = self._n_passes = 0  # of the engine's thread, which alone writes them
+        self._longest = 0
+        self._last: Counter[str] = Counter()  # totals at the last look
+        self._engine: EngineStats | None = None
+
+    @hookimpl
+    def augury_round_done(self, round: Round) -> None:  # noqa: A002 - the field's word
+        """Count a pass."""
+        self._n_passes += 1
+        self._n_sequences += round.n_sequences
+
+    @hookimpl
+    def augury_request_done(self, summary: Summary) -> None:
+        """Count a request."""
+        times = summary.timings
+        with self._lock:
+            self._longest = max(self._longest, summary.n_prompt + summary.n_emitted)
+            counted: Any = {
+                "n_requests": 1,
+                "n_prompt": times.n_prompt,
+                "n_reused": summary.n_reused,
+                "prompt_s": times.prompt_s,
+                "n_emitted": summary.n_emitted,
+                "predict_s": times.predict_s,
+                "n_timed": times.n_predicted,
+                "n_rounds": summary.n_rounds,
+                "n_drafted": summary.n_drafted,
+                "n_accepted": summary.n_accepted,
+            }
+            self._totals.update(counted)
+            for name, each in summary.drafters.items():
+                self._totals["n_drafts"] += each.used
+                figures: Any = {
+                    "n_drafts": each.used,
+                    "n_drafted": each.drafted,
+                    "n_accepted": each.accepted,
+                    "draft_s": each.draft_s,
+                }
+                for figure, n in figures.items():
+                    self._of_drafters[figure, name] += n
+                for figure, counts in (("offered", each.offered_by_position), ("accepted", each.accepted_by_position)):
+                    for position, n in enumerate(counts):
+                        self._at_positions[figure, name, position] += n
+
+    def text(self, engine: EngineStats | None) -> bytes:
+        """What Prometheus reads; rates are those since the last look. `engine` is what runs now."""
+        registry = CollectorRegistry(auto_describe=False)
+        with self._lock:
+            self._engine = engine
+            registry.register(self)
+            return generate_latest(registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering is not looking."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        totals, last = self._totals, self._last
+        self._last = totals.copy()
+        passes = {"n_passes": self._n_passes}
+        for figure, (name, told) in _COUNTERS.items():
+            yield CounterMetricFamily(name, told, value=passes.get(figure, totals[figure]))
+        for figure, (name, told) in _BY_DRAFTER.items():
+            family = CounterMetricFamily(name, told, labels=["drafter"])
+            for (which, drafter), n in self._of_drafters.items():
+                if which == figure:
+                    family.add_metric([drafter], n)
+            yield family
+        for figure, (name, told) in _BY_POSITION.items():
+            family = CounterMetricFamily(name, told, labels=["drafter", "position"])
+            for (which, drafter, position), n in self._at_positions.items():
+                if which == figure:
+                    family.add_metric([drafter, str(position)], n)
+            yield family
+        engine = self._engine
+        gauges = {
+            "llamacpp:prompt_tokens_seconds": (
+                "Prompt tokens per second, since the last look.",
+                _rate(totals, last, "n_prompt", "prompt_s"),
+            ),
+            "llamacpp:predicted_tokens_seconds": (
+                "Tokens per second, since the last look.",
+                _rate(totals, last, "n_timed", "predict_s"),
+            ),
+            "llamacpp:requests_processing": ("Requests that have a slot.", 0 if engine is None else engine.n_running),
+            "llamacpp:requests_deferred": ("Requests that wait for a slot.", 0 if engine is None else engine.n_waiting),
+            "llamacpp:n_tokens_max": ("Tokens of the longest request so far, with its prompt.", self._longest),
+            "llamacpp:n_busy_slots_per_decode": ("Mean number of slots in a pass.", self._n_sequences / max(self._n_passes, 1)),
+        }
+        for name, (told, value) in gauges.items():
+            yield GaugeMetricFamily(name, told, value=value)
+
+
+def _rate(totals: Counter[str], last: Counter[str], n: str, seconds: str) -> float:
+    passed = totals[seconds] - last[seconds]
+    return (totals[n] - last[n]) / passed if passed > 0 else 0.0

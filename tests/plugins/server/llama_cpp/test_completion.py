@@ -1,0 +1,129 @@
+"""llama.cpp's `/completion` on a real server: its fields, its chunks, and the text that the library writes."""
+
+import json
+
+import pytest
+
+SEA = {"prompt": "The sea is", "n_predict": 8}
+LIST = "one two three four one two three four one two three four one two"
+
+
+def ask(client, path="/completion", **fields):
+    answer = client.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(client, **fields):
+    answer = client.post("/completion", json=fields | {"stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
+
+
+def test_an_answer_is_told_whole(client):
+    found = ask(client, **SEA, return_tokens=True, seed=7, speculative={"n_max": 3})
+    assert len(found["tokens"]) == found["tokens_predicted"] == found["timings"]["predicted_n"] == 8
+    assert (found["stop"], found["stop_type"], found["stopping_word"], found["truncated"]) == (True, "limit", "", False)
+    assert (found["index"], found["model"], found["prompt"]) == (0, "smollm2", "The sea is")
+    assert found["tokens_evaluated"] == found["timings"]["prompt_n"] + found["timings"]["cache_n"] == 3
+    assert found["tokens_cached"] == 3 + 8 - 1
+    settings = found["generation_settings"]
+    assert (settings["n_predict"], settings["seed"], settings["temperature"]) == (8, 7, 0.0)
+    assert found["timings"]["effective"]["n_max"] == 3
+    assert ask(client, "/completions", **SEA)["content"] == found["content"]
+    assert ask(client, **SEA)["tokens"] == []
+    assert client.post("/detokenize", json={"tokens": found["tokens"]}).json()["content"] == found["content"]
+
+
+def test_a_stream_joins_to_the_same_answer_and_says_who_drafted(client):
+    fields = {"prompt": LIST, "n_predict": 24, "temperature": 0, "n_probs": 2, "return_draft_origin": True}
+    whole = ask(client, **fields, return_tokens=True, speculative=False)
+    *chunks, last = events(client, **fields, timings_per_token=True)
+    assert "".join(chunk["content"] for chunk in chunks) == whole["content"]
+    assert [token for chunk in chunks for token in chunk["tokens"]] == whole["tokens"]
+    probabilities = [each for chunk in chunks for each in chunk["completion_probabilities"]]
+    assert probabilities == whole["completion_probabilities"]
+    assert all(len(each["top_logprobs"]) == 2 for each in probabilities)
+    assert [chunk["tokens_predicted"] for chunk in chunks] == [*range(1, 25)]
+    assert not any(chunk["stop"] for chunk in chunks)
+    assert (last["stop"], last["content"], last["tokens"]) == (True, "", [])
+    assert last["timings"]["draft_n_accepted"] > 0
+    told = chunks[-1]["timings"]
+    assert (told["draft_n"], told["draft_n_accepted"]) == (last["timings"]["draft_n"], last["timings"]["draft_n_accepted"])
+    drafted = [origin for chunk in chunks for origin in chunk["draft_origin"] if origin["drafter"]]
+    assert len(drafted) == last["timings"]["draft_n_accepted"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "word"),
+    [
+        ({"prompt": LIST, "stop": ["xyz", " four"]}, "word", " four"),
+        ({"prompt": LIST, "n_predict": 3}, "limit", ""),
+        ({"prompt": "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\n", "n_predict": 100}, "eos", ""),
+    ],
+)
+def test_it_says_why_an_answer_ended(client, fields, kind, word):
+    found = ask(client, **{"n_predict": 40} | fields)
+    assert (found["stop_type"], found["stopping_word"]) == (kind, word)
+    assert events(client, **{"n_predict": 40} | fields)[-1]["stop_type"] == kind
+
+
+def test_a_context_that_fills_up_ends_the_answer(client):
+    found = ask(client, prompt=[5] * 500, ignore_eos=True)
+    assert (found["truncated"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 13)
+
+
+def test_several_prompts_are_several_answers_and_tokens_are_as_good_as_text(client):
+    tokens = client.post("/tokenize", json={"content": "The sea is", "add_special": True}).json()["tokens"]
+    several = ask(client, prompt=["The sea is", tokens, {"prompt_string": "The sea is"}, [*tokens[:1], " sea is"]], n_predict=8)
+    assert [each["index"] for each in several] == [0, 1, 2, 3]
+    assert len({each["content"] for each in several}) == 1
+    assert ask(client, prompt=tokens, n_predict=8)["content"] == several[0]["content"]
+    assert isinstance(ask(client, prompt=["The sea is"], n_predict=1), dict)
+    pair = ask(client, **SEA, n_cmpl=2, temperature=1.0, seed=3)
+    assert pair[0]["content"] != pair[1]["content"] == ask(client, **SEA, temperature=1.0, seed=4)["content"]
+
+
+def test_no_tokens_at_all_are_asked_for_to_warm_the_cache(client):
+    prompt = "Rarely has a prompt been written that differs so much from others. " * 3
+    warm = ask(client, prompt=prompt, n_predict=0, return_tokens=True)
+    assert (warm["content"], warm["tokens"], warm["tokens_predicted"]) == ("", [], 0)
+    assert [event["stop"] for event in events(client, prompt=prompt, n_predict=0)] == [True]
+    assert ask(client, prompt=prompt, n_predict=1)["timings"]["prompt_n"] == 1
+    assert ask(client, prompt=prompt, n_predict=1, cache_prompt=False)["timings"]["cache_n"] == 0
+
+
+def test_only_the_fields_that_are_wanted_are_sent(client):
+    found = ask(client, **SEA, response_fields=["content", "generation_settings/n_predict", "nothing", "content/x"])
+    assert found == {"content": found["content"], "generation_settings/n_predict": 8}
+
+
+def test_a_bias_forbids_tokens_by_text(client):
+    first = ask(client, **SEA | {"n_predict": 1})["content"]
+    assert ask(client, **SEA | {"n_predict": 1}, logit_bias=[[first, False]])["content"] != first
+    assert ask(client, **SEA | {"n_predict": 1}, logit_bias={first: -100})["content"] != first
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora is"),
+        ({"n_predikt": 1}, "n_predikt"),
+        ({"prompt": []}, "empty list"),
+        ({"prompt": [1, [2]]}, "tokens beside whole prompts"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": []}}, "prompt"),
+        ({"id_slot": 4}, "slot is 4, expected 0 to 3"),
+        ({"samplers": ["infill"]}, "infill"),
+        ({"logit_bias": [["a", True]]}, "logit_bias"),
+    ],
+)
+def test_what_is_wrong_is_a_400_in_llama_cpps_form_that_names_it(client, fields, told):
+    answer = client.post("/completion", json=SEA | fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (400, 400, "invalid_request_error")
+    assert told in error["message"]
+
+
+def test_a_prompt_that_is_too_long_is_told_with_both_lengths(client):
+    error = client.post("/completion", json={"prompt": [5] * 600}).json()["error"]
+    assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", 600, 512)

@@ -1,0 +1,166 @@
+"""llama.cpp's fields, without a server: what each is to the engine, and what is refused."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from augury.engine.request import make_request
+from augury.errors import OptionError, UnsupportedError
+from augury.plugins.server.llama_cpp.completion import CompletionRequest, stop_type
+from augury.plugins.server.llama_cpp.infill import InfillRequest, infill_tokens
+from augury.plugins.server.llama_cpp.prompts import PromptObject, prompt_tokens
+from augury.registry import Registry
+from augury.speculation.config import Speculation
+from augury.types import Result, Summary, tokens_array
+
+NOTHING = {"echo": True, "id": "me"}
+
+
+class Words:
+    """A tokenizer of words: a word's token is its length, and 1 begins a text."""
+
+    add_bos, bos = True, 1
+
+    def __init__(self, **more_fim):
+        self.fim = {"pre": 90, "suf": 91, "mid": 92} | more_fim
+
+    def encode(self, text, *, add_special=True, parse_special=False):
+        assert parse_special or not add_special
+        return [1] * add_special + [len(word) for word in text.split()]
+
+    def decode(self, tokens, *, continues=False):
+        return "".join("x" * token + " " for token in tokens)
+
+
+def params(**fields):
+    body = CompletionRequest.model_validate({"prompt": "a"} | fields)
+    (found,) = body.answers(Words(), [[7]], "me")
+    assert found.pop("prompt") == [7]
+    rest = {name: value for name, value in found.items() if name not in ("grammar", "json_schema")}
+    make_request(
+        tokens_array([7]), rest, speculation=Speculation(), n_vocab=100, n_slots=9, registry=Registry(), tokenizer=Words()
+    )
+    return {name: value for name, value in found.items() if name not in NOTHING}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, {}),
+        ({"temperature": 0.5, "top_k": 3, "top_p": 1, "min_p": None}, {"temperature": 0.5, "top_k": 3, "top_p": 1}),
+        ({"temperature": -1, "top_k": -1}, {"temperature": 0.0, "top_k": 0}),
+        ({"n_predict": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"n_predict": -1}, {"max_tokens": None}),
+        ({"n_predict": 0}, {"max_tokens": 1}),
+        ({"seed": 3}, {"seed": 3}),
+        ({"seed": -1}, {"seed": None}),
+        ({"n_probs": 3}, {"logprobs": 3}),
+        ({"logprobs": 3}, {"logprobs": 3}),
+        ({"id_slot": 2}, {"slot": 2}),
+        ({"id_slot": -1}, {}),
+        ({"stop": ["a", ""]}, {"stop": ["a"]}),
+        ({"stop": "a"}, {"stop": ["a"]}),
+        ({"ignore_eos": True, "cache_prompt": False}, {"ignore_eos": True, "cache_prompt": False}),
+        ({"logit_bias": [[5, 1], [6, False]]}, {"logit_bias": {5: 1.0, 6: -math.inf}}),
+        ({"logit_bias": {"5": -2.5}}, {"logit_bias": {5: -2.5}}),
+        ({"logit_bias": [["two words", 2]]}, {"logit_bias": {3: 2.0, 5: 2.0}}),
+        ({"samplers": ["dry", "top_k", "temperature"]}, {"samplers": ["top_k", "temperature"]}),
+        ({"samplers": "edskypmxt"}, {"samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]}),
+        ({"speculative.n_max": 4, "speculative.type": "none"}, {"speculative": {"n_max": 4, "type": "none"}}),
+        ({"grammar": "root ::= a", "json_schema": {}}, {"grammar": "root ::= a", "json_schema": {}}),
+        ({"grammar": ""}, {}),
+        ({"dry_multiplier": 0, "dry_base": 1.75, "mirostat": 0, "lora": [], "top_n_sigma": -1.0, "verbose": False}, {}),
+    ],
+)
+def test_a_field_is_what_it_is_to_the_engine(fields, found):
+    assert params(**fields) == found
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"lora": [{"id": 0, "scale": 1}]}, "lora is .*does not do; leave it out"),
+        ({"n_indent": 4}, "n_indent is 4"),
+        ({"post_sampling_probs": True}, "post_sampling_probs is True"),
+        ({"min_keep": "x"}, "min_keep is 'x'"),
+        ({"adaptive_target": "x"}, "adaptive_target is 'x'"),
+        ({"temprature": 1}, "temprature\n.*Extra inputs"),
+        ({"n_predict": -3}, "greater than or equal to -2"),
+        ({"speculative": True, "speculative.n_max": 3}, "speculative.n_max is given as well"),
+        ({"logit_bias": [[5]]}, "at least 2 items"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(fields, told):
+    with pytest.raises(ValidationError, match=told):
+        params(**fields)
+
+
+@pytest.mark.parametrize("bias", [[[5, True]], [["a", "b"]], [[True, 1]], {"5": True}])
+def test_a_bias_is_a_number_or_false(bias):
+    with pytest.raises(OptionError, match="expected a token or text, and a number, or false"):
+        params(logit_bias=bias)
+
+
+def test_several_answers_of_a_prompt_have_seeds_of_their_own():
+    body = CompletionRequest(prompt="a", n_cmpl=2, seed=2**64 - 1)
+    asked = body.answers(None, [[7], [8]], "me")
+    assert [(each["prompt"], each["seed"]) for each in asked] == [([7], 2**64 - 1), ([7], 0), ([8], 2**64 - 1), ([8], 0)]
+    assert [each.get("seed") for each in CompletionRequest(prompt="a", n_cmpl=2).answers(None, [[7]], "me")] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("one two", [[1, 3, 3]]),
+        ([12, 34], [[12, 34]]),
+        ([12, "one", 34], [[12, 3, 34]]),
+        (["one", 5, "two"], [[1, 3, 5, 3]]),
+        (["one", "three"], [[1, 3], [1, 5]]),
+        ([[12, "one"], "two", [13], PromptObject(prompt_string="one")], [[12, 3], [1, 3], [13], [1, 3]]),
+        (PromptObject(prompt_string="one"), [[1, 3]]),
+    ],
+)
+def test_a_prompt_has_many_shapes(prompt, tokens):
+    assert prompt_tokens(prompt, Words()) == tokens
+    assert CompletionRequest(prompt=prompt).prompt == prompt
+
+
+def test_prompts_that_are_none_are_refused():
+    with pytest.raises(OptionError, match="empty list"):
+        prompt_tokens([], Words())
+    with pytest.raises(OptionError, match="tokens beside whole prompts"):
+        prompt_tokens([1, [2]], Words())
+    with pytest.raises(UnsupportedError, match="no tokenizer"):
+        prompt_tokens("one", None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "reason", "found"),
+    [
+        ([3], "xxx ", "stop", ("eos", "")),
+        ([3], "x", "stop", ("word", "xx")),
+        ([3], "xxx ", "length", ("limit", "")),
+        ([3], "", "context", ("limit", "")),
+        ([3], "", "cancelled", ("limit", "")),
+    ],
+)
+def test_why_an_answer_ended(tokens, text, reason, found):
+    assert stop_type(Result(tuple(tokens), text, reason, Summary()), Words(), ["y", "xx"]) == found
+    assert stop_type(Result(tuple(tokens), text, reason, Summary()), None, [])[1] == ""
+
+
+def test_a_gap_is_filled_between_its_tokens_and_what_does_not_fit_is_left_out():
+    def tokens(n_ctx=99, words=Words(), **fields):  # noqa: B008 - nobody changes it
+        body = InfillRequest.model_validate({"input_prefix": "a bb ccc", "input_suffix": "dddd eeeee"} | fields)
+        return infill_tokens(body, words, n_ctx)
+
+    assert tokens() == [1, 90, 1, 2, 3, 91, 4, 5, 92]
+    assert tokens(prompt="ffffff") == [1, 90, 1, 2, 3, 6, 91, 4, 5, 92]
+    extra = {"input_extra": [{"filename": "f", "text": "xx yy"}]}
+    assert tokens(**extra) == [3, 7, 3, 2, 2, 1, 90, 1, 2, 3, 91, 4, 5, 92]
+    assert tokens(words=Words(rep=93, sep=94), **extra) == [93, 9, 94, 1, 2, 2, 94, 8, 1, 90, 1, 2, 3, 91, 4, 5, 92]
+    assert tokens(n_ctx=10, **extra) == [2, 1, 90, 1, 2, 3, 91, 4, 5, 92]
+    assert tokens(n_ctx=8) == [1, 90, 1, 2, 3, 91, 4, 92]
+    assert tokens(n_ctx=6) == [1, 90, 2, 3, 91, 92]

@@ -1,0 +1,74 @@
+"""Texts and tokens over HTTP, and what the server tells of itself."""
+
+import pytest
+
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def ask(client, path, **fields):
+    answer = client.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("text", ["The sea is", "", "é 媽 🤗", "<|im_start|>user"])
+def test_a_text_comes_back_from_its_tokens(client, text):
+    tokens = ask(client, "/tokenize", content=text)["tokens"]
+    assert ask(client, "/detokenize", tokens=tokens)["content"] == text
+    pieces = ask(client, "/tokenize", content=text, with_pieces=True)["tokens"]
+    assert [each["id"] for each in pieces] == tokens
+    joined = b"".join(each["piece"].encode() if isinstance(each["piece"], str) else bytes(each["piece"]) for each in pieces)
+    assert joined == text.encode()
+
+
+def test_control_tokens_are_read_unless_that_is_switched_off(client):
+    assert len(ask(client, "/tokenize", content="<|im_start|>")["tokens"]) == 1
+    assert len(ask(client, "/tokenize", content="<|im_start|>", parse_special=False)["tokens"]) > 1
+    assert ask(client, "/tokenize", content=[5, "<|im_start|>"])["tokens"] == [5, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {}), ("/detokenize", {"tokens": ["a"]}), ("/detokenize", {"tokens": [-1]})]
+)
+def test_what_is_no_text_or_token_is_refused(client, path, body):
+    assert client.post(path, json=body).status_code == 400
+
+
+def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(client):
+    prompt = ask(client, "/apply-template", **HELLO)["prompt"]
+    assert prompt.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+    tokens = ask(client, "/tokenize", content=prompt)["tokens"]
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        assert ask(client, path, **HELLO) == {"object": "response.input_tokens", "input_tokens": len(tokens)}
+    found = ask(client, "/chat/completions", **HELLO, max_tokens=1)
+    assert found["usage"]["prompt_tokens"] == len(tokens)
+
+
+def test_the_server_tells_what_it_serves(client):
+    found = client.get("/props").json()
+    assert (found["total_slots"], found["model_alias"], found["is_sleeping"]) == (4, "smollm2", False)
+    assert found["default_generation_settings"]["n_ctx"] == 512
+    assert found["default_generation_settings"]["params"]["temperature"] == 0
+    assert "im_start" in found["chat_template"]
+    assert found["eos_token"] == "<|im_end|>"
+    answer = client.post("/props", json={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_counters_grow_by_what_an_answer_says(client):
+    def emitted():
+        answer = client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert int(answer.headers["Process-Start-Time-Unix"]) > 0
+        (line,) = (line for line in answer.text.splitlines() if line.startswith("llamacpp:tokens_predicted_total "))
+        return float(line.split()[1])
+
+    before = emitted()
+    n = ask(client, "/completion", prompt="The sea", n_predict=5)["tokens_predicted"]
+    assert emitted() == before + n
+
+
+def test_a_gap_cannot_be_filled_without_tokens_for_it(client):
+    answer = client.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+    assert "no token for the prefix, the suffix, the middle of a gap" in answer.json()["error"]["message"]

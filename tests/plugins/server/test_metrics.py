@@ -1,0 +1,77 @@
+"""What Prometheus reads: llama.cpp's names, counts by drafter, and sums that hold."""
+
+from prometheus_client.parser import text_string_to_metric_families
+from toys import ScriptedDrafter, toy_engine
+
+from augury.plugins.server.metrics import Metrics
+from augury.types import DrafterStats, Round, Summary, Timings
+
+GREEDY = {"temperature": 0.0}
+
+
+def read(metrics, engine=None):
+    families = text_string_to_metric_families(metrics.text(None if engine is None else engine.stats()).decode())
+    return {
+        (sample.name, *sample.labels.values()): (family.type, sample.value) for family in families for sample in family.samples
+    }
+
+
+def value(found, *name):
+    return found[name][1]
+
+
+def test_what_an_engine_does_is_counted_and_tokens_are_rounds_and_accepted_ones():
+    metrics = Metrics()
+    observers = (metrics.augury_round_done, metrics.augury_request_done)
+    with toy_engine(drafter=ScriptedDrafter, observers=observers) as engine:
+        results = [engine.generate([1, 2, 3], max_tokens=9, **GREEDY) for _ in range(2)]
+        found = read(metrics, engine)
+    sums = [result.stats for result in results]
+    for name, figure in (
+        ("llamacpp:tokens_predicted_total", "n_emitted"),
+        ("augury:rounds_total", "n_rounds"),
+        ("llamacpp:spec_decode_num_draft_tokens_total", "n_drafted"),
+        ("llamacpp:spec_decode_num_accepted_tokens_total", "n_accepted"),
+        ("llamacpp:prompt_tokens_cached_total", "n_reused"),
+    ):
+        assert found[name,] == ("counter", sum(getattr(each, figure) for each in sums)) > ("counter", 0)
+    emitted, rounds = value(found, "llamacpp:tokens_predicted_total"), value(found, "augury:rounds_total")
+    assert emitted == rounds + value(found, "augury:spec_decode_num_accepted_tokens_total", "scripted")
+    per_position = [each for (name, *_), (_, each) in found.items() if name.endswith("accepted_tokens_per_pos_total")]
+    assert sum(per_position) == emitted - rounds
+    assert value(found, "llamacpp:n_decode_total") == sum(each.n_rounds for each in sums)
+    assert found["llamacpp:n_busy_slots_per_decode",] == ("gauge", 1.0)
+    assert value(found, "llamacpp:n_tokens_max") == 12
+    assert value(found, "llamacpp:requests_processing") == value(found, "llamacpp:requests_deferred") == 0
+    assert value(found, "augury:requests_total") == 2
+
+
+def test_rates_are_those_since_the_last_look():
+    metrics = Metrics()
+    metrics.augury_request_done(summary=Summary(n_emitted=9, timings=Timings(0.5, 2.0, 3, 8)))
+    first, second = read(metrics), read(metrics)
+    assert value(first, "llamacpp:predicted_tokens_seconds") == 4.0
+    assert value(first, "llamacpp:prompt_tokens_seconds") == 6.0
+    assert value(second, "llamacpp:predicted_tokens_seconds") == value(second, "llamacpp:prompt_tokens_seconds") == 0.0
+    metrics.augury_request_done(summary=Summary(n_emitted=3, timings=Timings(0.0, 1.0, 0, 2)))
+    assert value(read(metrics), "llamacpp:predicted_tokens_seconds") == 2.0
+    assert value(second, "llamacpp:tokens_predicted_seconds_total") == 2.0
+
+
+def test_drafters_are_told_apart_by_position():
+    metrics = Metrics()
+    metrics.augury_round_done(round=Round(3, 3, 0, 0, 3, 0.0, 0.0))
+    drafters = {
+        "a": DrafterStats(used=2, drafted=3, accepted=1, offered_by_position=(2, 1), accepted_by_position=(1, 0), draft_s=0.25),
+        "b": DrafterStats(used=1, drafted=1, accepted=1, offered_by_position=(1,), accepted_by_position=(1,)),
+    }
+    for _ in range(2):
+        metrics.augury_request_done(summary=Summary(n_drafted=4, n_accepted=2, drafters=drafters))
+    found = read(metrics)
+    assert value(found, "llamacpp:spec_decode_num_drafts_total") == 6
+    assert value(found, "augury:spec_decode_num_drafts_total", "a") == 4
+    assert value(found, "augury:spec_decode_num_draft_tokens_per_pos_total", "a", "1") == 2
+    assert value(found, "augury:spec_decode_num_accepted_tokens_per_pos_total", "a", "1") == 0
+    assert value(found, "augury:spec_decode_num_accepted_tokens_per_pos_total", "b", "0") == 2
+    assert value(found, "augury:spec_decode_draft_seconds_total", "a") == 0.5
+    assert value(found, "llamacpp:n_busy_slots_per_decode") == 3.0
