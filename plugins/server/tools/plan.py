@@ -1,0 +1,200 @@
+"""`ChatFormat`: how a model's chats call tools and reason; `ChatPlan`: what that means for one request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import Factory, define, field, frozen
+
+from augury.errors import OptionError
+from augury.plugins.server.tools.format import GENERIC, ToolFormat, reasoning_tags, tool_format
+from augury.plugins.server.tools.grammar import AnswerGrammar
+from augury.plugins.server.tools.parser import AnswerParser
+from augury.types import Token
+
+if TYPE_CHECKING:
+    from augury.text.chat_template import ChatTemplate
+    from augury.text.tokenizer import Tokenizer
+
+__all__ = ["REASONING_FORMATS", "ChatFormat", "ChatPlan"]
+
+REASONING_FORMATS = ("none", "deepseek", "auto")
+"""llama.cpp's words: reasoning stays in the content, or is told apart; `auto` tells it apart."""
+
+_DESCRIPTION = """\
+You may call these functions:
+{tools}
+To call some of them, answer with nothing but JSON of this form: {{"tool_calls": [{{"name": "...", "arguments": {{...}}}}]}}
+Otherwise answer in plain text."""
+
+Message = Mapping[str, Any]
+
+
+@frozen
+class ChatPlan:
+    """What one request adds to a prompt, and how its answer is read.
+
+    Attributes:
+        params: Arguments of `Engine.submit`: `messages`, `tools` and what constrains the answer.
+    """
+
+    params: dict[str, Any]
+    _format: ChatFormat
+    _has_tools: bool
+    _is_reasoning: bool
+    _tags: tuple[str, str] | None
+
+    def parser(self) -> AnswerParser:
+        """For one answer."""
+        return AnswerParser(self._format.tools, self._tags, has_tools=self._has_tools, is_reasoning=self._is_reasoning)
+
+    def text(self, token: Token) -> str:
+        """What a token says to the parser: its text; of a control token that ends nothing its name."""
+        tokenizer = self._format.tokenizer
+        is_control = not token.text and tokenizer is not None and tokenizer.is_special(token.token)
+        return tokenizer.text(token.token) if is_control and token.token not in tokenizer.eog else token.text  # type: ignore[union-attr]
+
+
+@define
+class ChatFormat:
+    """How a model's chats call tools and reason, told from its template.
+
+    Attributes:
+        tools: How it writes calls.
+        tags: What stands around its reasoning.
+        may_reason: Whether its template knows of reasoning.
+    """
+
+    template: ChatTemplate | None
+    tokenizer: Tokenizer | None
+    tools: ToolFormat = field(init=False)
+    tags: tuple[str, str] = field(init=False)
+    may_reason: bool = field(init=False)
+    _begins: dict[str, bool] = Factory(dict)  # whether prompts end within reasoning, by the template's variables
+
+    def __attrs_post_init__(self) -> None:
+        source = "" if self.template is None else self.template.source
+        self.tools, self.tags = tool_format(source), reasoning_tags(source)
+        self.may_reason = self.tags[1] in source
+
+    def plan(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        is_parallel: bool = True,
+        reasoning: Literal["none", "deepseek", "auto"] = "auto",
+        kwargs: Mapping[str, Any] | None = None,
+        json_schema: Mapping[str, Any] | None = None,
+    ) -> ChatPlan:
+        """Plan a request. May take as long as a chat template does.
+
+        Args:
+            messages: The conversation, as OpenAI's clients send it.
+            tools: As they send them: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+            tool_choice: `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`.
+            is_parallel: Whether an answer may hold several calls, where that can be kept it from: with `required`.
+            reasoning: `none` leaves reasoning in the content.
+            kwargs: Variables of the template.
+            json_schema: What the content must fit.
+
+        Raises:
+            OptionError: Tools, choice or messages are malformed.
+        """
+        described = [_described(tool) for tool in tools or ()]
+        forced = _forced(described, tool_choice)
+        has_tools = bool(described) and tool_choice != "none"
+        is_reasoning = messages[-1].get("role") != "assistant" and self._begins_reasoning(kwargs)
+        params: dict[str, Any] = {"messages": [_for_template(message) for message in messages]}
+        if has_tools and self.tools is GENERIC:
+            params["messages"] = _told(described, params["messages"])
+        elif has_tools:
+            params["tools"] = list(tools or ())
+        tags = self.tags if self.may_reason else None
+        grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning)
+        if forced:
+            params["grammar"] = grammar.calls(forced, is_single=not is_parallel or isinstance(tool_choice, Mapping))
+        elif json_schema is not None and (self.may_reason or self.tools.name == "harmony"):
+            params["grammar"] = grammar.json(json_schema)
+        elif json_schema is not None:
+            params["json_schema"] = json_schema
+        return ChatPlan(params, self, has_tools, is_reasoning, None if reasoning == "none" else self.tags)
+
+    def _begins_reasoning(self, kwargs: Mapping[str, Any] | None) -> bool:
+        if self.template is None or not self.may_reason:
+            return False
+        key = json.dumps(kwargs or {}, sort_keys=True, default=str)
+        if key not in self._begins:
+            prompt = self.template.render([{"role": "user", "content": "?"}], kwargs=kwargs)
+            self._begins[key] = prompt.rstrip().endswith(self.tags[0])
+        return self._begins[key]
+
+
+def _described(tool: Any) -> Mapping[str, Any]:
+    """The function that a tool is."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise OptionError(
+            f'a tool is {tool!r}, expected {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
+        )
+    if not isinstance(function.get("parameters") or {}, Mapping):
+        raise OptionError(f"the parameters of tool {function['name']!r} are no JSON schema")
+    return function
+
+
+def _forced(described: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The functions of which one must be called; none where none must."""
+    names = [each["name"] for each in described]
+    if choice in ("auto", "none"):
+        return []
+    if choice == "required":
+        if not names:
+            raise OptionError("tool_choice is 'required', but there are no tools; send some")
+        return list(described)
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        named = "{'type': 'function', 'function': {'name': ...}}"
+        raise OptionError(f"tool_choice is {choice!r}, expected 'auto', 'none', 'required' or {named}")
+    if name not in names:
+        raise OptionError(f"tool_choice names {name!r}, expected one of the tools: {', '.join(names) or 'there are none'}")
+    return [each for each in described if each["name"] == name]
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """A message with its calls' arguments as mappings, which templates expect."""
+    found = dict(message)
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call_for_template(call) for call in calls]
+    return found
+
+
+def _call_for_template(call: Any) -> dict[str, Any]:
+    try:
+        function = dict(call["function"])
+        if isinstance(arguments := function["arguments"], str):
+            function["arguments"] = json.loads(arguments or "{}")
+    except (TypeError, KeyError, ValueError):
+        raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON") from None
+    return {**call, "function": function}
+
+
+def _told(described: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The conversation for a template that knows no tools: a system message describes them, calls and results are text."""
+    text = _DESCRIPTION.format(tools="\n".join(json.dumps(each) for each in described))
+    told = [_as_text(message) for message in messages]
+    if told and told[0]["role"] == "system":
+        return [{**told[0], "content": f"{told[0].get('content') or ''}\n\n{text}"}, *told[1:]]
+    return [{"role": "system", "content": text}, *told]
+
+
+def _as_text(message: Message) -> dict[str, Any]:
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"The function returned: {message.get('content')}"}
+    if calls := message.get("tool_calls"):
+        made = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls]
+        return {"role": message["role"], "content": json.dumps({"tool_calls": made})}
+    return dict(message)

@@ -1,0 +1,137 @@
+# ruff: noqa: RUF001 - DeepSeek's vertical line is not the ASCII one
+"""What models write when they reason and call tools, as a whole and letter by letter."""
+
+import json
+
+import pytest
+
+from augury.plugins.server.tools.format import FORMATS, REASONING_TAGS, tool_format
+from augury.plugins.server.tools.parser import AnswerParser, Call, collect, parse
+
+ARGUMENTS = '{"city": "S\\u00e3o {Paulo}", "days": [1, 2], "at": {"x": "}]\\""}}'
+THINK = REASONING_TAGS[0]
+F, G = Call("f", "{}"), Call("g", "{}")
+
+
+def written(form, calls):
+    """Calls as the format's own template would write them."""
+    made = [f"{form.before_name}{name}{form.before_arguments}{arguments}{form.after_arguments}" for name, arguments in calls]
+    return form.begin + form.between.join(made) + form.end
+
+
+def both(text, *how, **more):
+    """An answer as it is read whole, and letter by letter; what was told is never taken back."""
+    parser, deltas = AnswerParser(*how, **more), []
+    for letter in text:
+        deltas += parser.push(letter)
+    whole = collect(deltas + parser.flush())
+    assert whole == parser.answer == parse(text, *how, **more)
+    return whole
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_calls_are_read_as_templates_write_them(form, n):
+    calls = [("weather", ARGUMENTS), ("now", "{}")][: form.n_most or n]
+    answer = both(written(form, calls), form, THINK)
+    assert answer.calls == [Call(*call) for call in calls]
+    assert answer.content == ""
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.triggers], ids=lambda form: form.name)
+def test_reasoning_and_content_may_come_before_calls(form):
+    body = written(form, [("now", "{}")])
+    body = body if body.startswith(form.triggers) else form.triggers[0] + body
+    answer = both(f"<think>\nA <tool_call>? No.\n</think>\n\nLook: {body}", form, THINK)
+    assert (answer.reasoning, answer.content, answer.calls) == ("A <tool_call>? No.", "Look:", [Call("now", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [Call("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>\n{\n "name": "f",\n "arguments": {\n "a": 1}\n}\n</tool_call>\n', [Call("f", '{\n "a": 1}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [Call("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"id": 3, "name": "f"}</tool_call>', [F]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', [Call("f", '{"a": [1')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}</tool_call>', [F, G]),
+        ("llama-3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [Call("f", '{"a": 1}')]),
+        ("llama-3", '{\n "type": "function", "name": "f", "parameters": {}}\n{"name": "g", "parameters": {}}', [F, G]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]', [F]),
+        ("mistral-v11", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}", [F]),
+        ("mistral-v11", "[TOOL_CALLS]f{}[TOOL_CALLS]g{}", [F, G]),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", [F]),
+    ],
+)
+def test_calls_are_read_as_models_write_them(name, text, calls):
+    answer = both(text, FORMATS[name], THINK)
+    assert answer.calls == calls
+    assert answer.content == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "A <tool> is not {a} call."),
+        ("hermes", "Ends in <tool_"),
+        ("hermes", "Look: <tool_call>none"),
+        ("hermes", 'Look: <tool_call>{"no": "name"}'),
+        ("llama-3", '{"names": []} and more'),
+        ("llama-3", "{"),
+        ("generic", '{"a": 1}'),
+        ("mistral", "[TOOL"),
+        ("harmony", "Just text."),
+    ],
+)
+def test_what_is_no_call_is_content(name, text):
+    answer = both(text, FORMATS[name], THINK)
+    assert (answer.content.replace(" ", ""), answer.calls, answer.reasoning) == (text.replace(" ", ""), [], "")
+
+
+def test_without_tools_and_tags_the_answer_is_content_to_the_letter():
+    for text in ("<think>a</think> \n", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ' {"name":'):
+        for form in ("hermes", "llama-3", "generic"):
+            assert both(text, FORMATS[form], None, has_tools=False).content == text
+
+
+def test_reasoning_goes_on_from_the_prompt_and_may_be_cut_short():
+    assert both("Hm.\n</think>\n\nSo.", FORMATS["hermes"], THINK, is_reasoning=True).reasoning == "Hm."
+    assert both("Hm. </thi", FORMATS["hermes"], THINK, is_reasoning=True).reasoning == "Hm. </thi"
+    assert both("<think></think>So.", FORMATS["hermes"], THINK).content == "So."
+    assert both("I <think> so.</think>", FORMATS["hermes"], THINK).content == "I <think> so.</think>"
+
+
+@pytest.mark.parametrize("is_told_apart", [True, False])
+def test_harmony_has_channels(is_told_apart):
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Look: <|end|><|start|>"
+    call = "assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>" + ARGUMENTS
+    answer = both(text + call, FORMATS["harmony"], THINK if is_told_apart else None)
+    assert answer.calls == [Call("f", ARGUMENTS)]
+    assert (answer.reasoning, answer.content) == (("Hm.", "Look: ") if is_told_apart else ("", "Hm.Look: "))
+    assert both("<|channel|>final<|message|>Yes.", FORMATS["harmony"], THINK).content == "Yes."
+
+
+def test_pieces_come_as_soon_as_they_are_certain():
+    parser = AnswerParser(FORMATS["hermes"], THINK)
+    assert collect(parser.push("Well <")).content == "Well"
+    assert collect(parser.push("b> ")).content == " <b>"
+    assert parser.push('<tool_call>{"name": "f", ')[0].name == "f"
+    assert parser.push('"arguments": {"a"')[0].arguments == '{"a"'
+    assert json.loads('{"a"' + parser.push(": 1}}")[0].arguments) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
+        ("<|start_header_id|>{{ tools }}", "llama-3"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("[TOOL_CALLS][ARGS]", "mistral-v11"),
+        ("<｜tool▁calls▁begin｜>```json", "deepseek"),
+        ("<｜tool▁calls▁begin｜>", "deepseek-v3.1"),
+        ("<|start|><|channel|>", "harmony"),
+        ("<|im_start|>", "generic"),
+    ],
+)
+def test_the_template_tells_the_format(template, name):
+    assert tool_format(template).name == name

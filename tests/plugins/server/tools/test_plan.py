@@ -1,0 +1,185 @@
+"""What a request with tools adds to a prompt: its messages, and the grammar of an answer that must call one."""
+
+import json
+
+import pytest
+import vocabularies
+
+from augury.constraint import ConstraintSession
+from augury.errors import OptionError
+from augury.loader import Shared
+from augury.options import build
+from augury.plugins.server.tools import ChatFormat
+from augury.plugins.server.tools.format import FORMATS
+from augury.plugins.server.tools.grammar import AnswerGrammar
+from augury.plugins.server.tools.parser import parse
+from augury.registry import Registry
+from augury.text.chat_template import ChatTemplate
+from augury.text.tokenizer import load_tokenizer
+from augury.types import Token
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER, NOW = {"name": "weather", "parameters": CITY}, {"name": "now"}
+TOOLS = [{"type": "function", "function": each} for each in (WEATHER, NOW)]
+ASKED = [{"role": "user", "content": "Hm?"}]
+SHARED = Shared()  # llguidance's view of the vocabulary
+
+
+def with_control_tokens():
+    """A vocabulary in which texts of formats are control tokens."""
+    found = vocabularies.metadata("smollm")
+    names = dict(zip(("<reponame>", "<file_sep>", "<gh_stars>"), ("[TOOL_CALLS]", "<|message|>", "[/THINK]"), strict=True))
+    return load_tokenizer(
+        vocabularies.changed(found, tokens=[names.get(token, token) for token in found["tokenizer.ggml.tokens"]])
+    )
+
+
+TOKENIZER = with_control_tokens()
+PIECES = {TOKENIZER.piece(token): token for token in range(TOKENIZER.n_vocab)}
+GRAMMAR = Registry.discover().constraints["grammar"]
+
+
+def follows(grammar, text):
+    """Whether an answer is one that a grammar allows, to its end."""
+    session = ConstraintSession(TOKENIZER.n_vocab, TOKENIZER, TOKENIZER.eog, SHARED.get)
+    constraint = GRAMMAR(build(GRAMMAR.options_class, {"text": grammar}, "grammar"), session)
+    rest = text.encode()
+    while rest and not constraint.is_complete:
+        allowed = constraint.allowed()
+        fits = (n for n in range(min(len(rest), 20), 0, -1) if rest[:n] in PIECES and allowed[PIECES[rest[:n]]])
+        if (n := next(fits, None)) is None:
+            return False
+        constraint.accept(PIECES[rest[:n]])
+        rest = rest[n:]
+    return not rest and (constraint.is_complete or bool(constraint.allowed()[list(TOKENIZER.eog)].all()))
+
+
+def call_of(form, name="weather", arguments='{"city": "Oslo"}'):
+    return f"{form.before_name}{name}{form.before_arguments}{arguments}{form.after_arguments}"
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_the_grammar_of_a_required_call_holds_calls_that_fit_and_nothing_else(form):
+    grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls([WEATHER, NOW], is_single=False)
+    one, two = ([call_of(form)] * n for n in (1, 2))
+    assert follows(grammar, form.begin + form.between.join(one) + form.end)
+    assert follows(grammar, form.begin + form.between.join(two) + form.end) == (form.n_most is None)
+    assert follows(grammar, form.begin + call_of(form, "now", "{}") + form.end)
+    for wrong in (call_of(form, "other"), call_of(form, arguments='{"city": "Bonn"}'), call_of(form, arguments='{"city": "Os')):
+        assert not follows(grammar, form.begin + wrong + form.end)
+    assert not follows(grammar, "No.")
+    single = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False).calls([WEATHER], is_single=True)
+    assert follows(single, form.begin + one[0] + form.end)
+    assert not follows(single, form.begin + form.between.join(two) + form.end)
+    assert not follows(single, form.begin + call_of(form, "now", "{}") + form.end)
+
+
+@pytest.mark.parametrize("tags", [("<think>", "</think>"), ("[THINK]", "[/THINK]")], ids=str)
+def test_reasoning_may_come_before_what_is_required(tags):
+    form, (opening, closing) = FORMATS["hermes"], tags
+    for is_reasoning in (False, True):
+        grammar = AnswerGrammar(form, TOKENIZER, tags, is_reasoning)
+        before = f"{'' if is_reasoning else opening}\nHm </b> [x].\n{closing}\n\n"
+        assert follows(grammar.calls([WEATHER], is_single=True), before + call_of(form))
+        assert follows(grammar.json(CITY), before + '{"city": "Oslo"}')
+        assert follows(grammar.json(CITY), '{"city": "Oslo"}') == (not is_reasoning)
+        assert not follows(grammar.json(CITY), before + "{}")
+
+
+def test_harmony_may_reason_in_its_channel():
+    grammar = AnswerGrammar(FORMATS["harmony"], TOKENIZER, None, is_reasoning=False)
+    before = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert follows(grammar.calls([WEATHER], is_single=True), before + call_of(FORMATS["harmony"]))
+    assert follows(grammar.json(CITY), before + '<|channel|>final<|message|>{"city": "Oslo"}')
+
+
+def planned(source="<tool_call>", **asked):
+    template = ChatTemplate(source)
+    try:
+        return ChatFormat(template, TOKENIZER).plan(asked.pop("messages", ASKED), **asked)
+    finally:
+        template.close()
+
+
+def test_what_a_request_adds():
+    assert planned().params == {"messages": ASKED}
+    assert planned(tools=TOOLS).params == {"messages": ASKED, "tools": TOOLS}
+    assert "grammar" in planned(tools=TOOLS, tool_choice="required").params
+    named = planned(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "now"}}).params["grammar"]
+    assert "now" in named
+    assert "weather" not in named
+    assert planned(json_schema=CITY).params["json_schema"] == CITY
+    assert "thought" in planned("</think>", json_schema=CITY).params["grammar"]
+
+
+@pytest.mark.parametrize(("choice", "n"), [("auto", 1), ("none", 0)])
+def test_calls_are_read_unless_there_shall_be_none(choice, n):
+    parser = planned(tools=TOOLS, tool_choice=choice).parser()
+    parser.push(call_of(FORMATS["hermes"]))
+    parser.flush()
+    assert len(parser.answer.calls) == n
+
+
+def test_reasoning_begins_where_the_template_opens_it():
+    source = "{{ messages[0].content }}{% if on %}<think>\n{% endif %}{# </think> #}"
+    for on, reasoning, content in ((True, "a", "b"), (False, "", "a</think>b")):
+        parser = planned(source, kwargs={"on": on}).parser()
+        parser.push("a</think>b")
+        parser.flush()
+        assert (parser.answer.reasoning, parser.answer.content) == (reasoning, content)
+    whole = planned(source, kwargs={"on": False}, reasoning="none").parser()
+    whole.push("<think>a</think>b")
+    assert whole.flush() == []
+    assert whole.answer.content == "<think>a</think>b"
+
+
+def test_a_template_without_tools_is_told_of_them_in_a_system_message():
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+    talk = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "noon"}]
+    params = planned("<|im_start|>", messages=talk, tools=TOOLS).params
+    system, asked, called, result = params["messages"]
+    assert system["role"] == "system"
+    assert json.dumps(WEATHER) in system["content"]
+    assert asked == ASKED[0]
+    assert parse(called["content"], FORMATS["generic"], None).calls[0].arguments == '{"a": 1}'
+    assert result == {"role": "user", "content": "The function returned: noon"}
+    assert "tools" not in params
+    briefed = planned("", messages=[{"role": "system", "content": "Be short."}, *ASKED], tools=TOOLS).params["messages"]
+    assert briefed[0]["content"].startswith("Be short.\n\nYou may call")
+
+
+def test_arguments_reach_templates_as_mappings():
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+    made = planned(messages=[{"role": "assistant", "tool_calls": [call]}, *ASKED]).params["messages"][0]
+    assert made["tool_calls"][0]["function"] == {"name": "now", "arguments": {"a": 1}}
+
+
+def test_control_tokens_are_text_to_the_parser_but_for_the_end():
+    plan, control = planned(), TOKENIZER.encode("[TOOL_CALLS]", add_special=False, parse_special=True)
+    assert [plan.text(Token(token, "")) for token in (*control, *TOKENIZER.eog)] == ["[TOOL_CALLS]"] + [""] * len(TOKENIZER.eog)
+    assert plan.text(Token(5, "x")) == "x"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"tools": [{"name": "f"}]}, "a tool is .*expected"),
+        ({"tools": [{"function": {"name": "f", "parameters": []}}], "tool_choice": "none"}, None),
+        ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "the parameters of tool 'f' are no JSON schema"),
+        ({"tool_choice": "required"}, "tool_choice is 'required', but there are no tools"),
+        ({"tool_choice": "maybe"}, "tool_choice is 'maybe', expected 'auto'"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "names 'x', expected one of the tools: weather, now"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "a tool call is"),
+    ],
+)
+def test_what_is_malformed_is_an_error(asked, told):
+    if told is None:
+        planned(**asked)
+        return
+    with pytest.raises(OptionError, match=told):
+        planned(**asked)
