@@ -62,6 +62,38 @@ def write_lfm2(path: Path, *, n_layers: int = 16) -> None:
     writer.close("token_embd_norm")
 
 
+def write_qwen3moe(path: Path, *, n_layers: int = 16) -> None:
+    """A mixture of 0.9 billion weights of which a token uses 0.28: 8 of 32 experts of 512 hidden values."""
+    n_embd, n_ff, n_experts, n_used = 1024, 512, 32, 8
+    numbers = {"expert_count": n_experts, "expert_used_count": n_used, "expert_feed_forward_length": n_ff}
+    writer = _qwen3(path, "qwen3moe", n_layers, n_embd, n_used * n_ff, numbers)
+    for layer in range(n_layers):
+        writer.vectors(layer, **{"ffn_norm.weight": n_embd})
+        writer.out.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", writer.floats((n_experts, n_embd)))
+        writer.matrices(layer, ffn_gate_exps=(n_experts, n_ff, n_embd), ffn_up_exps=(n_experts, n_ff, n_embd))
+        writer.matrices(layer, ffn_down_exps=(n_experts, n_embd, n_ff))
+    writer.close("output_norm")
+
+
+def write_qwen3(path: Path, *, n_layers: int = 16) -> None:
+    """A dense model with as many weights as a token of `write_qwen3moe` uses."""
+    n_embd, n_ff = 1024, 4096
+    writer = _qwen3(path, "qwen3", n_layers, n_embd, n_ff, {})
+    for layer in range(n_layers):
+        writer.feed_forward(layer, n_embd, n_ff, norm="ffn_norm")
+    writer.close("output_norm")
+
+
+def _qwen3(path: Path, name: str, n_layers: int, n_embd: int, n_ff: int, numbers: dict[str, int]) -> _Writer:
+    n_heads, n_kv_heads, size = 16, 4, 64
+    heads = {"attention.head_count": n_heads, "attention.head_count_kv": n_kv_heads}
+    sizes = {"attention.key_length": size, "attention.value_length": size}
+    writer = _Writer(path, name, n_layers, n_embd, n_ff, numbers | heads | sizes)
+    for layer in range(n_layers):
+        writer.attention(layer, n_embd, n_heads * size, n_kv_heads * size, n_heads * size, size)
+    return writer
+
+
 class _Writer:
     def __init__(self, path: Path, name: str, n_layers: int, n_embd: int, n_ff: int, numbers: dict[str, int]) -> None:
         self.out = gguf.GGUFWriter(path, name)
@@ -81,7 +113,7 @@ class _Writer:
         self.matrices(layer, ffn_gate=(n_ff, n_embd), ffn_up=(n_ff, n_embd), ffn_down=(n_embd, n_ff))
         self.vectors(layer, **{f"{norm}.weight": n_embd})
 
-    def matrices(self, layer: int, **shapes: tuple[int, int]) -> None:
+    def matrices(self, layer: int, **shapes: tuple[int, ...]) -> None:
         for name, shape in shapes.items():
             self._matrix(f"blk.{layer}.{name}.weight", shape)
 
@@ -99,10 +131,10 @@ class _Writer:
         self.out.write_tensors_to_file()
         self.out.close()
 
-    def _matrix(self, name: str, shape: tuple[int, int]) -> None:
+    def _matrix(self, name: str, shape: tuple[int, ...]) -> None:
         """Codes at random, scales that keep the size of what goes through."""
-        n_out, n_in = shape
-        blocks = self._rng.integers(0, 256, (n_out, n_in // _BLOCK, _BLOCK_BYTES), np.uint8)
+        *n_out, n_in = shape
+        blocks = self._rng.integers(0, 256, (*n_out, n_in // _BLOCK, _BLOCK_BYTES), np.uint8)
         scale = np.float16(1.0 / (4.6 * n_in**0.5))  # 4.6: the deviation of codes from -8 to 7
         blocks[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
-        self.out.add_tensor(name, blocks.reshape(n_out, -1), raw_dtype=_QUANT)
+        self.out.add_tensor(name, blocks.reshape(*n_out, -1), raw_dtype=_QUANT)
