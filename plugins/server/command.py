@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.registry import Registry
 
 if TYPE_CHECKING:
+    from augury.engine.engine import Engine
+    from augury.interfaces import Progress
     from augury.plugins.server.server import Server, ServerOptions
 
 __all__ = ["add_parser"]
@@ -38,6 +41,9 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
     add_template_flag(parser)
+    template = parser.add_mutually_exclusive_group()
+    template.add_argument("--chat-template", metavar="JINJA", help="a chat template in place of the model's own")
+    template.add_argument("--chat-template-file", type=Path, metavar="FILE", help="the same, from a file")
     parser.set_defaults(run=_run)
 
 
@@ -113,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
 
     options = _options_of(args)
     warn_of_synthetic(args)
-    server = Server(options, lambda progress: load_engine(args, args.spec_type, args.model_draft, progress))
+    server = Server(options, partial(_load, args, _template_of(args)))
     if args.metrics:
         from augury.plugins.server.metrics import Metrics
 
@@ -124,6 +130,25 @@ def _run(args: argparse.Namespace) -> int:
     if server.failure is not None:
         raise server.failure
     return 0
+
+
+def _load(args: argparse.Namespace, template: str | None, progress: Progress) -> Engine:
+    """Load the engine, with another chat template if one is given."""
+    from augury.text.chat_template import ChatTemplate
+
+    engine = load_engine(args, args.spec_type, args.model_draft, progress)
+    if template is not None:
+        engine.chat_template = ChatTemplate(template, engine.tokenizer)
+    return engine
+
+
+def _template_of(args: argparse.Namespace) -> str | None:
+    if args.chat_template_file is not None:
+        return read_text(args.chat_template_file)
+    if args.chat_template is not None and "{" not in args.chat_template:
+        raise OptionError(f"--chat-template is {args.chat_template!r}, expected a Jinja template; augury has none by name")
+    template: str | None = args.chat_template
+    return template
 
 
 def _options_of(args: argparse.Namespace) -> ServerOptions:

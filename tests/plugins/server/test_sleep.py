@@ -3,16 +3,19 @@
 import time
 
 import pytest
+from commands import here, run
 from servers import serving
 
 FIM = ",".join(f"tokenizer.ggml.fim_{name}_token_id=int:{token}" for name, token in (("pre", 11), ("suf", 12), ("mid", 13)))
+
+TEMPLATE = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def sleeper():
     """Sleeps after a second."""
-    words = "-m smollm2 -t 2 -c 512 -np 1 --temp 0 --no-slots --props --metrics --sleep-idle-seconds 1 --override-kv"
-    with serving(*words.split(), FIM) as found:
+    words = "-m smollm2 -t 2 -c 512 -np 1 --temp 0 --no-slots --props --metrics --sleep-idle-seconds 1 --jinja --override-kv"
+    with serving(*words.split(), FIM, "--chat-template", TEMPLATE) as found:
         yield found
 
 
@@ -62,3 +65,14 @@ def test_what_is_switched_off_is_a_501(sleeper):
     assert "--slot-save-path" in answers[1].json()["error"]["message"]
     assert sleeper.client.post("/props", json={}).json() == {"success": True}
     assert sleeper.client.post("/props", json={"temperature": 1}).status_code == 400
+
+
+def test_a_chat_template_takes_the_place_of_the_models_own(sleeper):
+    hello = {"messages": [{"role": "user", "content": "Hello"}]}
+    assert sleeper.client.post("/apply-template", json=hello).json() == {"prompt": "[Hello]"}
+    assert sleeper.client.get("/props").json()["chat_template"] == TEMPLATE
+
+
+def test_a_chat_template_is_no_name(capsys):
+    code, _, err = run(capsys, "serve", *here(), "--chat-template", "chatml")
+    assert (code, "expected a Jinja template" in err) == (2, True)

@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from augury.engine.request import make_request
 from augury.errors import OptionError, UnsupportedError
 from augury.plugins.server.llama_cpp.completion import CompletionRequest, stop_type
+from augury.plugins.server.llama_cpp.embedding import normalized
 from augury.plugins.server.llama_cpp.infill import InfillRequest, infill_tokens
 from augury.plugins.server.llama_cpp.prompts import PromptObject, prompt_tokens
 from augury.registry import Registry
@@ -164,3 +166,13 @@ def test_a_gap_is_filled_between_its_tokens_and_what_does_not_fit_is_left_out():
     assert tokens(n_ctx=10, **extra) == [2, 1, 90, 1, 2, 3, 91, 4, 5, 92]
     assert tokens(n_ctx=8) == [1, 90, 1, 2, 3, 91, 4, 92]
     assert tokens(n_ctx=6) == [1, 90, 2, 3, 91, 92]
+
+
+@pytest.mark.parametrize(
+    ("p", "expected"), [(-1, [3, -4]), (0, [24570, -32760]), (1, [3 / 7, -4 / 7]), (2, [0.6, -0.8]), (3, None)]
+)
+def test_embeddings_are_scaled_as_llama_cpp_does(p, expected):
+    found = normalized(np.array([3, -4], np.float32), p)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, np.array([3, -4]) / 91 ** (1 / 3) if expected is None else expected, rtol=1e-6)
+    assert not normalized(np.zeros(2, np.float32), p).any()

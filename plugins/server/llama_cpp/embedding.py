@@ -1,0 +1,56 @@
+"""`/embedding`: texts as vectors, in llama.cpp's form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from anyio import to_thread
+from fastapi import APIRouter
+from pydantic import AliasChoices, Field
+
+from augury.plugins.server.fields import RequestFields
+from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
+from augury.plugins.server.server import Server, Serving
+
+__all__ = ["normalized", "router"]
+
+router = APIRouter()
+
+_LARGEST = 32760.0  # what llama.cpp scales the largest component to, so that vectors may be kept as int16
+
+
+class EmbeddingRequest(RequestFields):
+    """Texts, or token ids."""
+
+    content: Prompt = Field(validation_alias=AliasChoices("content", "input", "prompt"))
+    embd_normalize: int = Field(2, ge=-1, description="-1: not at all, 0: to the largest component, p: to the p-norm 1")
+    pooling: Literal["mean", "last", "cls", "none"] | None = None
+
+
+@router.post("/embedding")
+@router.post("/embeddings", include_in_schema=False)
+async def embedding(body: EmbeddingRequest, server: Serving) -> list[dict[str, Any]]:
+    """Embed texts; without pooling every token, as it is."""
+    return await to_thread.run_sync(_embed, body, server)
+
+
+def _embed(body: EmbeddingRequest, server: Server) -> list[dict[str, Any]]:
+    prompts = prompt_tokens(body.content, server.engine.tokenizer)
+    found = server.engine.embed(prompts, pooling=body.pooling, normalize=False)
+    rows = [vector if vector.ndim > 1 else normalized(vector, body.embd_normalize)[None] for vector in found]
+    return [{"index": index, "embedding": each.tolist()} for index, each in enumerate(rows)]
+
+
+def normalized(vector: np.ndarray, p: int) -> np.ndarray:
+    """A vector scaled as llama.cpp does; one of zeros stays as it is.
+
+    Args:
+        vector: (E,) float32.
+        p: See `EmbeddingRequest.embd_normalize`.
+    """
+    if p < 0:
+        return vector
+    values = vector.astype(np.float64)
+    length = np.abs(values).max() / _LARGEST if p == 0 else np.linalg.norm(values, p)
+    return (values / length if length > 0 else values).astype(np.float32)
