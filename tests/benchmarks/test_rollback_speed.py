@@ -2,7 +2,7 @@
 
 A verify pass takes in what was accepted of the one before it, computes a certain token and seven drafted ones, and keeps these
 aside. In docs/benchmarks.md it takes at most 1.03 of a pass of eight certain tokens, a round after a rejection at most 1.03 of
-one after all were accepted.
+one after all were accepted. Beside it, what it would take to restore a copy of the state and replay four accepted tokens.
 """
 
 from time import perf_counter
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.bench
 
 REGISTRY = Registry.discover()
 SHAPES = {"Qwen3.5-0.8B": write_qwen35, "LFM2-1.2B": write_lfm2}
-START, N, ROUNDS = 256, 8, 60
+START, N, N_REPLAYED, ROUNDS = 256, 8, 4, 60
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -39,15 +39,27 @@ def model(request, tmp_path_factory):
 
 
 def ways():
-    """A pass by what is done in it: all certain; drafted ones after all of the last pass were accepted; after none was."""
+    """A pass by what is done in it.
+
+    All tokens certain; drafted ones after all of the last pass were accepted; after none was; after a copy was restored, with
+    accepted tokens replayed in front.
+    """
     certain = run_of(np.arange(N) + 7, start=START)
     drafted = attrs.evolve(certain, is_drafted=np.arange(N) > 0)
     accepted = np.array([(0, START + i, START + i) for i in range(1, N)], np.int32)
-    return {"certain": certain, "accepted": attrs.evolve(drafted, accepted=accepted), "rejected": drafted}
+    replay = run_of(np.arange(N_REPLAYED + N) + 7, start=START - N_REPLAYED, rows=range(N_REPLAYED, N_REPLAYED + N))
+    restored = attrs.evolve(replay, restores=np.array([0], np.int32), saves=np.array([[0, 0]], np.int32))
+    return {
+        "certain": certain,
+        "accepted": attrs.evolve(drafted, accepted=accepted),
+        "rejected": drafted,
+        "restored": restored,
+    }
 
 
 def test_a_verify_pass_beside_certain_tokens(benchmark, model):
-    model.forward(run_of(np.arange(START) % 1000, rows=[]))
+    prompt = run_of(np.arange(START) % 1000, rows=[])
+    model.forward(attrs.evolve(prompt, saves=np.array([[0, START - N_REPLAYED]], np.int32)))
     batches = ways()
     model.forward(batches["rejected"])
     seconds = {name: [] for name in batches}
@@ -62,5 +74,6 @@ def test_a_verify_pass_beside_certain_tokens(benchmark, model):
     taken = {name: np.array(each).reshape(-1, 2).sum(axis=1) / 2 for name, each in seconds.items()}
     benchmark.extra_info["ms"] = {name: round(1e3 * float(np.median(each)), 2) for name, each in taken.items()}
     ratios = {"verify / certain": ("accepted", "certain"), "rejected / accepted": ("rejected", "accepted")}
+    ratios |= {"restored / rejected": ("restored", "rejected")}
     for told, (one, other) in ratios.items():
         benchmark.extra_info[told] = round(float(np.median(taken[one] / taken[other])), 3)
