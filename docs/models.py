@@ -50,7 +50,6 @@ _LATENT = "latent attention"
 _RWKV = "the recurrences of RWKV"
 _HYPER = "hyper-connections, and sparse attention by an indexer"
 LACKS = {
-    "residual streams that are mixed, and experts of a latent space": ("kimi-k3",),
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm", "dots3note"),
     _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "qwen4exp", "glm5-next"),

@@ -15,7 +15,7 @@ from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
-from augury.backends.numba_cpu.kernels import step, team
+from augury.backends.numba_cpu.kernels import mix, step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import RECORD, Space, Tape
@@ -54,7 +54,11 @@ class Lowering:
         if self._recurrent:
             n_bytes_per_sequence = sum(mixer.bytes_per_sequence() for mixer in self._recurrent)
             self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
-        self.scratch_bytes = up(max(SCRATCH_BYTES, *(emitter.scratch_bytes() for emitter in self._emitters)), 64) + 64
+        n_banks = sum(layer.banks for layer in plan.layers)
+        needed = [emitter.scratch_bytes() for emitter in self._emitters]
+        needed += [mix.scratch_bytes(n_banks + 1, plan.embedding.n_embd)] * bool(n_banks)
+        self._own_kernels = [mix.mix_rows] * bool(n_banks)
+        self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
         self.logits_width = up(plan.n_vocab, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
@@ -67,7 +71,7 @@ class Lowering:
     def kernels(self) -> list[Any]:
         """The kernels of passes, beside those of the weights; first what takes longest to compile."""
         blocks = [kernel for emitter in (*self._mixers, *self._emitters) for kernel in emitter.kernels()]
-        return [*blocks, team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
+        return [*blocks, *self._own_kernels, team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate what passes work in and what slots keep."""
@@ -145,6 +149,7 @@ class Lowering:
                 writing.norm_x(layer.norm)
             if f"layer.{i}" in features:
                 writing.give_features(f"layer.{i}", None)
+        writing.mix(self.plan.output.mix)
         if "output" in features:
             writing.give_features("output", self.plan.output.norm)
         self._output.emit(writing)
@@ -163,7 +168,11 @@ class Lowering:
         for n, (block, emitter) in enumerate(blocks):
             is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
             left = writing.hold("y beside") if is_beside else []
+            writing.mix(layer.feed_forward_mix if block is layer.feed_forward else layer.mix)
+            if layer.banks and block is layer.mixer:
+                writing.bank()
             emitter.emit(writing)
+            writing.mix(None)
             if is_beside:
                 writing.join(left)
         writing.join(apart)

@@ -11,6 +11,7 @@ from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
+from augury.backends.numba_cpu.kernels.mix import mix_rows
 from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Turn
@@ -50,6 +51,8 @@ class Space:
         normed: (n, E).
         embedded: (n, E), what the embedding made of tokens, where a layer adds it again.
         other: (n, E), a second residual stream, where there is one.
+        banks: (n, E) each, residual streams that were put aside.
+        seen: (n, E), what blocks see in place of x where streams are mixed.
         is_private: Whether every thread has rows for itself.
     """
 
@@ -61,6 +64,9 @@ class Space:
         self.x, self.normed = (self._rows(buffers[name], n_embd) for name in ("x", "normed"))
         self.embedded = self._rows(buffers["embedded"], n_embd) if "embedded" in buffers else None
         self.other = self._rows(buffers["other"], n_embd) if "other" in buffers else None
+        banks = sorted(name for name in buffers if name.startswith("bank "))
+        self.banks = [self._rows(buffers[name], n_embd) for name in banks]
+        self.seen = self._rows(buffers["seen"], n_embd) if banks else None
 
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
@@ -69,6 +75,8 @@ class Space:
         names += ["y apart"] * any(layer.apart is not None for layer in plan.layers)
         names += ["embedded"] * any(layer.skip for layer in plan.layers)
         names += ["other"] * (plan.embedding.other is not None)
+        banks = [f"bank {i}" for i in range(sum(layer.banks for layer in plan.layers))]
+        names += [*banks, *["seen"] * bool(banks)]
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
@@ -138,6 +146,8 @@ class Tape:
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
         self._hidden = 0
+        self._n_banked = 0
+        self._seen: Rows | None = None  # what blocks see in place of x
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
@@ -184,12 +194,13 @@ class Tape:
 
         With `waits`, every thread has read what was left before any goes on: then the very next record may write y.
         """
-        self._sum_and_norm(norm, self.space.normed, is_output=is_output, waits=waits)
-        return self.space.x if norm is None else self.space.normed
+        seen = self._seen or self.space.x
+        self._sum_and_norm(norm, self.space.normed, seen, is_output=is_output, waits=waits)
+        return seen if norm is None else self.space.normed
 
     def norm_x(self, norm: Norm | None) -> None:
         """Write that x becomes the sum of itself and of what blocks left, and its norm, where there is one."""
-        self._sum_and_norm(norm, self.space.x)
+        self._sum_and_norm(norm, self.space.x, self.space.x)
 
     def add_to_x(self, y: Rows, factor: float = 1.0) -> None:
         """Write that y, times `factor`, is added to x."""
@@ -202,6 +213,27 @@ class Tape:
         row = memory_at(self.weights.vector(first.weight, first.size), 4 * first.size).view(np.float32)
         rows = np.tile(row, PRIVATE_TOKENS if self.space.is_private else MAX_TOKENS)
         self.copy(Rows(self._arena.keep(rows, "scratch"), 0, first.size), other)
+
+    def bank(self) -> None:
+        """Write that x is put aside, and begins anew with what is added next."""
+        x, bank = self.space.x, self.space.banks[self._n_banked]
+        self.norm_x(None)
+        self.copy(x, bank)
+        self._n_banked, self._seen = self._n_banked + 1, self._seen or bank
+        self.add_to_x(x, -1.0)
+
+    def mix(self, norm: Norm | None) -> None:
+        """Write what blocks see in place of x until the next call: see `Layer.mix`; x itself where there is no norm."""
+        x, seen, self._seen = self.space.x, self.space.seen, None
+        if norm is None or seen is None:
+            return
+        self.norm_x(None)
+        streams = [*self.space.banks[: self._n_banked], x]
+        table = self._arena.keep(np.array([(rows.address, rows.stride) for rows in streams], np.int64), "scratch")
+        private = self.space.is_private
+        operands = (table, len(streams), x.width, self.weights.norm(norm), seen.address, seen.stride, int(private))
+        self.add(Work("mixing streams"), mix_rows, *operands, is_private=private)
+        self._seen = seen
 
     def take_turn(self, turn: Turn, other: Rows) -> None:
         """Write what becomes of x and the second residual stream; the norm's rows are free between blocks."""
@@ -221,8 +253,8 @@ class Tape:
         """Write what is done (see `heads.py`) to `n_parts` parts of `size` floats of every row; rows lie `ld` floats apart."""
         self.add(Work("norm"), prepare_rows, address(prepare_head), rows, 4 * ld, n_parts, size, ways)
 
-    def _sum_and_norm(self, norm: Norm | None, out: Rows, *, is_output: bool = False, waits: bool = False) -> None:
-        x, private, weights = self.space.x, self.space.is_private, self.weights
+    def _sum_and_norm(self, norm: Norm | None, out: Rows, x: Rows, *, is_output: bool = False, waits: bool = False) -> None:
+        private, weights = self.space.is_private, self.weights
         pending = self._pending or ([] if norm is None else [(0, None)])
         for i, (y, post) in enumerate(pending):
             added = (y, up(x.width, step.PANEL_ROWS), weights.norm(post))

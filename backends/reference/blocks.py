@@ -6,13 +6,13 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import activate, attend, choose_experts, gated, norm, rotate, sigmoid, softcap
+from augury.backends.reference.formula import activate, attend, choose_experts, gated, norm, rotate, sigmoid, softcap, softmax
 from augury.blocks import (
     Activation,
     Attention,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
 
-__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "mixture", "output", "sharpness"]
+__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "mixed", "mixture", "output", "sharpness"]
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
@@ -103,7 +103,11 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     divisors = 1.0 if block.divisors is None else weights.vector(block.divisors.weight)
     hidden, limit = np.empty_like(gates), math.inf if block.limit is None else block.limit
     for token, gate in enumerate(gates):
-        bent = activate(gate, block.activation) if block.gate is None else gated(gate, ups[token], block.activation, limit)
+        bent = (
+            activate(gate, block.activation)
+            if block.gate is None
+            else gated(gate, ups[token], block.activation, limit, block.caps)
+        )
         hidden[token] = bent / divisors
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
@@ -112,7 +116,11 @@ def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray, before: np
     """What a mixture of experts adds to x (n, E), which was `before` at the beginning of its layer."""
     normed = each_normed(x, block.norm, weights)
     logits = weights.product(block.router.logits, before if block.router.is_early else normed)
-    added = _experts(block, weights, normed, logits)
+    added = _experts(
+        block, weights, normed if block.latent_down is None else weights.product(block.latent_down, normed), logits
+    )
+    if block.latent_up is not None:
+        added = weights.product(block.latent_up, each_normed(added, block.latent_norm, weights))
     if block.shared is not None:
         shared = feed_forward(block.shared, weights, normed)
         if block.shared_gate is not None:
@@ -139,10 +147,21 @@ def _experts(block: MixtureOfExperts, weights: Weights, normed: np.ndarray, logi
                 limit = math.inf if block.limit is None else block.limit
                 if not block.limits_activated:
                     gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
-                hidden = gated(gate, up, block.activation, limit)
+                hidden = gated(gate, up, block.activation, limit, block.caps)
             given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
     return added
+
+
+def mixed(x: np.ndarray, banked: Sequence[np.ndarray], block: Norm | None, weights: Weights) -> np.ndarray:
+    """The mean (n, E) of x and what was put aside, (n, E) each, weighed by softmax of the sums of their norms."""
+    if block is None:
+        return x
+    streams = np.stack([*banked, x])
+    scores = np.array([each_normed(stream, block, weights).sum(axis=1) for stream in streams])
+    return np.array([softmax(score) @ rows for score, rows in zip(scores.T, streams.swapaxes(0, 1), strict=True)]).reshape(
+        x.shape
+    )
 
 
 def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
@@ -206,22 +225,27 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Projection: (),
     Elementwise: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit"},
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "caps"},
     MixtureOfExperts: {
-        "norm",
-        "gate",
-        "limit",
-        "limits_activated",
-        "weighs_input",
-        "shared",
-        "shared_gate",
-        "post_norm",
-        "adjugate",
+        *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
+        *("caps", "latent_down", "latent_up", "latent_norm"),
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: {"softcap"},
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart"},
+    Output: {"softcap", "mix"},
+    Layer: {
+        "mixer",
+        "feed_forward",
+        "is_parallel",
+        "skip",
+        "norm",
+        "beside",
+        "turn",
+        "apart",
+        "banks",
+        "mix",
+        "feed_forward_mix",
+    },
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},

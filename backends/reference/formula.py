@@ -129,13 +129,18 @@ def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
     return bent
 
 
-def gated(gate: np.ndarray, up: np.ndarray, activation: Activation, limit: float = math.inf) -> np.ndarray:
+def gated(
+    gate: np.ndarray, up: np.ndarray, activation: Activation, limit: float = math.inf, caps: tuple[float, float] | None = None
+) -> np.ndarray:
     """The hidden values (F,) of a feed-forward with a gate: activation(gate) * up.
 
     What the gate is activated to is at most `limit`, and `up` between it and its negative.
 
     Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
     """
+    if activation is Activation.SITU:
+        of_gate, of_up = (cap or None for cap in caps or (0.0, 0.0))
+        return softcap(gate, of_gate) * sigmoid(gate) * softcap(up, of_up)
     if activation is Activation.SWIGLU_OAI:
         up = up.clip(-_OAI_LIMIT, _OAI_LIMIT) + 1.0
     return np.minimum(activate(gate, activation), limit) * up.clip(-limit, limit)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, each_normed, embed, mixture, output
+from augury.backends.reference.blocks import STATELESS, each_normed, embed, mixed, mixture, output
 from augury.backends.reference.mixers import CACHES, MIXERS
 from augury.batch import Tree, check_accepted, check_drafted, check_layers
 from augury.blocks import MixtureOfExperts, Turn
@@ -60,13 +60,15 @@ class ReferenceModel(Model):
         x = embedded if batch.hidden is None else batch.hidden.astype(np.float64)
         first = self._plan.embedding.other
         other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), x.shape)
-        features = {}
+        features: dict[str, np.ndarray] = {}
+        banked: list[np.ndarray] = []
         for i in range(*(batch.layers or (0, self.info.n_layers))):
             if (turn := self._plan.layers[i].turn) is not None:
                 x, other = x + other, (x if turn is Turn.CHANGE else other)
-            x = self._through(i, weights, batch, tree, x, embedded)
+            x = self._through(i, weights, batch, tree, x, embedded, banked)
             features[f"layer.{i}"] = hidden = x.astype(np.float32)
             x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same
+        x = mixed(x, banked, self._plan.output.mix, weights)
         normed = each_normed(x, self._plan.output.norm, weights)
         features["output"] = normed.astype(np.float32)
         logits = output(self._plan.output, weights, normed[batch.rows])
@@ -90,12 +92,23 @@ class ReferenceModel(Model):
         self._caches = {}
 
     def _through(
-        self, i: int, weights: Weights, batch: Batch, tree: Tree | None, x: np.ndarray, embedded: np.ndarray
+        self,
+        i: int,
+        weights: Weights,
+        batch: Batch,
+        tree: Tree | None,
+        x: np.ndarray,
+        embedded: np.ndarray,
+        banked: list[np.ndarray],
     ) -> np.ndarray:
-        """The residual stream (n, E) after a layer, given what it is before and what the embedding made."""
+        """The residual stream (n, E) after a layer, given what it is before, what the embedding made, what was put aside."""
         layer, after = self._plan.layers[i], x
         for block in layer.blocks:
             seen = x if layer.is_parallel or block is layer.beside or block is layer.apart else after
+            seen = mixed(seen, banked, layer.feed_forward_mix if block is layer.feed_forward else layer.mix, weights)
+            if layer.banks and block is layer.mixer:
+                banked.append(x)
+                after = np.zeros_like(x)
             if (i, block) in self._caches:
                 after = after + MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, seen)
             elif isinstance(block, MixtureOfExperts):

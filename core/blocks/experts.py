@@ -57,6 +57,8 @@ class MixtureOfExperts(Block):
     An expert is a feed-forward, down_e(activation(gate_e(n)) * up_e(n)). `shared` is one that all tokens pass through, with
     s = sigmoid(shared_gate · n), or 1 where there is no such gate. What comes of all is sent through the `adjugate` mixture,
     too, whose router has the same logits, and both are added.
+
+    With `latent_down` and `latent_up`, experts are of another size: expert_e(latent_down(n)), and latent_up(latent_norm(sum)).
     """
 
     norm: Norm | None
@@ -72,6 +74,10 @@ class MixtureOfExperts(Block):
     shared_gate: Vector | None = None  # (E,)
     post_norm: Norm | None = None
     adjugate: MixtureOfExperts | None = None  # without norms
+    caps: tuple[float, float] | None = None  # of SITU: of gate_e(n), and of up_e(n)
+    latent_down: Linear | None = None
+    latent_up: Linear | None = None
+    latent_norm: Norm | None = None
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices and norms, those of the router, of the shared expert and of the adjugate mixture among them."""

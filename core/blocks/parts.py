@@ -39,6 +39,7 @@ class Activation(Enum):
     GELU_HALF = "gelu_half"  # the same, of g rounded to half precision, and rounded so; 0 below -10, g above 10: as ggml has it
     RELU = "relu"  # max(g, 0)
     RELU_SQUARED = "relu_squared"  # max(g, 0)^2
+    SITU = "situ"  # cap(g) * sigmoid(g), and cap(up), where cap(x) = c * tanh(x / c) with a c for each; x where c is 0
     SWIGLU_OAI = "swiglu_oai"  # with g up to 7: g * sigmoid(1.702 g), and `up` between -7 and 7, plus 1
 
 

@@ -41,6 +41,10 @@ class Layer:
 
     Before, with two residual streams, these take a `turn`.
 
+    With `banks`, x is put aside after the mixer has seen it, and begins anew with what the mixer gives. With `mix`, the mixer
+    sees in place of x the mean of x and of all that was put aside by layers before, weighed by softmax of the sums of their
+    norms; with `feed_forward_mix` the feed-forward does.
+
     Afterwards x += skip * (what the embedding gave), and x = norm(x), where there is such.
     """
 
@@ -52,6 +56,14 @@ class Layer:
     beside: Mixer | None = None
     turn: Turn | None = None
     apart: MixtureOfExperts | None = None
+    banks: bool = False
+    mix: Norm | None = None
+    feed_forward_mix: Norm | None = None
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Its norms beside those of its blocks."""
+        return tuple(norm for norm in (self.norm, self.mix, self.feed_forward_mix) if norm is not None)
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -88,9 +100,9 @@ class ModelPlan:
     def features(self) -> dict[str, int]:
         """What a backend can tell of every token beside logits, and how wide; see `Model.features`.
 
-        With two residual streams one of them alone says nothing.
+        With several residual streams one of them alone says nothing.
         """
-        if any(layer.turn for layer in self.layers):
+        if any(layer.turn or layer.banks for layer in self.layers):
             return {"output": self.embedding.n_embd}
         n_embd = self.embedding.n_embd
         return {f"layer.{i}": n_embd for i in range(len(self.layers))} | {"output": n_embd}
@@ -107,7 +119,7 @@ class ModelPlan:
         yield from self.embedding.tensors()
         for layer in self.layers:
             yield from (part for block in layer.blocks for part in block.tensors())
-            yield from () if layer.norm is None else (layer.norm,)
+            yield from layer.norms
         yield from self.output.tensors()
 
     def for_context(self, n_ctx: int) -> ModelPlan:

@@ -98,6 +98,7 @@ class FeedForward(Block):
     hidden_norm: Norm | None = None
     divisors: Vector | None = None  # of what is activated
     limit: float | None = None  # what a gate is activated to is at most that, up(n) between it and its negative
+    caps: tuple[float, float] | None = None  # of SITU: of the gate, and of up(n)
 
 
 @frozen
@@ -115,3 +116,4 @@ class Output(Block):
     norm: Norm
     weight: Linear  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
+    mix: Norm | None = None  # in place of x: see `Layer.mix`

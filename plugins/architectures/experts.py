@@ -45,6 +45,7 @@ def mixture(
     has_gate: bool = True,
     norm: str | Norm = "ffn_norm",
     has_post_norm: bool = False,
+    n_latent: int | None = None,
     factor: float = 1.0,
     **others: Any,
 ) -> MixtureOfExperts:
@@ -62,6 +63,7 @@ def mixture(
         has_gate: Whether experts have gates.
         norm: Of its input, or the name of its tensor.
         has_post_norm: Whether what is added to the residual stream is normed.
+        n_latent: The values that go into experts and come out, where these are not E.
         factor: What is added to the residual stream is multiplied by it.
         **others: Other fields of `MixtureOfExperts`.
 
@@ -90,7 +92,7 @@ def mixture(
     block = MixtureOfExperts(
         norm=decoder.norm(f"{at}.{norm}") if isinstance(norm, str) else norm,
         router=router,
-        **expert_matrices(decoder, layer, n_experts, has_gate=has_gate, has_scales=has_scales),
+        **expert_matrices(decoder, layer, n_experts, n_embd=n_latent, has_gate=has_gate, has_scales=has_scales),
         activation=activation,
         shared=shared,
         shared_gate=None if shared is None else _vector(decoder, f"{at}.ffn_gate_inp_shexp.weight", decoder.n_embd),
@@ -100,7 +102,14 @@ def mixture(
 
 
 def expert_matrices(
-    decoder: Decoder, layer: int, n_experts: int, *, suffix: str = "exps", has_gate: bool = True, has_scales: bool = True
+    decoder: Decoder,
+    layer: int,
+    n_experts: int,
+    *,
+    suffix: str = "exps",
+    n_embd: int | None = None,
+    has_gate: bool = True,
+    has_scales: bool = True,
 ) -> Mapping[str, Any]:
     """The fields `gate`, `up` and `down` of a `MixtureOfExperts`.
 
@@ -109,10 +118,11 @@ def expert_matrices(
         layer: From 0.
         n_experts: How many matrices each tensor holds.
         suffix: What their names end with.
+        n_embd: The values that go in and come out, if not E.
         has_gate: Whether experts have gates.
         has_scales: Whether the family takes note of their scale tensors.
     """
-    at, tensors, n_embd = f"blk.{layer}", decoder.file.tensors, decoder.n_embd
+    at, tensors, n_embd = f"blk.{layer}", decoder.file.tensors, n_embd or decoder.n_embd
     n_ff = _n_ff(decoder, f"{at}.ffn_down_{suffix}.weight", (n_experts, n_embd))
 
     def experts(part: str, n_in: int, n_out: int, *, first: int = 0, n_stored: int | None = None) -> Matrices:

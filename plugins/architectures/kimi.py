@@ -1,13 +1,15 @@
-"""Kimi Linear and Ling 3: Kimi delta attention, and latent attention in layers that have key heads."""
+"""Kimi Linear, Kimi K3 and Ling 3: Kimi delta attention, and latent attention in layers that have key heads."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
 
 from augury.blocks import (
+    Activation,
     Convolution,
     FeedForward,
     KimiDeltaAttention,
@@ -33,7 +35,8 @@ class KimiLinear(Architecture):
     """Latent attention has no rope; decays and gates go through a few values."""
 
     name = "kimi-linear"
-    is_low: ClassVar[bool] = True
+    decay_names: ClassVar[tuple[str, ...]] = ("ssm_f_a", "ssm_f_b")
+    gate_names: ClassVar[tuple[str, ...]] = ("ssm_g_a", "ssm_g_b")
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
@@ -74,22 +77,26 @@ class KimiLinear(Architecture):
         for conv in convolutions.values():
             decoder.check(conv)
         downs: dict[str, Any] = {}
-        names = {"decay": "ssm_f", "gate": "ssm_g"}
-        if cls.is_low:
-            downs = {f"{part}_down": decoder.linear(f"{at}.{name}_a", n_embd, size, **_MARKS) for part, name in names.items()}
-        suffix, n_in = ("b", size) if cls.is_low else ("a", n_embd)
-        decay, gate = (decoder.linear(f"{at}.{name}_{suffix}", n_in, n, **_MARKS) for name in names.values())
+        ends = {}
+        for part, names in (("decay", cls.decay_names), ("gate", cls.gate_names)):
+            sizes = (n_embd, size, n) if len(names) > 1 else (n_embd, n)
+            *down, ends[part] = (
+                decoder.linear(f"{at}.{name}", n_in, n_out, **_MARKS)
+                for name, n_in, n_out in zip(names, sizes[:-1], sizes[1:], strict=True)
+            )
+            downs |= {f"{part}_down": linear for linear in down}
         dt = vector(decoder, f"{at}.ssm_dt.bias", n)
+        is_padded = decoder.file.tensor(f"{at}.ssm_a").shape[-1:] == (1,)
         return KimiDeltaAttention(
             norm=decoder.norm(f"{at}.attn_norm"),
             q=q,
             k=k,
             v=v,
             **convolutions,
-            decay=attrs.evolve(decay, bias=dt.weight),
-            a=vector(decoder, f"{at}.ssm_a", n_heads, (n_heads, 1)),
+            decay=attrs.evolve(ends["decay"], bias=dt.weight),
+            a=vector(decoder, f"{at}.ssm_a", n_heads, (n_heads, 1) if is_padded else (n_heads,)),
             beta=decoder.linear(f"{at}.ssm_beta", n_embd, n_heads, **_MARKS),
-            gate=gate,
+            gate=ends["gate"],
             recurrence=LinearRecurrence(n_heads, n_heads, size, size, has_delta=True, is_by_key=True),
             eps=decoder.eps,
             out_norm=attrs.evolve(decoder.norm(f"{at}.ssm_norm", size), bias=None),
@@ -103,7 +110,8 @@ class BailingMoe3(KimiLinear):
     """Ling 3: latent attention has rope and gates by head, decays have a floor, and what is hidden is limited."""
 
     name = "bailingmoe3"
-    is_low = False
+    decay_names = ("ssm_f_a",)
+    gate_names = ("ssm_g_a",)
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
@@ -136,7 +144,65 @@ class BailingMoe3(KimiLinear):
         return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, limit=limits[1]))
 
 
+class KimiK3(KimiLinear):
+    """Kimi K3: blocks see a mean of the streams of earlier layers; experts work on fewer values; another activation."""
+
+    name = "kimi-k3"
+    gate_names = ("ssm_g",)
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        plan = super().plans(file)["main"]
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        mix = decoder.norm("output_res_score") if decoder.keys.count("attn_res.block_size", least=0) else None
+        return {"main": attrs.evolve(plan, output=attrs.evolve(plan.output, mix=mix))}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int) -> Layer:
+        """A layer, from 0; before the first of each block of layers the stream is put aside."""
+        plain = super().layer(decoder, layer)
+        if not (size := decoder.keys.count("attn_res.block_size", least=0)):
+            return plain
+        mix, feed_forward_mix = (decoder.norm(f"blk.{layer}.{part}_res_score") for part in ("attn", "ffn"))
+        return attrs.evolve(plain, banks=layer % size == 0, mix=mix if layer else None, feed_forward_mix=feed_forward_mix)
+
+    @classmethod
+    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+        """The latent attention of a layer."""
+        attention, name = super().attention(decoder, layer), f"blk.{layer}.attn_gate"
+        has_gate = f"{name}.weight" in decoder.file.tensors
+        gate = decoder.linear(name, decoder.n_embd, attention.o.n_in, **_MARKS) if has_gate else None
+        return attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0), gate=gate)
+
+    @classmethod
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+        """The delta attention of a layer; where decays have a floor, what they are made of counts as its negative."""
+        key = "kda.gate_lower_bound"
+        if decoder.file.get(decoder.keys.full(key), float, -math.inf) == -math.inf:
+            return super().delta_attention(decoder, layer, **others)
+        floor = decoder.keys.number(key, least=-_MOST_DECAY, most=-1.0 / _MOST_DECAY)
+        attention = super().delta_attention(decoder, layer, floor=floor, **others)
+        return attrs.evolve(attention, decay=attrs.evolve(attention.decay, scale=-1.0, bias_scale=-1.0))
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer."""
+        keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
+        caps = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
+        how: dict[str, Any] = {"activation": Activation.SITU, "caps": caps, "has_scales": False}
+        if not has_experts(decoder, layer):
+            return decoder.feed_forward(layer, has_biases=False, **how)
+        if n_latent := keys.count("expert_latent_length", 0, least=0):
+            norm = f"{at}.ffn_routed_norm"
+            how["latent_down"] = decoder.linear(f"{at}.ffn_routed_down", n_embd, n_latent, **_MARKS)
+            how["latent_up"] = decoder.linear(f"{at}.ffn_routed_up", n_latent, n_embd, **_MARKS)
+            how["latent_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
+        block = mixture(decoder, layer, has_weights_scale=True, n_latent=n_latent or None, **how)
+        return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, caps=caps))
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer the architectures of this page."""
-    return (KimiLinear, BailingMoe3)
+    return (KimiLinear, BailingMoe3, KimiK3)

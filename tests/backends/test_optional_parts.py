@@ -157,6 +157,11 @@ VARIANTS = {
     "no mixer": with_layers(mixer=None),
     "nothing but a norm": with_layers(mixer=None, feed_forward=None, norm=Norm("norm e", E, 1e-5)),
     "skip": with_layers(skip=0.7),
+    "capped feed-forward": feed_forward(activation=Activation.SITU, caps=(0.3, 0.2)),
+    "mixed streams": attrs.evolve(
+        with_layers(banks=True, mix=LAYER_NORM, feed_forward_mix=LAYER_NORM),
+        output=attrs.evolve(PLAN.output, mix=LAYER_NORM),
+    ),
     "norm of a layer": with_layers(norm=LAYER_NORM),
     "parallel with a skip": with_layers(is_parallel=True, skip=0.7, norm=Norm(None, E, 1e-5)),
     "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),

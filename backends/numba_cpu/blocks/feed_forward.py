@@ -11,10 +11,12 @@ from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.heads import Ways
 from augury.backends.numba_cpu.kernels.activation import (
     as_it_is,
+    capped,
     gelu,
     gelu_half,
     relu,
     relu_squared,
+    sigmoid,
     silu,
     swiglu_oai,
     swiglu_oai_up,
@@ -48,6 +50,7 @@ FUNCTIONS = {
     Activation.GELU_HALF: (gelu_half, as_it_is),
     Activation.RELU: (relu, as_it_is),
     Activation.RELU_SQUARED: (relu_squared, as_it_is),
+    Activation.SITU: (sigmoid, as_it_is),  # times the capped gate, and of the capped
     Activation.SWIGLU_OAI: (swiglu_oai, swiglu_oai_up),
 }
 """What becomes of the gate, and of what it is multiplied with."""
@@ -55,7 +58,7 @@ FUNCTIONS = {
 
 @cache
 def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
-    activation, of_up = FUNCTIONS[kind]
+    (activation, of_up), is_capped = FUNCTIONS[kind], kind is Activation.SITU
 
     def activate(record: int, state: int, thread: int, n_threads: int) -> None:
         entry, n_panels, out, n_rows, divisors = (
@@ -79,13 +82,18 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
             for t in range(n):
                 for index in range(PANEL_ROWS * first, stop, 16):
                     place, left = 4 * (t * ldy + index), stop - index
-                    value = activation(load_part(gate + place, left))
+                    given = load_part(gate + place, left)
+                    value = activation(given)
+                    if is_capped:
+                        value = mul(value, capped(given, get_f64(record + 72)))
                     if is_limited:
                         value = minimum(limit, value)  # what comes second stays where it is NaN
                     if divisors != 0:
                         value = div(value, load_part(divisors + 4 * index, left))
                     if is_gated:
                         other = load_part(up + place, left)
+                        if is_capped:
+                            other = capped(other, get_f64(record + 80))
                         if is_limited:
                             other = minimum(limit, maximum(sub(zero_f32(), limit), other))
                         value = mul(value, of_up(other))
@@ -94,7 +102,8 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
     activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{kind.value}" + "_limited" * is_limited
     activate.__doc__ = """Out = activation(gate) / divisors * up, or activation(up) / divisors.
 
-    Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both.
+    Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both,
+    caps of both.
     """
     return kernel(activate)
 
@@ -137,8 +146,8 @@ class FeedForwardEmitter(Emitter):
         entries = tape.entries(x, products)
         matrices = [tape.weights.matrix(linear) for linear, _ in products]
         operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden, block.up.n_out, self._divisors)
-        limit = bits(block.limit or 0.0)
-        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands, limit)
+        bounds = (block.limit or 0.0, *(block.caps or (0.0, 0.0)))
+        tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands, *map(bits, bounds))
         if self._ways:
             tape.prepare(hidden, block.down.n_in, 1, block.down.n_in, self._ways)
         tape.multiply("down", Rows(hidden, 0, block.down.n_in), ((block.down, y),))

@@ -8,13 +8,15 @@ import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
 from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
+from augury.backends.numba_cpu.heads import Ways
 from augury.backends.numba_cpu.kernels import experts, routing
+from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, SCRATCH_BYTES, activation_bytes
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import bits, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS, Rows, row_bytes
-from augury.blocks import Gating
+from augury.blocks import Activation, Gating
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,13 +25,15 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Matrices, MixtureOfExperts
+    from augury.blocks import Linear, Matrices, MixtureOfExperts
     from augury.types import ModelOptions
 
 __all__ = ["GATINGS", "MixtureEmitter"]
 
 _KERNELS = {
-    (activation, is_gated): experts.hidden_kernel(*functions, activation.value, is_gated=is_gated)
+    (activation, is_gated): experts.hidden_kernel(
+        *functions, activation.value, is_gated=is_gated, is_capped=activation is Activation.SITU
+    )
     for activation, functions in FUNCTIONS.items()
     for is_gated in (True, False)
 }
@@ -62,14 +66,15 @@ class MixtureEmitter(Emitter):
         own = (self._kernel, experts.multiply_experts, routing.route, experts.combine)
         rest = (experts.quantize_inputs, experts.quantize_hidden, routing.group)
         others = [kernel for emitter in (self._shared, self._adjugate) if emitter for kernel in emitter.kernels()]
-        return (*own, *rest, *others)
+        norm = () if self.block.latent_norm is None else (prepare_head, prepare_rows)
+        return (*own, *rest, *others, *norm)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block = self.block
-        k, n_embd = block.router.n_used, block.router.logits.n_in
+        k, n_embd, size = block.router.n_used, block.router.logits.n_in, block.up.n_in
         n_rows = MAX_TOKENS * k
-        gathered = max(n_rows, n_threads * (PRIVATE_TOKENS * k)) * n_embd * 4 + n_threads * 64
+        gathered = max(n_rows, n_threads * (PRIVATE_TOKENS * k)) * size * 4 + n_threads * 64
         routes = max(_routes_bytes(MAX_TOKENS, block), n_threads * _routes_bytes(PRIVATE_TOKENS, block))
         needed = {
             "router": row_bytes(block.router.logits.n_out),
@@ -78,10 +83,12 @@ class MixtureEmitter(Emitter):
             "experts' gate": n_rows * up(block.up.n_out, PANEL_ROWS) * 4,
             "experts' up": n_rows * up(block.up.n_out, PANEL_ROWS) * 4,
             "experts' hidden": n_rows * block.up.n_out * 4,
-            "experts' rows": n_rows * up(n_embd, PANEL_ROWS) * 4,
+            "experts' rows": n_rows * block.down.n_out * 4,
         }
         if self._shared is not None:
             needed |= {"shared expert": row_bytes(n_embd)} | dict(self._shared.buffers(n_threads))
+        if block.latent_down is not None:
+            needed |= {"latents": row_bytes(size), "latents' sum": row_bytes(size), "experts' output": row_bytes(n_embd)}
         if self._adjugate is not None:
             needed = {"experts' sum": row_bytes(n_embd), **needed}
             for name, n_bytes in self._adjugate.buffers(n_threads).items():
@@ -105,6 +112,9 @@ class MixtureEmitter(Emitter):
                 scales = 0 if part.scales is None else arena.keep(np.array(part.scales, np.float32), "weights")
                 biases = 0 if part.bias is None else arena.keep(weights.values(part.bias, part.shapes[part.bias]), "weights")
                 self._tables[part.weight] = (scales, biases)
+        self._latent_ways = Ways(norm=block.latent_norm).place(weights, arena, self.options.n_ctx)
+        if block.latent_down is not None:
+            self._one_each = self._routes_of_one()
         if self._shared is not None:
             self._shared.place(weights, buffers, arena)
         if self._adjugate is not None:
@@ -125,10 +135,24 @@ class MixtureEmitter(Emitter):
         if self._shared is not None:
             self._shared.emit_products(tape, x, tape.buffers["shared expert"])
             shared = (tape.buffers["shared expert"], self._gate, x.address, x.stride)
-        self.emit_experts(tape, x, first, shared)
+        if self.block.latent_down is None or self.block.latent_up is None:
+            self.emit_experts(tape, x, first, shared)
+        else:
+            self._emit_latent_experts(tape, x, self.block.latent_down, self.block.latent_up)
+            summed = (self._one_each, tape.buffers["experts' output"], up(x.width, PANEL_ROWS), first, x.width, 1)
+            tape.add(Work("sum of experts"), experts.combine, *summed, *shared)
         if self._adjugate is not None:
             self._adjugate.emit_experts(tape, Rows(first, 0, x.width), y, (first,))
         tape.leave(self.block.post_norm)
+
+    def _emit_latent_experts(self, tape: Tape, x: Rows, down: Linear, to: Linear) -> None:
+        """Write what the experts give of fewer values, brought back to as many as before."""
+        latents, summed = (Rows(tape.buffers[name], 0, down.n_out) for name in ("latents", "latents' sum"))
+        tape.multiply("latents", x, ((down, latents.address),))
+        self.emit_experts(tape, latents, summed.address, ())
+        if self._latent_ways:
+            tape.prepare(summed.address, down.n_out, 1, down.n_out, self._latent_ways)
+        tape.multiply("experts' output", summed, ((to, tape.buffers["experts' output"]),))
 
     def _emit_logits(self, tape: Tape, x: Rows) -> None:
         """Write the logits of the router."""
@@ -137,25 +161,26 @@ class MixtureEmitter(Emitter):
     def emit_experts(self, tape: Tape, x: Rows, y: int, besides: tuple[int, ...]) -> None:
         """Write the sum of what the experts give that the logits choose; `besides` is what `experts.combine` adds to it."""
         block, buffers = self.block, tape.buffers
-        private, n_embd = tape.space.is_private, block.router.logits.n_in
+        private, size = tape.space.is_private, x.width
         table = self._routes(tape)
         tape.add(Work("routing"), routing.route, table, int(private), is_private=private)
         tape.add(Work("routing"), routing.group, table, int(private), is_private=private)
         inputs = [part for part in (block.gate, block.up) if part is not None]
         matrices = self._matrices(tape, inputs, [buffers["experts' gate"], buffers["experts' up"]])
-        stride = up(4 * PRIVATE_TOKENS * block.router.n_used * n_embd, 64) if private else 0
+        stride = up(4 * PRIVATE_TOKENS * block.router.n_used * size, 64) if private else 0
         rows = (x.address, x.stride, buffers["gathered"], stride)
         for place in {tape.weights.matrix(part).activation: i for i, part in enumerate(inputs)}.values():
             matrix = matrices + experts.MATRIX_BYTES * place
             operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
             tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
-        hidden, limits = buffers["experts' hidden"], (bits(block.limit or 0.0), int(block.limits_activated))
-        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, *limits)
+        hidden, caps = buffers["experts' hidden"], map(bits, block.caps or (0.0, 0.0))
+        bounds = (bits(block.limit or 0.0), int(block.limits_activated), *caps)
+        tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, *bounds)
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
         given = (table, down, _quantize(tape, block.down), hidden, int(private))
         tape.add(Work("quantising activations"), experts.quantize_hidden, *given, is_private=private)
         tape.add(self._work(tape, "experts' down", [block.down]), experts.multiply_experts, table, down)
-        summed = (table, buffers["experts' rows"], up(n_embd, PANEL_ROWS), y, n_embd, int(block.weighs_input))
+        summed = (table, buffers["experts' rows"], size, y, size, int(block.weighs_input))
         tape.add(Work("sum of experts"), experts.combine, *summed, *besides)
 
     def _routes(self, tape: Tape) -> int:
@@ -171,6 +196,13 @@ class MixtureEmitter(Emitter):
             *(chosen, weights, to, sources, groups, _routes_bytes(n, self.block) if private else 0, router.n_alike),
         ]
         return self._arena.keep(np.array(fields, np.int64), "scratch")
+
+    def _routes_of_one(self) -> int:
+        """The table of a router that gives every token one row, its own, which weighs 1."""
+        table = np.zeros(routing.N_ALIKE // 8 + 1, np.int64)
+        table[routing.N_USED // 8] = 1
+        table[routing.PLACES // 8] = self._arena.keep(np.arange(MAX_TOKENS), "scratch")
+        return self._arena.keep(table, "scratch")
 
     def _matrices(self, tape: Tape, parts: Sequence[Matrices], ys: Sequence[int]) -> int:
         """The tables of matrices, one after the other: see `experts.KERNEL` and what follows it."""

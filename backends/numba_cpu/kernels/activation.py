@@ -95,6 +95,14 @@ def hyperbolic_tangent(x):
 
 
 @helper
+def capped(x, cap):
+    """Cap * tanh(x / cap); x where cap, which is no vector, is 0."""
+    if cap == 0.0:
+        return x
+    return mul(hyperbolic_tangent(mul(x, splat_f32(f32(1.0 / cap)))), splat_f32(f32(cap)))
+
+
+@helper
 def silu(x):
     """X * sigmoid(x)."""
     return mul(x, sigmoid(x))

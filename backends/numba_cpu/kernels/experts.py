@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.activation import sigmoid
+from augury.backends.numba_cpu.kernels.activation import capped, sigmoid
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.routing import GROUP_BYTES, GROUPS, N_USED, PLACES, SOURCES, STRIDE, WEIGHTS
@@ -133,7 +133,7 @@ def multiply_experts(record, state, thread, n_threads):
             item += end - first
 
 
-def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> Any:
+def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_capped: bool) -> Any:
     """The kernel of what experts hide.
 
     Args:
@@ -141,6 +141,7 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
         of_up: A helper: what is multiplied with it, given what `up` is.
         name: Of the activation.
         is_gated: Whether there is a gate.
+        is_capped: Whether the activation is multiplied with the capped gate, and `up` is capped.
     """
 
     def hide(record: int, state: int, thread: int, n_threads: int) -> None:
@@ -171,7 +172,11 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
                                 other = minimum(limit, maximum(sub(zero_f32(), limit), other))
                                 if not is_limited_after:
                                     value = minimum(limit, value)
-                            value = activation(value)
+                            given = value
+                            value = activation(given)
+                            if is_capped:
+                                value = mul(value, capped(given, get_f64(record + 56)))
+                                other = capped(other, get_f64(record + 64))
                             if is_limited and is_limited_after:
                                 value = minimum(limit, value)
                             value = mul(value, of_up(other))
@@ -184,7 +189,7 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool) -> 
     hide.__doc__ = """Out = activation(gate) * up, or activation(up).
 
     Operands: tables of the router and of the matrices, out, what limits gate and up (or 0), whether it does so after the
-    activation.
+    activation, caps of both.
     """
     return kernel(hide)
 
