@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from augury.engine.sampling import sampling_options
+from augury.plugins.server.errors import RequestError
 from augury.types import Token
 
 __all__ = ["IGNORED", "EngineFields", "Fields", "RequestFields", "draft_origin"]
@@ -82,6 +83,14 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
         """The arguments of `Engine.submit` that the request gives."""
         names = [name for name in EngineFields.model_fields if name not in {"model", "return_draft_origin"}]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def over(self, params: dict[str, Any]) -> dict[str, Any]:
+        """These arguments, and those that the request gives."""
+        given = self.engine_params()
+        if taken := params.keys() & given.keys():
+            told = f"{min(taken)} cannot be honoured beside the form that tools or response_format ask for; leave one out"
+            raise RequestError(400, told, param=min(taken))
+        return params | given
 
 
 def draft_origin(token: Token) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say
 from augury.errors import AuguryError
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.tools import ChatFormat
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
@@ -78,6 +79,7 @@ class Server:
     on_failure: Callable[[], object] = lambda: None
     is_sleeping: bool = False  # the engine is closed, and still tells of itself
     _engine: Engine | None = None
+    _chat_format: ChatFormat | None = None
     _loader: threading.Thread | None = None
 
     @property
@@ -95,6 +97,13 @@ class Server:
         if self._engine is None:
             raise RequestError(503, "the model is being loaded", retry_after=1, more={"progress": self.progress.seen})
         return self._engine
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model's chats call tools and reason."""
+        if self._chat_format is None:
+            self._chat_format = ChatFormat(self.engine.chat_template, self.engine.tokenizer)
+        return self._chat_format
 
     def start(self) -> None:
         """Begin to load, on a thread of its own."""

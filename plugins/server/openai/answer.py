@@ -12,9 +12,10 @@ from pydantic import Field
 
 from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.server import Server
+from augury.plugins.server.timings import timings
 from augury.types import Result, Token, TokenLogprob
 
-__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "is_end", "logprob_entry", "usage"]
+__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "is_end", "logprob_entry", "timings_of", "usage"]
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
 _FINGERPRINT = f"augury-{metadata.version('augury')}"
@@ -43,7 +44,7 @@ class OpenAIFields(EngineFields):
 
     def answers(self, name: str, **params: Any) -> list[dict[str, Any]]:
         """The arguments of `Engine.submit` for each of the n answers, with a seed each where there is one."""
-        params |= self.engine_params() | {"id": name}
+        params = self.over(params) | {"id": name}
         if self.logit_bias:
             params["logit_bias"] = self.logit_bias
         if self.seed is None:
@@ -62,9 +63,15 @@ def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:
     }
 
 
-def finish_reason(result: Result) -> str:
+def finish_reason(result: Result, *, has_calls: bool = False) -> str:
     """Why an answer ended; a full context is a limit, too."""
-    return "stop" if result.finish_reason == "stop" else "length"
+    return "length" if result.finish_reason != "stop" else "tool_calls" if has_calls else "stop"
+
+
+def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any]]:
+    """Of one answer its timings; of several a list of them."""
+    found = [timings(result.stats) for result in results]
+    return found[0] if len(found) == 1 else found
 
 
 def usage(results: Sequence[Result]) -> dict[str, Any]:

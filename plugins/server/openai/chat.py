@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
+from uuid import uuid4
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
+from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields, draft_origin
 from augury.plugins.server.generation import Pieces, event, generate, stream
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, usage
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
+from augury.plugins.server.tools import ChatPlan, Delta
+from augury.plugins.server.tools.parser import collect
 from augury.types import Result, Token
 
-__all__ = ["ChatFields", "ChatRequest", "Message", "router"]
+__all__ = ["ChatRequest", "Message", "ResponseFormat", "router", "text_of"]
 
 router = APIRouter()
 
@@ -71,13 +75,13 @@ class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
 
-    def params(self) -> dict[str, Any]:
-        """The same for `Engine.submit`."""
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """What the answer must fit."""
         if self.type == "json_schema" and self.json_schema is None:
             raise RequestError(400, "response_format lacks json_schema", param="response_format.json_schema")
         if self.json_schema is not None:
-            return {"json_schema": self.json_schema.schema_}
-        return {"json_schema": {"type": "object"}} if self.type == "json_object" else {}
+            return self.json_schema.schema_
+        return {"type": "object"} if self.type == "json_object" else None
 
 
 class Prediction(Fields):
@@ -87,106 +91,135 @@ class Prediction(Fields):
     content: str | list[TextPart]
 
 
-class ChatFields(OpenAIFields):
-    """What a conversation's request says beside its messages."""
+class ChatRequest(OpenAIFields):
+    """A conversation that is to be continued."""
 
+    messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_format: Literal["none", "deepseek", "auto"] = Field("auto", description="none leaves reasoning in the content")
+    reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
     chat_template_kwargs: dict[str, Any] | None = None
 
-
-class ChatRequest(ChatFields):
-    """A conversation that is to be continued."""
-
-    messages: list[Message] = Field(min_length=1)
+    async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
+        """How the answer is read, and what a conversation adds to the arguments of `Engine.submit`."""
+        kwargs = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        plan, params = await plan_chat(
+            server,
+            [message.for_template() for message in self.messages],
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            is_parallel=self.parallel_tool_calls,
+            reasoning=self.reasoning_format,
+            json_schema=None if self.response_format is None else self.response_format.schema_of_answer(),
+            kwargs=kwargs | (self.chat_template_kwargs or {}),
+        )
+        if (limit := self.max_completion_tokens or self.max_tokens) is not None:
+            params["max_tokens"] = limit
+        if self.prediction is not None:
+            params["prediction"] = text_of(self.prediction.content)
+        if self.logprobs:
+            params["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs is not None:
+            raise RequestError(400, "top_logprobs needs logprobs, which is not true", param="top_logprobs")
+        return plan, params
 
 
 @router.post("/v1/chat/completions")
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
+    plan, params = await body.plan(server)
     begun = head(server, "chat.completion", "chatcmpl")
-    asked = body.answers(begun["id"], **_params(body, server))
+    asked = body.answers(begun["id"], **params)
     if body.stream:
         begun["object"] = "chat.completion.chunk"
-        return await stream(server, http, asked, partial(_events, body, server, begun))
+        return await stream(server, http, asked, partial(_events, body, server, plan, begun))
     results = await generate(server, http, asked)
-    choices = [_choice(body, server, i, result) for i, result in enumerate(results)]
-    return begun | {"choices": choices, "usage": usage(results)} | _timings(results)
+    choices = [_choice(body, server, plan, i, result) for i, result in enumerate(results)]
+    return begun | {"choices": choices, "usage": usage(results), "timings": timings_of(results)}
 
 
-def _params(body: ChatRequest, server: Server) -> dict[str, Any]:
-    """What a conversation adds to the arguments of `Engine.submit`."""
-    params: dict[str, Any] = {"messages": [message.for_template() for message in body.messages]}
-    if kwargs := {**server.options.chat_template_kwargs, **(body.chat_template_kwargs or {})}:
-        params["chat_template_kwargs"] = kwargs
-    if (limit := body.max_completion_tokens or body.max_tokens) is not None:
-        params["max_tokens"] = limit
-    if body.response_format is not None:
-        params |= body.response_format.params()
-    if body.prediction is not None:
-        params["prediction"] = text_of(body.prediction.content)
-    if body.logprobs:
-        params["logprobs"] = body.top_logprobs or 0
-    elif body.top_logprobs is not None:
-        raise RequestError(400, "top_logprobs needs logprobs, which is not true", param="top_logprobs")
-    return params
-
-
-def _choice(body: ChatRequest, server: Server, index: int, result: Result) -> dict[str, Any]:
+def _choice(body: ChatRequest, server: Server, plan: ChatPlan, index: int, result: Result) -> dict[str, Any]:
+    answer = collect(deltas(plan, result))
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    entries = [_logprob(piece) for piece in result.pieces if not is_end(server, piece)] if body.logprobs else None
     return {
         "index": index,
-        "message": {"role": "assistant", "content": result.text},
-        "logprobs": {"content": [_logprob(piece) for piece in result.pieces if not is_end(server, piece)]}
-        if body.logprobs
-        else None,
-        "finish_reason": finish_reason(result),
+        "message": message,
+        "logprobs": None if entries is None else {"content": entries},
+        "finish_reason": finish_reason(result, has_calls=bool(answer.calls)),
     }
 
 
-def _timings(results: list[Result]) -> dict[str, Any]:
-    """Of one answer its timings; of several a list of them."""
-    found = [timings(result.stats) for result in results]
-    return {"timings": found[0] if len(found) == 1 else found}
-
-
-async def _events(body: ChatRequest, server: Server, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
+async def _events(
+    body: ChatRequest, server: Server, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces
+) -> AsyncIterator[bytes]:
     results: dict[int, Result] = {}
-    has_begun = [False] * body.n
+    readers: dict[int, AnswerReader] = {}
+    has_calls = [False] * body.n
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return begun | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more]}
+
     async for index, piece in pieces:
-        delta: dict[str, Any] = {}
-        if not has_begun[index]:
-            has_begun[index] = True
-            delta = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        first: dict[str, Any] = {}
+        if index not in readers:
+            readers[index] = AnswerReader(plan)
+            first = {"role": "assistant", "content": ""}
+        added = readers[index].read(piece)
+        has_calls[index] |= any(delta.call is not None for delta in added)
+        found = [_delta(delta) for delta in added]
+        more = {} if isinstance(piece, Result) else _more(body, server, piece)
+        if first or (more and not found):
+            found[:1] = [first | (found[0] if found else {})]
+        for number, delta in enumerate(found):
+            yield event(chunk(index, delta, **(more if number == 0 else {})))
         if isinstance(piece, Result):
             results[index] = piece
-            choice["finish_reason"] = finish_reason(piece)
-        else:
-            _fill(body, server, choice, piece)
-            if not (delta or choice["logprobs"] or "draft_origin" in choice):
-                continue
-        found = begun | {"choices": [choice]}
-        if isinstance(piece, Result):
-            found["timings"] = timings(piece.stats)
-        yield event(found)
+            ended = chunk(index, {}, finish_reason=finish_reason(piece, has_calls=has_calls[index]))
+            yield event(ended | {"timings": timings(piece.stats)})
     if body.is_usage_streamed:
         yield event(begun | {"choices": [], "usage": usage([results[i] for i in range(body.n)])})
     yield event("[DONE]")
 
 
-def _fill(body: ChatRequest, server: Server, choice: dict[str, Any], token: Token) -> None:
-    """Put what a token is into its event."""
-    if token.text:
-        choice["delta"]["content"] = token.text
+def _delta(delta: Delta) -> dict[str, Any]:
+    """A piece of an answer, in OpenAI's words."""
+    if delta.call is None:
+        return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+    begin = {} if delta.name is None else {"id": _call_id(), "type": "function"}
+    function = {"arguments": delta.arguments} if delta.name is None else {"name": delta.name, "arguments": delta.arguments}
+    return {"tool_calls": [{"index": delta.call, **begin, "function": function}]}
+
+
+def _more(body: ChatRequest, server: Server, token: Token) -> dict[str, Any]:
+    """What a request asked to be told of every token."""
+    found: dict[str, Any] = {}
     if body.logprobs and not is_end(server, token):
-        choice["logprobs"] = {"content": [_logprob(token)]}
+        found["logprobs"] = {"content": [_logprob(token)]}
     if body.return_draft_origin:
-        choice["draft_origin"] = draft_origin(token)
+        found["draft_origin"] = draft_origin(token)
+    return found
 
 
 def _logprob(token: Token) -> dict[str, Any]:
     return logprob_entry(token, token.top_logprobs)
+
+
+def _call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"

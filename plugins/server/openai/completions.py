@@ -13,7 +13,7 @@ from starlette.requests import Request
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, event, generate, stream
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, usage
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Serving
 from augury.plugins.server.timings import timings
 from augury.types import Result, Token
@@ -53,7 +53,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
         return await stream(server, http, asked, partial(_events, body, begun))
     results = await generate(server, http, asked)
     choices = [_choice(body, i, result) for i, result in enumerate(results)]
-    return begun | {"choices": choices, "usage": _usage(body, results)} | _timings(results)
+    return begun | {"choices": choices, "usage": _usage(body, results), "timings": timings_of(results)}
 
 
 def _choice(body: CompletionRequest, index: int, result: Result) -> dict[str, Any]:
@@ -93,12 +93,6 @@ def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         key: _sum(one.get(key, {}), value) if isinstance(value, dict) else one.get(key, 0) + value
         for key, value in other.items()
     }
-
-
-def _timings(results: list[Result]) -> dict[str, Any]:
-    """Of one answer its timings; of several a list of them."""
-    found = [timings(result.stats) for result in results]
-    return {"timings": found[0] if len(found) == 1 else found}
 
 
 async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:

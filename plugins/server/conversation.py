@@ -1,0 +1,54 @@
+"""Conversations, in whichever interface's words they come: what they are to the engine, and how their answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from anyio import to_thread
+
+from augury.plugins.server.server import Server
+from augury.plugins.server.tools import ChatPlan, Delta
+from augury.types import Result, Token
+
+__all__ = ["AnswerReader", "deltas", "plan_chat"]
+
+
+async def plan_chat(
+    server: Server, messages: Sequence[Mapping[str, Any]], *, kwargs: Mapping[str, Any] | None = None, **how: Any
+) -> tuple[ChatPlan, dict[str, Any]]:
+    """Plan an answer.
+
+    Args:
+        server: Whose model is to answer.
+        messages: The conversation, as OpenAI's clients send it.
+        kwargs: Variables of the chat template, beside those of the server's flags.
+        **how: `tools`, `tool_choice`, `is_parallel`, `reasoning`, `json_schema`, see `ChatFormat.plan`.
+
+    Returns:
+        How the answer is to be read, and what `Engine.submit` is to be told.
+    """
+    names = {**server.options.chat_template_kwargs, **(kwargs or {})}
+    plan = await to_thread.run_sync(partial(server.chat_format.plan, messages, kwargs=names, **how))
+    return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
+
+
+def deltas(plan: ChatPlan, result: Result) -> Iterator[Delta]:
+    """A whole answer in its pieces."""
+    reader = AnswerReader(plan)
+    for token in result.pieces:
+        yield from reader.read(token)
+    yield from reader.read(result)
+
+
+class AnswerReader:
+    """Reads one answer, piece by piece."""
+
+    def __init__(self, plan: ChatPlan) -> None:
+        self._plan = plan
+        self._parser = plan.parser()
+
+    def read(self, piece: Token | Result) -> list[Delta]:
+        """What a token adds, or the end of the answer."""
+        return self._parser.flush() if isinstance(piece, Result) else self._parser.push(self._plan.text(piece))

@@ -1,0 +1,239 @@
+"""`/v1/responses`: OpenAI's newer interface to conversations. Nothing is stored between requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+
+from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import EngineFields, Fields
+from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.openai.response_output import Output, item_id
+from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.timings import timings
+from augury.plugins.server.tools import ChatPlan
+from augury.types import Result
+
+__all__ = ["ResponsesRequest", "router"]
+
+router = APIRouter()
+
+
+class InputPart(Fields):
+    """A part of a message. Texts are the only ones."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputItem(Fields):
+    """A message, a call of a tool, what it returned, or reasoning: what went before, as it was received."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = None
+    status: str | None = None
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class TextFormat(Fields):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class TextOptions(Fields):
+    """How the answer is to be written."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(Fields):
+    """How hard to think: a variable of chat templates that know it."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesRequest(EngineFields):
+    """A conversation that is to be continued."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    stream: bool = False
+    text: TextOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="reasoning is never encrypted")
+    background: Literal[False] | None = None
+    previous_response_id: None = Field(None, description="nothing is stored: send what went before as input")
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation, in the words of chat."""
+        found: list[dict[str, Any]] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*found, {"role": "user", "content": self.input}]
+        for i, item in enumerate(self.input):
+            _append(found, item, f"input.{i}")
+        return found
+
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """What the answer must fit."""
+        form = None if self.text is None else self.text.format
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_schema" and form.schema_ is None:
+            raise RequestError(400, "text.format lacks schema", param="text.format.schema")
+        return form.schema_ or {"type": "object"}
+
+
+def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
+    """Add an item to messages; calls belong to the assistant's message before them."""
+    if item.type == "function_call":
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif item.type == "function_call_output":
+        if item.output is None:
+            raise RequestError(400, f"{where} lacks output", param=f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text_of(item.output)})
+    elif item.type == "message":
+        if item.role is None or item.content is None:
+            raise RequestError(400, f"{where} is a message, and lacks its role or content", param=where)
+        role = "system" if item.role == "developer" else item.role
+        messages.append({"role": role, "content": _text_of(item.content)})
+
+
+def _text_of(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+@router.post("/v1/responses")
+async def responses(body: ResponsesRequest, http: Request, server: Serving) -> Any:
+    """Answer a conversation."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    plan, params = await plan_chat(
+        server,
+        body.messages(),
+        tools=[_tool_of_chat(tool) for tool in body.tools or ()],
+        tool_choice=_choice_of_chat(body.tool_choice),
+        is_parallel=body.parallel_tool_calls,
+        json_schema=body.schema_of_answer(),
+        kwargs={} if effort is None else {"reasoning_effort": effort},
+    )
+    if body.max_output_tokens is not None:
+        params["max_tokens"] = body.max_output_tokens
+    begun = _response(body, server)
+    asked = [body.over(params) | {"id": begun["id"]}]
+    if body.stream:
+        return await stream(server, http, asked, partial(_events, plan, begun), error_event="error")
+    (result,) = await generate(server, http, asked)
+    output = Output()
+    for delta in deltas(plan, result):
+        list(output.add(delta))
+    return _ended(begun, output, result)[-1]["response"]
+
+
+def _tool_of_chat(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function in the words of chat, where it stands one level deeper."""
+    if tool.get("type") != "function":
+        raise RequestError(400, f"a tool has the type {tool.get('type')!r}, expected 'function'", param="tools")
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+
+
+def _choice_of_chat(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    return choice if isinstance(choice, str) else {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+
+
+def _response(body: ResponsesRequest, server: Server) -> dict[str, Any]:
+    """A response that has just begun."""
+    form = None if body.text is None or body.text.format is None else body.text.format
+    return {
+        "id": item_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": {},
+        "model": server.options.names[0],
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": body.tool_choice,
+        "tools": [{"strict": True, **tool} for tool in body.tools or ()],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _ended(begun: dict[str, Any], output: Output, result: Result) -> list[dict[str, Any]]:
+    """The events that end a response; the last one holds it."""
+    is_whole = result.finish_reason == "stop"
+    status = "completed" if is_whole else "incomplete"
+    events = list(output.end(status))
+    stats = result.stats
+    usage = {
+        "input_tokens": stats.n_prompt,
+        "input_tokens_details": {"cached_tokens": stats.n_reused},
+        "output_tokens": len(result.tokens),
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": stats.n_prompt + len(result.tokens),
+    }
+    more = {"status": status, "output": output.items, "usage": usage, "timings": timings(stats)}
+    if not is_whole:
+        more["incomplete_details"] = {"reason": "max_output_tokens"}
+    return [*events, {"type": f"response.{status}", "response": begun | more}]
+
+
+async def _events(plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
+    output, reader = Output(), AnswerReader(plan)
+    n_told = 0
+
+    def told(each: dict[str, Any]) -> bytes:
+        nonlocal n_told
+        n_told += 1
+        return event({"type": each["type"], "sequence_number": n_told - 1, **each}, each["type"])
+
+    for kind in ("response.created", "response.in_progress"):
+        yield told({"type": kind, "response": begun})
+    async for _, piece in pieces:
+        for delta in reader.read(piece):
+            for each in output.add(delta):
+                yield told(each)
+        if isinstance(piece, Result):
+            for each in _ended(begun, output, piece):
+                yield told(each)

@@ -1,0 +1,116 @@
+"""`/v1/responses`, as the `openai` package asks."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+
+ASKED = {"model": "smollm2", "input": "Tell me about the sea.", "max_output_tokens": 16}
+TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@pytest.fixture(scope="module")
+def answer(ai):
+    return ai.responses.create(**ASKED)
+
+
+def test_a_response_is_what_chat_answers(ai, answer):
+    chat = ai.chat.completions.create(model="smollm2", messages=[{"role": "user", "content": ASKED["input"]}], max_tokens=16)
+    assert answer.output_text == chat.choices[0].message.content
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage.output_tokens == answer.timings["predicted_n"] == 16
+
+
+def test_a_stream_grows_to_the_same_response(ai, answer):
+    events = list(ai.responses.create(**ASKED, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == answer.output_text
+    assert events[-1].response.output_text == answer.output_text
+
+
+def test_the_client_accumulates_a_stream(make_async_ai, answer):
+    async def ask():
+        async with make_async_ai() as client, client.responses.stream(**ASKED) as stream:
+            return [event async for event in stream]
+
+    assert asyncio.run(ask())[-1].response.output_text == answer.output_text
+
+
+def test_a_conversation_goes_on(ai, answer):
+    instructed = {"instructions": "You are a sailor.", "max_output_tokens": 8, "model": "smollm2"}
+    items = [
+        {"role": "user", "content": ASKED["input"]},
+        *(item.model_dump(exclude_none=True) for item in answer.output),
+        {"role": "user", "content": [{"type": "input_text", "text": "And the sky?"}]},
+    ]
+    found = ai.responses.create(input=items, **instructed)
+    messages = [
+        {"role": "system", "content": "You are a sailor."},
+        {"role": "user", "content": ASKED["input"]},
+        {"role": "assistant", "content": answer.output_text},
+        {"role": "user", "content": "And the sky?"},
+    ]
+    chat = ai.chat.completions.create(model="smollm2", messages=messages, max_tokens=8)
+    assert found.output_text == chat.choices[0].message.content
+
+
+def test_a_response_keeps_to_a_schema(ai):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    form = {"type": "json_schema", "name": "number", "schema": schema | {"additionalProperties": False}, "strict": True}
+    found = ai.responses.create(model="smollm2", input="Choose a number.", text={"format": form}, max_output_tokens=40)
+    assert json.loads(found.output_text).keys() == {"n"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
+    asked = {"model": "smollm2", "tools": [TOOL], "parallel_tool_calls": False}
+    question = {"role": "user", "content": "What is the weather in Rome?"}
+    found = ai.responses.create(**asked, input=[question], tool_choice=choice, max_output_tokens=80)
+    (call,) = found.output
+    assert (call.type, call.name, found.status) == ("function_call", "get_weather", "completed")
+    assert json.loads(call.arguments).keys() == {"city"}
+    events = list(ai.responses.create(**asked, input=[question], tool_choice=choice, max_output_tokens=80, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call.arguments
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    items = [question, call.model_dump(exclude_none=True), output]
+    assert ai.responses.create(**asked, input=items, max_output_tokens=8).usage.input_tokens > found.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "expected 'function'"),
+        ({"input": [{"role": "user"}]}, "lacks its role or content"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"input": "a b " * 600}, "a sequence can use 512"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_bad_request(ai, more, told):
+    with pytest.raises(openai.BadRequestError, match=told):
+        ai.responses.create(**ASKED | more)

@@ -1,0 +1,73 @@
+"""Tools in chats, as the `openai` package asks for them."""
+
+import json
+
+import openai
+import pytest
+
+ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": "What is the weather in Rome?"}], "max_tokens": 120}
+
+
+def tool(name):
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("get_weather"), tool("get_tides")]
+NAMED = {"type": "function", "function": {"name": "get_tides"}}
+
+
+@pytest.mark.parametrize(("choice", "names"), [("required", {"get_weather", "get_tides"}), (NAMED, {"get_tides"})])
+def test_calls_that_must_be_made_fit_their_schema_streamed_and_not(ai, choice, names):
+    asked = ASKED | {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    (found,) = ai.chat.completions.create(**asked).choices
+    assert found.finish_reason == "tool_calls"
+    (call,) = found.message.tool_calls
+    assert call.function.name in names
+    arguments = json.loads(call.function.arguments)
+    assert arguments.keys() == {"city", "days"}
+    assert 1 <= arguments["days"] <= 9
+    told = {"name": "", "arguments": "", "ids": set()}
+    for chunk in ai.chat.completions.create(**asked, stream=True):
+        for each in chunk.choices[0].delta.tool_calls or ():
+            told["name"] += each.function.name or ""
+            told["arguments"] += each.function.arguments or ""
+            told["ids"].add(each.id)
+    assert (told["name"], told["arguments"]) == (call.function.name, call.function.arguments)
+    assert len(told["ids"] - {None}) == 1
+
+
+def test_a_call_and_what_it_returned_go_back(ai):
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome", "days": 1}'}}
+    messages = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    found = ai.chat.completions.create(**ASKED | {"messages": messages, "tools": TOOLS, "max_tokens": 8})
+    assert found.choices[0].message.content
+
+
+def test_tools_that_may_not_be_called_change_nothing(ai):
+    plain = ai.chat.completions.create(**ASKED | {"max_tokens": 8})
+    found = ai.chat.completions.create(**ASKED | {"max_tokens": 8, "tools": TOOLS, "tool_choice": "none"})
+    assert found.choices[0].message.content == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_rich"}}}, "get_rich"),
+        ({"tools": [{"type": "function"}]}, "tool"),
+        ({"tools": TOOLS, "tool_choice": "required", "extra_body": {"grammar": "root ::= [a]"}}, "grammar cannot be honoured"),
+    ],
+)
+def test_tools_that_cannot_be_meant_are_a_bad_request(ai, more, told):
+    with pytest.raises(openai.BadRequestError, match=told):
+        ai.chat.completions.create(**ASKED | more)
