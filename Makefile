@@ -1,5 +1,5 @@
-# make demo, make test, make test-all, make dev, make lint, make bench, make docs, make docs-site. PYTHON and VENV choose another
-# interpreter and folder, TESTS some tests.
+# make demo, make test, make test-all, make test-page, make dev, make lint, make bench, make docs, make docs-site. PYTHON and VENV
+# choose another interpreter and folder, TESTS some tests.
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
@@ -10,7 +10,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile
 # Half of the tests to each of two processes, and the rest to whoever is ready: what a module has made serves its next tests.
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-all dev install lint bench docs docs-site clean
+.PHONY: demo test test-all test-page dev install lint bench docs docs-site clean
 
 demo: install
 	$(BIN)/augury pull smollm2
@@ -29,6 +29,12 @@ test: dev
 test-all: test
 	$(PYTEST) --rest $(TESTS)
 	$(BIN)/python tests/torture --minutes 1
+
+# The server's page in a real browser, which is not fetched: Debian's is one.
+test-page: dev
+	@command -v chromium >/dev/null || { echo "make test-page needs chromium on PATH; on Debian: apt-get install chromium" >&2; exit 1; }
+	$(PIP) --group page
+	$(BIN)/python -m pytest -q -m browser $(or $(TESTS),tests/plugins/server/page)
 
 # Strict editable installs break when build/ is gone, and miss files that are new: both are made anew each time.
 install: $(BIN)/python

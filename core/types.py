@@ -287,6 +287,7 @@ class Timings:
     predict_s: float = 0.0  # from its first token, or the end of its drafters' beginning, to its last
     n_prompt: int = 0  # tokens processed in prompt_s, reused ones not counted
     n_predicted: int = 0  # tokens emitted in predict_s: all but the first
+    plain_s: float | None = None  # of a pass of one token alone, as the planner knew it at the end; None without a planner
 
     @property
     def prompt_per_second(self) -> float:
@@ -297,6 +298,11 @@ class Timings:
     def predicted_per_second(self) -> float:
         """Generated tokens per second, the first token not counted; 0 where there was only one."""
         return self.n_predicted / self.predict_s if self.predict_s > 0 else 0.0
+
+    @property
+    def plain_per_second(self) -> float | None:
+        """Tokens per second without drafts, as the planner expects them; None without a planner."""
+        return None if self.plain_s is None else 1 / self.plain_s
 
 
 @frozen

@@ -373,6 +373,7 @@ class Loop:
             self._free(sequence.slot)
             self._ended[sequence.slot] = SavedSlot.of(sequence)
             guarded(self._drafting.end, sequence)
+        sequence.counter.plain_s = self._drafting.plain_s
         summary = sequence.counter.summary()
         if self._on_request is not None:
             guarded(self._on_request, summary=summary)

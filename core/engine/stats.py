@@ -35,6 +35,7 @@ class RequestCounter:
     def __init__(self, request: Request) -> None:
         self.n_reused = 0  # tokens of the prompt that the request's slot held already
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
+        self.plain_s: float | None = None  # what the planner takes a plain pass to be
         self._request = request
         self._n_recomputed = self._n_emitted = 0
         self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
@@ -140,6 +141,7 @@ class RequestCounter:
                 predict_s=self._last_token_at - self._first_token_at,
                 n_prompt=self._n_processed,
                 n_predicted=max(self._n_emitted - 1, 0),
+                plain_s=self.plain_s,
             ),
             effective=self._request.speculation.effective(),
         )

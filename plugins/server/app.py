@@ -23,6 +23,7 @@ from augury.plugins.server import health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
+from augury.plugins.server.page.routes import add_page
 from augury.plugins.server.server import Server
 from augury.plugins.server.sleep import Sleep
 
@@ -63,6 +64,8 @@ def make_app(server: Server) -> FastAPI:
     app.state.server, app.state.sleep = server, None
     for router in _ROUTERS:
         app.include_router(router)
+    if server.options.has_page:
+        add_page(app)
     for kind in (AuguryError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)

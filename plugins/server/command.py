@@ -104,6 +104,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="let go of the model when nobody has asked for so long, until somebody does (default: -1, never)",
     )
+    group.add_argument("--no-ui", action="store_true", help="leave out the page at /")
     group.add_argument("--ssl-key-file", type=Path, metavar="FILE", help="serve HTTPS with this private key (PEM)")
     group.add_argument("--ssl-cert-file", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
 
@@ -180,6 +181,7 @@ def _options_of(args: argparse.Namespace) -> ServerOptions:
         takes_props=args.props,
         slot_save_path=args.slot_save_path and args.slot_save_path.resolve(),
         sleep_idle_s=args.sleep_idle_seconds if args.sleep_idle_seconds > 0 else None,
+        has_page=not args.no_ui,
         ssl_key_file=args.ssl_key_file,
         ssl_cert_file=args.ssl_cert_file,
     )

@@ -40,6 +40,7 @@ class ServerOptions:
     takes_props: bool = False
     slot_save_path: Path | None = None  # the folder of saved slots, and the only one; None: there are none
     sleep_idle_s: float | None = None  # after which the engine is closed until somebody asks; None: never
+    has_page: bool = True
     ssl_key_file: Path | None = None
     ssl_cert_file: Path | None = None
 

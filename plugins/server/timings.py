@@ -13,6 +13,7 @@ def timings(summary: Summary) -> dict[str, Any]:
     """llama.cpp's `timings`, and augury's figures by drafter.
 
     `predicted_ms` begins with the first token, so it is the time of all tokens but that; the rates are as well.
+    `plain_per_second` is what the planner expects of plain decoding here, or null.
     """
     times = summary.timings
     prompt_ms, predicted_ms = times.prompt_s * 1e3, times.predict_s * 1e3
@@ -26,6 +27,7 @@ def timings(summary: Summary) -> dict[str, Any]:
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": predicted_ms / times.n_predicted if times.n_predicted else 0.0,
         "predicted_per_second": times.predicted_per_second,
+        "plain_per_second": times.plain_per_second,
         "draft_n": summary.n_drafted,
         "draft_n_accepted": summary.n_accepted,
         "rounds": summary.n_rounds,

@@ -50,5 +50,6 @@ def _props(server: Server) -> dict[str, Any]:
         "modalities": {"vision": False, "audio": False},
         "build_info": f"augury {metadata.version('augury')}",
         "speculative": engine.config["speculative"],
+        "plain_per_second": engine.stats().plain_per_second,  # without drafts, as the planner expects it
         "n_ctx_train": engine.info.n_ctx_train,
     }

@@ -88,8 +88,8 @@ def test_the_plain_speed_is_that_of_the_planners_pass_of_one_token():
     planner = DraftPlanner(PassCosts([PassTime(1, 0, 0.25), PassTime(2, 0, 0.5)], 9), [False])
     with toy_engine(drafter=ScriptedDrafter, planner=planner) as engine:
         assert engine.stats().plain_per_second == 4.0
-        engine.generate([1], max_tokens=9, **GREEDY)
-        assert engine.stats().plain_s == planner.plain_s < 0.25  # it has learnt
+        result = engine.generate([1], max_tokens=9, **GREEDY)
+        assert engine.stats().plain_s == result.stats.timings.plain_s == planner.plain_s < 0.25  # it has learnt
     with toy_engine() as engine:
         assert engine.stats().plain_per_second is None
 

@@ -51,6 +51,7 @@ def test_the_server_tells_what_it_serves(client):
     assert found["default_generation_settings"]["params"]["temperature"] == 0
     assert "im_start" in found["chat_template"]
     assert found["eos_token"] == "<|im_end|>"
+    assert found["plain_per_second"] > 0
     answer = client.post("/props", json={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
 

@@ -1,0 +1,94 @@
+// An answer while it comes and after: its text, who proposed which part of it, and the rounds it took.
+//
+// `runs` are stretches of one origin: where they end in the text, the round, and the drafter's place in `drafters` (-1: the model
+// alone). `rounds` are triples: tokens drafted, tokens accepted, the drafter's place.
+
+export const newAnswer = () => ({
+  text: "",
+  reasoning: "",
+  runs: [],
+  rounds: [],
+  drafters: [],
+  nTokens: 0,
+  seconds: 0, // from the first token to the last one that came, of those after the first `nBefore`
+  nBefore: 0, // tokens that an earlier request brought, which this one continues
+  status: "waiting", // then "streaming", at last "done", "stopped" or "failed"
+  finish: null,
+  error: null,
+  timings: null,
+});
+
+/** Get an answer that broke off ready to go on. */
+export const resume = (answer) =>
+  Object.assign(answer, { status: "waiting", finish: null, error: null, timings: null, seconds: 0, nBefore: answer.nTokens });
+
+/** Add what a chunk of the stream brings. `now` is in seconds. */
+export function addChunk(answer, chunk, now) {
+  const choice = chunk.choices?.[0];
+  const text = choice?.delta?.content ?? "";
+  const pieces = choice?.draft_origin ?? [];
+  const isWhole = pieces.map((piece) => piece.text).join("") === text; // not where the text was split or rewritten on its way
+  for (const piece of pieces) addPiece(answer, piece, isWhole ? piece.text : "");
+  if (!isWhole || !pieces.length) addText(answer, text, -1);
+  answer.reasoning += choice?.delta?.reasoning_content ?? "";
+  if (pieces.length || text || choice?.delta?.reasoning_content) {
+    answer.status = "streaming";
+    answer.startedAt ??= now;
+    answer.seconds = now - answer.startedAt;
+  }
+  answer.finish = choice?.finish_reason ?? answer.finish;
+  answer.timings = chunk.timings ?? answer.timings;
+}
+
+function addPiece(answer, { text, drafter, n_drafted: nDrafted }, own) {
+  answer.nTokens += 1;
+  if (nDrafted != null || !answer.rounds.length) answer.rounds.push([nDrafted ?? 0, 0, -1]);
+  let place = -1;
+  if (drafter != null) {
+    place = answer.drafters.indexOf(drafter);
+    if (place < 0) place = answer.drafters.push(drafter) - 1;
+    const round = answer.rounds.at(-1);
+    round[1] += 1;
+    round[2] = place;
+  }
+  addText(answer, own, place);
+}
+
+function addText(answer, text, place) {
+  if (!text) return;
+  answer.text += text;
+  const last = answer.runs.at(-1);
+  const round = Math.max(answer.rounds.length - 1, 0);
+  if (last && last[2] === place && (place < 0 || last[1] === round)) last[0] = answer.text.length;
+  else answer.runs.push([answer.text.length, round, place]);
+}
+
+/** Tokens per second: the server's own figure once it is there, before that as they come. */
+export function speedOf(answer) {
+  const told = answer.timings?.predicted_per_second;
+  return told || (answer.seconds > 0.2 ? (answer.nTokens - answer.nBefore - 1) / answer.seconds : null);
+}
+
+/** How many tokens each drafter proposed that were accepted, by name. */
+export function tokensByDrafter(answer) {
+  const found = new Map();
+  for (const [, nAccepted, place] of answer.rounds) {
+    const name = answer.drafters[place];
+    if (name !== undefined) found.set(name, (found.get(name) ?? 0) + nAccepted);
+  }
+  return found;
+}
+
+/** By position in a draft: how often something was drafted there and accepted, of each drafter once that is known. */
+export function acceptance(answer) {
+  const told = Object.entries(answer.timings?.drafters ?? {}).filter(([, stats]) => stats.drafted);
+  if (answer.timings)
+    return told.map(([name, stats]) => ({ name, offered: stats.offered_by_position, accepted: stats.accepted_by_position }));
+  const offered = [], accepted = [];
+  for (const [nDrafted, nAccepted] of answer.rounds)
+    for (let i = 0; i < nDrafted; i++) {
+      offered[i] = (offered[i] ?? 0) + 1;
+      accepted[i] = (accepted[i] ?? 0) + (i < nAccepted);
+    }
+  return offered.length ? [{ name: null, offered, accepted }] : [];
+}

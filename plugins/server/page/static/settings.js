@@ -1,0 +1,76 @@
+// The dialog of settings, and the parameters of a request that follow from them.
+
+import { make } from "./dom.js";
+import { saveSettings, settings } from "./store.js";
+
+const NUMBERS = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens"];
+const LIMITS = ["n_max", "n_min"];
+const MAX_TOKENS = 1024; // small models repeat themselves until the context is full
+
+const dialog = document.getElementById("settings");
+const form = dialog.querySelector("form");
+const field = (name) => form.elements[name];
+
+/** The key is kept apart from what is shown to others when settings are copied. */
+const KEY = "augury.key";
+let memory = "";
+export const apiKey = () => {
+  try {
+    return localStorage.getItem(KEY) ?? memory;
+  } catch {
+    return memory;
+  }
+};
+const keepKey = (key) => {
+  memory = key;
+  try {
+    if (key) localStorage.setItem(KEY, key);
+    else localStorage.removeItem(KEY);
+  } catch {
+    // for as long as the page is open
+  }
+};
+
+/** What a request says beside its messages; a field that is empty is left to the server. */
+export function parameters({ isPlain = false } = {}) {
+  const { sampling, speculate, off = [] } = settings;
+  const given = Object.fromEntries(Object.entries(sampling).filter(([name]) => NUMBERS.includes(name)));
+  const speculative = Object.fromEntries(Object.entries(sampling).filter(([name]) => LIMITS.includes(name)));
+  const chosen = known.filter((name) => !off.includes(name));
+  if (off.length && chosen.length && chosen.length < known.length) speculative.type = chosen.join(";");
+  const isOff = isPlain || !speculate || (known.length > 0 && !chosen.length);
+  return { max_tokens: MAX_TOKENS, ...given, ...(isOff ? { speculative: false } : Object.keys(speculative).length ? { speculative } : {}) };
+}
+
+let known = []; // drafters of the server
+
+/** The server has these drafters. */
+export function setDrafters(names) {
+  known = names;
+}
+
+/** Show the dialog; `onSave` is told of the conversation's system prompt. */
+export function openSettings({ system, focus = null, onSave }) {
+  field("system").value = system;
+  field("speculate").checked = settings.speculate;
+  for (const name of [...NUMBERS, ...LIMITS]) field(name).value = settings.sampling[name] ?? "";
+  field("key").value = apiKey();
+  document.getElementById("drafters").replaceChildren(
+    ...known.map((name) => make("label", { class: "check" }, make("input", { type: "checkbox", name: "drafter", value: name, checked: !settings.off?.includes(name) }), name)));
+  dialog.returnValue = "";
+  dialog.onclose = () => {
+    if (dialog.returnValue === "reset") {
+      Object.assign(settings, { sampling: {}, speculate: true, off: [] });
+      saveSettings();
+    }
+    if (dialog.returnValue !== "save") return;
+    settings.speculate = field("speculate").checked;
+    settings.off = [...form.querySelectorAll("[name=drafter]:not(:checked)")].map((box) => box.value);
+    settings.sampling = Object.fromEntries([...NUMBERS, ...LIMITS].filter((name) => field(name).value !== "").map((name) => [name, Number(field(name).value)]));
+    keepKey(field("key").value.trim());
+    saveSettings();
+    onSave(field("system").value.trim());
+  };
+  dialog.showModal();
+  if (focus) field(focus).focus();
+}

@@ -1,0 +1,364 @@
+"""The page as people use it, in a real browser, with a real server and model. Run by `make test-page`."""
+
+import json
+import re
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+COPY = "Repeat this list:\n\n- wash the apples\n- peel the apples\n- slice the apples\n- bake the apples\n- eat the apples"
+STORY = "Tell a long story about a lighthouse."
+ANSWER = "article.assistant"
+LAST = f"{ANSWER} >> nth=-1"
+
+
+def ask(page, text):
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def wait(page, n=1):
+    """Until the n-th answer is there."""
+    page.wait_for_selector(
+        f"{ANSWER}[aria-busy=false] >> nth={n - 1}"
+    )  # functions to wait for would be eval, which is forbidden
+
+
+def seen(page):
+    return [text.strip() for text in page.locator(".bubble").all_inner_texts()]
+
+
+def stored(page):
+    """The messages of the conversation changed last, from the browser's storage, by role."""
+    conversation = page.evaluate("""() => Object.entries(localStorage).filter(([key]) => key.startsWith('augury.conversation.'))
+        .map(([, value]) => JSON.parse(value)).sort((a, b) => b.changed - a.changed)[0]""")
+    messages = sorted(conversation["messages"].values(), key=lambda each: each["at"])
+    return [each for each in messages if each["role"] == "user"], [each for each in messages if each["role"] == "assistant"]
+
+
+def answer_with(page, *contents):
+    """Let the next answers be these texts, in the server's place."""
+    texts = iter(contents)
+
+    def fulfill(route):
+        chunks = [{"choices": [{"delta": {"content": next(texts)}, "finish_reason": "stop"}]}]
+        body = "".join(f"data: {json.dumps(each)}\r\n\r\n" for each in chunks) + "data: [DONE]\r\n\r\n"
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", fulfill)
+
+
+def test_an_answer_streams_tinted_by_who_proposed_it(page, client):
+    page.evaluate("""() => { window.lengths = new Set(); new MutationObserver(() =>
+        lengths.add(document.querySelector('.text')?.textContent.length ?? 0))
+        .observe(document.getElementById('thread'), { subtree: true, childList: true, characterData: true }) }""")
+    ask(page, COPY)
+    wait(page)
+    assert page.evaluate("lengths.size") > 3
+    (answer,) = (message["answer"] for message in stored(page)[1])
+    body = {"messages": [{"role": "user", "content": COPY}], "max_tokens": 96}
+    plain = client.post("/v1/chat/completions", json=body | {"speculative": False}).json()
+    assert answer["text"] == plain["choices"][0]["message"]["content"]
+    told = answer["timings"]
+    assert [n for n, _, _ in answer["rounds"]] == [0, *told["draft_lengths"]]
+    assert sum(n for _, n, _ in answer["rounds"]) == told["draft_n_accepted"] > 0
+    tinted = page.locator(f"{LAST} >> .d")
+    assert tinted.first.evaluate("element => getComputedStyle(element).backgroundColor") != "rgba(0, 0, 0, 0)"
+    (drafter,) = (name for name, stats in told["drafters"].items() if stats["accepted"])
+    figures = page.inner_text("#figures")
+    for text in (f"{told['predicted_per_second']:.1f}", f"{told['plain_per_second']:.1f}", "the plain speed", drafter):
+        assert text in figures
+    assert f"{told['draft_n_accepted']} of {told['draft_n']} draft tokens accepted" in figures
+    page.uncheck("#tint", force=True)
+    assert tinted.first.evaluate("element => getComputedStyle(element).backgroundColor") == "rgba(0, 0, 0, 0)"
+
+
+def test_pointing_at_a_round_shows_it_in_the_text_and_the_other_way_round(page):
+    ask(page, COPY)
+    wait(page)
+    rounds = stored(page)[1][0]["answer"]["rounds"]
+    number, (n_drafted, n_accepted, _) = next((i, each) for i, each in enumerate(rounds) if each[1])
+    page.hover(f"[data-round='{number}']")
+    assert f"Round {number + 1}: {n_drafted} drafted, {n_accepted} accepted" in page.inner_text(".told")
+    page.focus(".scroll")
+    page.keyboard.press("ArrowRight")
+    assert f"Round {number + 2}:" in page.inner_text(".told")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".d.lit").count() == page.locator(f"[data-round='{number}']").count() > 0
+
+
+def test_stopping_keeps_what_has_come_and_frees_the_server(page, client):
+    page.evaluate("localStorage['augury.settings'] = '{\"sampling\": {\"max_tokens\": 400}}'")
+    page.reload()
+    ask(page, STORY)
+    page.wait_for_selector(f"{ANSWER} .text p")
+    page.keyboard.press("Escape")
+    wait(page)
+    (message,) = stored(page)[1]
+    assert (message["answer"]["status"], message["answer"]["finish"]) == ("stopped", None)
+    assert "Stopped." in page.inner_text(ANSWER)
+    assert page.is_visible("#send")
+    page.click(f"{LAST} >> text=Continue")
+    page.wait_for_selector("#stop")
+    page.click("#stop")
+    wait(page)
+    assert stored(page)[1][0]["answer"]["text"].startswith(message["answer"]["text"])
+
+
+def test_an_edit_and_a_second_answer_are_versions_and_nothing_is_lost(page):
+    ask(page, "Say one word.")
+    wait(page)
+    page.hover("article.user")
+    page.click("[aria-label=Edit]")
+    page.fill("article.user textarea", "Say two words.")
+    page.press("article.user textarea", "Enter")
+    wait(page)
+    assert seen(page) == ["Say two words."]
+    page.click(f"{LAST} >> [aria-label=Regenerate]")
+    wait(page)
+    page.reload()
+    questions, answers = stored(page)
+    assert ([each["content"] for each in questions], len(answers)) == (["Say one word.", "Say two words."], 3)
+    assert page.locator(".versions").all_inner_texts() == ["2 / 2", "2 / 2"]
+    page.click("article.user >> [aria-label='Earlier version']")
+    assert seen(page) == ["Say one word."]
+    assert page.inner_text(f"{LAST} >> .text").split() == answers[0]["answer"]["text"].split()
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_a_comparison_ends_in_identical(page, temperature):
+    sent = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    page.evaluate(f'localStorage[\'augury.settings\'] = \'{{"sampling": {{"max_tokens": 64, "temperature": {temperature}}}}}\'')
+    page.reload()
+    page.fill("#prompt", COPY)
+    page.click("#compare")
+    page.wait_for_selector(".verdict b")
+    assert re.match(r"✓? ?identical, \d+ tokens?, ", page.inner_text(".verdict"))
+    assert [body.get("speculative") for body in sent] == [False, None]
+    assert sent[0]["seed"] == sent[1]["seed"]
+    assert page.locator(".both .answer").count() == 2
+    assert page.locator(".both .answer >> nth=0 >> .d").count() == 0 < page.locator(".both .answer >> nth=1 >> .d").count()
+
+
+def test_a_comparison_shows_the_first_difference(page):
+    answer_with(page, "one two three", "one two four")
+    page.fill("#prompt", "Count.")
+    page.click("#compare")
+    page.wait_for_selector(".verdict b")
+    assert "different from character 9 on" in page.inner_text(".verdict")
+    assert page.locator("mark").all_inner_texts() == ["three", "four"]
+
+
+def test_what_the_server_refuses_is_told_in_the_conversation_and_can_be_tried_again(page):
+    page.route("**/v1/chat/completions", lambda route: route.continue_(post_data="{}"), times=1)
+    ask(page, "Say a word.")
+    alert = page.wait_for_selector("[role=alert]")
+    assert "messages: Field required" in alert.inner_text()
+    page.reload()
+    page.click("text=Retry")
+    wait(page, 1)
+    page.wait_for_selector("[role=alert]", state="detached")
+    questions, answers = stored(page)
+    assert [len(questions), len(answers), bool(answers[1]["answer"]["text"])] == [1, 2, True]
+
+
+def test_a_connection_that_breaks_off_loses_nothing(open_page, proxy):
+    page = open_page(proxy.url)
+    proxy.n_events = 5
+    ask(page, STORY)
+    page.wait_for_selector(f"{ANSWER} .text p")
+    proxy.cut()
+    assert "connection was lost" in page.wait_for_selector("[role=alert]").inner_text()
+    begun = stored(page)[1][0]["answer"]
+    assert (begun["status"], 0 < begun["nTokens"] < 96) == ("failed", True)
+    page.reload()
+    assert page.inner_text(f"{LAST} >> .text").split() == begun["text"].split()
+    page.click("text=Continue")
+    page.wait_for_selector("[role=alert]", state="detached")
+    wait(page)
+    answer = stored(page)[1][0]["answer"]
+    assert (answer["status"], answer["text"].startswith(begun["text"])) == ("done", True)
+
+
+def test_a_server_with_keys_asks_for_one(open_page, strict_server):
+    page = open_page(strict_server.url)
+    page.click("text=Enter the API key")
+    page.fill("[name=key]", "two")
+    page.click("#settings >> text=Save")
+    page.wait_for_selector("#model >> text=drafter")
+    ask(page, "Hello")
+    assert "tokenizer" in page.wait_for_selector("[role=alert]").inner_text()  # this model has none
+
+
+def test_options_and_the_system_prompt_reach_the_server(page):
+    sent = []
+    page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+    page.click("#open-system")
+    page.fill("[name=system]", "Answer in one word.")
+    page.fill("[name=temperature]", "0.5")
+    page.fill("[name=max_tokens]", "8")
+    page.fill("[name=n_max]", "3")
+    page.click("#settings >> text=Save")
+    ask(page, "What is the sea?")
+    wait(page)
+    assert sent[0]["messages"] == [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "What is the sea?"},
+    ]
+    assert {name: sent[0][name] for name in ("temperature", "max_tokens", "speculative")} == {
+        "temperature": 0.5,
+        "max_tokens": 8,
+        "speculative": {"n_max": 3},
+    }
+    page.click("#open-settings")
+    page.uncheck("[name=speculate]", force=True)
+    page.click("#settings >> text=Save")
+    ask(page, "And the sky?")
+    wait(page, 2)
+    assert sent[1]["speculative"] is False
+    assert [each["role"] for each in sent[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
+def test_everything_can_be_done_by_keyboard(page):
+    page.keyboard.type("Say a word.")  # the message box has the focus
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Only one.")
+    page.keyboard.press("Enter")
+    wait(page)
+    assert seen(page) == ["Say a word.\nOnly one."]
+    page.keyboard.press("ArrowUp")  # in the empty box: edit the last message
+    page.keyboard.press("Control+a")
+    page.keyboard.type("Say another.")
+    page.keyboard.press("Enter")
+    wait(page)
+    assert seen(page) == ["Say another."]
+    page.keyboard.press("Alt+n")
+    assert page.locator("article").count() == 0
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    wanted = {"new", "open-settings", "theme", "open-system", "prompt", "compare", "send", "tint", "Say a word."}
+    assert wanted <= reached
+    page.focus("#conversations button")
+    page.keyboard.press("Enter")
+    assert seen(page) == ["Say another."]
+    page.focus("#open-settings")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "open-settings"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_phone_has_room_for_everything(open_page, server, theme):
+    page = open_page(server.url, viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True, color_scheme=theme)
+    ask(page, COPY)
+    wait(page)
+    page.tap("#strip")
+    assert page.evaluate("document.querySelector('#panel').contains(document.activeElement)")
+    page.tap("#close-panel")
+    answer_with(page, "| a | b |\n|---|---|\n" + f"| {'long ' * 40} | {'x' * 200} |\n\n```\n{'y' * 300}\n```\n" + "z" * 300)
+    ask(page, "A table.")
+    wait(page, 2)
+    assert page.evaluate(
+        "[document.documentElement, document.querySelector('#scroller')].every(each => each.scrollWidth <= 390)"
+    )
+    page.tap("#open-sidebar")
+    page.tap("#new")
+    assert page.is_visible("#welcome")
+    ink, paper = page.evaluate("""() => [getComputedStyle(document.body).color,
+        getComputedStyle(document.querySelector('main')).backgroundColor]""")
+    brightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert (brightness[0] < brightness[1]) == (theme == "light")
+
+
+def test_what_a_model_writes_is_only_ever_text(page):
+    attack = (
+        "<img src=x onerror=alert(1)> <script>alert(2)</script>\n\n[a](javascript:alert(3)) ![b](http://example.com/b.png)\n\n"
+        "```html\n<b onclick=alert(4)>bold</b>\n```\n**x<svg onload=alert(5)>**"
+    )
+    answer_with(page, attack)
+    page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
+    requested = []
+    page.on("request", lambda request: requested.append(request.url))
+    ask(page, "Attack.")
+    wait(page)
+    assert page.locator(f"{ANSWER} .text :is(img, script, svg, b)").count() == 0
+    assert page.inner_text(f"{ANSWER} .text").startswith("<img src=x onerror=alert(1)> <script>")
+    assert page.locator(f"{ANSWER} .text a").evaluate_all("links => links.map(link => link.href)") == [
+        "http://example.com/b.png"
+    ]
+    assert not [url for url in requested if not url.startswith(page.url)]
+    other = page.context.new_page()
+    other.goto(page.url)
+    with pytest.raises(Exception, match="TrustedHTML"):
+        other.evaluate("document.body.innerHTML = '<b>x</b>'")
+
+
+MARKDOWN = {
+    "# A *title*\n\ntext": "<h3>A <em>title</em></h3><p>text</p>",
+    "a **b _c_** `d*e*` ~~f~~ \\*g\\*": "<p>a <strong>b <em>c</em></strong> <code>d*e*</code> <del>f</del> *g*</p>",
+    "- a\n- b\n  1. c\n  2. d\n- [x] e": "<ul><li>a</li><li>b<ol><li>c</li><li>d</li></ol></li>"
+    '<li class="task"><input type="checkbox" disabled="" checked="">e</li></ul>',
+    "3. a\n\n4. b": '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>',
+    "> a\n> b\n\n---": "<blockquote><p>a\nb</p></blockquote><hr>",
+    "|a|b|\n|--|:-:|\n|1|`x\\|y`|": '<div class="table" tabindex="0"><table><thead><tr><th>a</th>'
+    '<th class="center">b</th></tr></thead>'
+    '<tbody><tr><td>1</td><td class="center"><code>x\\|y</code></td></tr></tbody></table></div>',
+    "see https://a.example/b_c_d. snake_case_name 2 * 3 * 4": '<p>see <a href="https://a.example/b_c_d" target="_blank" '
+    'rel="noopener noreferrer">https://a.example/b_c_d</a>. snake_case_name 2 * 3 * 4</p>',
+    "a  \nb\nc": "<p>a<br>b\nc</p>",
+}
+
+
+def test_markdown_becomes_elements(page):
+    found = page.evaluate(
+        """async (sources) => {
+            const { blocks, linesOf } = await import('/static/markdown.js');
+            return sources.map((source) => {
+                const root = document.createElement('div');
+                blocks(linesOf(source), root, (element, from, to) => element.append(source.slice(from, to)));
+                root.normalize();
+                return root.innerHTML;
+            });
+        }""",
+        list(MARKDOWN),
+    )
+    assert dict(zip(MARKDOWN, found, strict=True)) == MARKDOWN
+
+
+def test_markdown_paints_every_character_at_most_once_and_in_order(page):
+    wrong = page.evaluate("""async () => {
+        const { blocks, linesOf } = await import('/static/markdown.js');
+        const parts = ['q', 'r s', ' ', '\\n', '\\n\\n', '*', '**', '_', '`', '```\\n', '- ', '1. ', '> ', '#', ' # ', '|',
+             '|-|', '[x](', 'http://e.example)', '\\\\', '~', '    '];
+        let state = 12;
+        const next = (n) => (state = (state * 48271) % 2147483647) % n;
+        for (let i = 0; i < 3000; i++) {
+            const source = Array.from({ length: 1 + next(24) }, () => parts[next(parts.length)]).join('');
+            let last = 0, letters = '';
+            blocks(linesOf(source), document.createElement('div'), (element, from, to) => {
+                if (from < last || to < from) throw new Error(`painted out of order: ${JSON.stringify(source)}`);
+                last = to;
+                letters += source.slice(from, to);
+            }, next(2) === 1);
+            const words = (text) => text.replace(/[^qrs]/g, '');
+            if (words(source) !== words(letters)) return source;
+        }
+        return null;
+    }""")
+    assert wrong is None
+
+
+def test_two_windows_see_each_others_conversations(page):
+    other = page.context.new_page()
+    other.goto(page.url)
+    ask(page, "Say a word.")
+    wait(page)
+    other.click("#conversations >> text=Say a word.")
+    assert seen(other) == ["Say a word."]
+    other.on("dialog", lambda dialog: dialog.accept())
+    other.click("[aria-label='Delete Say a word.']", force=True)
+    page.wait_for_selector("#conversations li", state="detached")
