@@ -11,6 +11,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cpu_backends import cpu_backends
 from drafter_specs import SPECS as DRAFTER_SPECS
 from oracles.models import ORACLES, RECURRENT, tiny_file, tiny_model
 
@@ -19,7 +20,7 @@ from augury.loader import plan_of
 from augury.types import CACHE_TYPES
 
 REGISTRY = Registry.discover()
-BACKENDS = sorted(REGISTRY.backends)
+BACKENDS = cpu_backends(REGISTRY)
 SPECS = DRAFTER_SPECS | {
     "a chain": f"ngram-simple:n=2,m=5;draft-model:model={tiny_model('llama-dense-q4_0')},tree=3x2;suffix",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
+from cpu_backends import cpu_backends
 from oracles.models import nmse, tiny_file, with_layers
 from oracles.passes import joined, run_of, tree_of
 
@@ -21,7 +22,7 @@ NAMES = ("llama-dense", "qwen3-dense", "gemma3-dense", "talkie-dense", "llama-de
 SIZES = {"reference": (1, 2, 5), "numba-cpu": (1, 2, 5, 300)}  # 300: more than are computed at once
 
 
-@pytest.fixture(scope="module", params=sorted(REGISTRY.backends))
+@pytest.fixture(scope="module", params=cpu_backends(REGISTRY))
 def load(request):
     """Loads a model of so many layers, once for all tests of a backend."""
     backend = REGISTRY.backends[request.param]

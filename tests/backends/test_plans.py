@@ -3,6 +3,7 @@
 import attrs
 import numpy as np
 import pytest
+from cpu_backends import cpu_backends
 from oracles.models import nmse, tiny_file
 from oracles.passes import run_of
 
@@ -25,7 +26,7 @@ def load(backend, file, plan):
     return kind(kind.options_class()).load(file, plan, ModelOptions(n_ctx=64, threads=2), Progress())
 
 
-@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_a_block_that_the_backend_does_not_know_is_refused(backend):
     @attrs.frozen
     class Abacus(Block):
@@ -41,7 +42,7 @@ VARIANTS = {"in sequence": {}, "in parallel": {"is_parallel": True}, "mixers alo
 
 
 @pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense"])  # gemma3 norms what is added
-@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_layers_of_every_form_are_those_of_the_reference(backend, name):
     file, tokens, seen, errors = tiny_file(name), list(range(40, 50)), [], []
     for changes in VARIANTS.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import numpy as np
 import pytest
+from cpu_backends import cpu_backends
 from hypothesis import given, settings, strategies as st
 from oracles.models import tiny_file
 from oracles.passes import joined, run_of, tree_of
@@ -22,7 +23,7 @@ N_CTX = 320
 SPARE = 3  # a slot where chains are computed to compare with
 
 
-@pytest.fixture(scope="module", params=[(name, threads) for name in sorted(REGISTRY.backends) for threads in (1, 2)], ids=str)
+@pytest.fixture(scope="module", params=[(name, threads) for name in cpu_backends(REGISTRY) for threads in (1, 2)], ids=str)
 def load(request):
     """Loads a model, once for all tests of a backend and number of threads."""
     backend, loaded = REGISTRY.backends[request.param[0]], {}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cpu_backends import cpu_backends
 from hypothesis import given, strategies as st
 from oracles.models import tiny_model
 from oracles.ngram_maps import simple_draft
@@ -178,7 +179,7 @@ def test_a_requests_own_p_min_counts():
 # In an engine
 
 
-BACKENDS = sorted(REGISTRY.backends)
+BACKENDS = cpu_backends(REGISTRY)
 LAYERS = "self-spec:mode=layers,layers=1,p_min=0.05"  # of two: often right, often not
 rng = np.random.default_rng(5)
 PHRASE = rng.integers(0, 128, 6).tolist()

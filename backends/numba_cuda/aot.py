@@ -1,0 +1,138 @@
+"""Kernels → machine code (cubin) for a compute capability. It takes neither a GPU nor a driver, and is kept on disk.
+
+numba makes PTX of a kernel, nvJitLink machine code of that. What is kept depends on the kernels' sources and on the versions of
+what compiled them. Nothing else imports numba's compiler, so that another one can take its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import platformdirs
+from attrs import frozen
+from xxhash import xxh3_128_hexdigest
+
+from augury.files.atomic_file import write_atomically
+from augury.log import get_logger
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+    from augury.interfaces import Progress
+
+__all__ = ["Binary", "Compiler", "compile_kernel"]
+
+_MADE_BY = ("numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "llvmlite")
+
+
+@frozen
+class Binary:
+    """A kernel's machine code, and its name there."""
+
+    entry: str
+    cubin: bytes
+
+
+def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
+    """Compile a kernel for a compute capability, as (9, 0)."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    ptx = _ptx_of(kernel, capability)
+    (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
+    options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
+    return Binary(entry, bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code))
+
+
+def _ptx_of(kernel: Kernel, capability: tuple[int, int]) -> str:
+    from numba import cuda, types
+
+    kinds = {letter: types.CPointer(getattr(types, name)) for letter, name in _ELEMENTS.items()}
+    kinds |= {"i": types.int32, "r": types.float32}
+    with _device_of(capability):
+        ptx, _ = cuda.compile_ptx(kernel.function, types.void(*(kinds[each] for each in kernel.parameters)), cc=capability)
+    return str(ptx)
+
+
+_ELEMENTS = {"w": "uint32", "f": "float32", "j": "int32", "b": "int8", "h": "uint16"}
+
+
+@contextmanager
+def _device_of(capability: tuple[int, int]) -> Iterator[None]:
+    """Let numba take the device for one of this capability: to type what a kernel calls, it asks the device, not its caller."""
+    from numba.cuda import dispatcher
+
+    ask = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = ask
+
+
+class Compiler:
+    """Compiles for one compute capability what no earlier start has compiled.
+
+    Attributes:
+        capability: As (9, 0).
+        folder: Where machine code is kept.
+    """
+
+    def __init__(self, capability: tuple[int, int], folder: Path | None = None) -> None:
+        self.capability = capability
+        root = folder or Path(platformdirs.user_cache_dir("augury")) / "cubins"
+        self.folder = root / f"sm_{capability[0]}{capability[1]}-{_key()}"
+
+    def binaries(self, kernels: Sequence[Kernel], progress: Progress) -> dict[str, Binary]:
+        """The machine code of kernels by name."""
+        made = {}
+        for i, kernel in enumerate(kernels):
+            progress("compile kernels", i, len(kernels))
+            made[kernel.name] = self._kept(kernel) or self._made(kernel)
+        progress("compile kernels", len(kernels), len(kernels))
+        return made
+
+    def _kept(self, kernel: Kernel) -> Binary | None:
+        try:
+            checksum, entry, cubin = (self.folder / f"{kernel.name}.cubin").read_bytes().split(b"\n", 2)
+        except (OSError, ValueError):  # there is none, or not the whole of one
+            return None
+        return Binary(entry.decode(), cubin) if checksum == _checksum(entry, cubin) else None
+
+    def _made(self, kernel: Kernel) -> Binary:
+        binary = compile_kernel(kernel, self.capability)
+        entry = binary.entry.encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            content = b"\n".join([_checksum(entry, binary.cubin), entry, binary.cubin])
+            write_atomically(self.folder / f"{kernel.name}.cubin", content)
+        except OSError as error:
+            _warn(f"compiled kernels cannot be kept in {self.folder}: {error.strerror}")
+        return binary
+
+
+def _checksum(entry: bytes, cubin: bytes) -> bytes:
+    return xxh3_128_hexdigest(entry + b"\n" + cubin).encode()
+
+
+@cache
+def _key() -> str:
+    """What machine code depends on: the sources of all kernels, and who compiled them."""
+    made_of = [path.read_bytes() for path in sorted((Path(__file__).parent / "kernels").glob("*.py"))]
+    for name in _MADE_BY:
+        try:
+            made_of.append(f"{name} {version(name)}".encode())
+        except PackageNotFoundError:  # a toolkit that was not installed by pip
+            made_of.append(name.encode())
+    return xxh3_128_hexdigest(b"\0".join(made_of))
+
+
+@cache
+def _warn(message: str) -> None:
+    """Say once what would be the same for every kernel."""
+    get_logger("augury.backends.numba_cuda").warning(message)

@@ -1,0 +1,83 @@
+"""The backend's class: says whether it can run here, checks options and loads models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.backends.numba_cuda import probe
+from augury.blocks import Linear
+from augury.errors import CapacityError
+from augury.interfaces import Backend
+from augury.options import option
+from augury.types import ModelInfo
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.device import Device
+    from augury.blocks import ModelPlan
+    from augury.files.gguf import ModelFile
+    from augury.interfaces import Model, Progress
+    from augury.types import ModelOptions, StateSpec
+
+
+@frozen
+class NumbaCudaOptions:
+    """Options of `numba-cuda`."""
+
+    device: int = option(0, help="number of the GPU, as nvidia-smi lists them", ge=0)
+    graphs: bool = option(True, help="record each size of pass as a CUDA graph; off: launch kernel by kernel")
+
+
+class NumbaCuda(Backend):
+    """Runs on an NVIDIA GPU, with kernels that numba compiles. Not yet measured on a GPU."""
+
+    name = "numba-cuda"
+    aliases = ("cuda",)
+    options_class = NumbaCudaOptions
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """What is missing on this machine: package, compiler, driver or GPU."""
+        return probe.unavailable_reason()
+
+    def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
+        """What the slots of a loaded plan will take."""
+        from augury.backends.numba_cuda.lowering import Lowering  # which imports numba
+
+        options.check_cache_types(plan)
+        return Lowering(plan, options).state_spec
+
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
+        """Load the plan's weights from `file`, which may be closed afterwards."""
+        from augury.backends.numba_cuda.lowering import Lowering
+        from augury.backends.numba_cuda.model import CudaModel
+        from augury.backends.numba_cuda.weights import Weights, check_types
+
+        options.check_cache_types(plan)
+        lowering = Lowering(plan, options)
+        check_types(file, lowering.plan)
+        parts = [part for part in lowering.plan.parts() if isinstance(part, Linear)]
+        total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in parts}.values())
+        device = self._open()
+        try:
+            lowering.place(device, Weights(file, device, total, progress))
+            device.prepare(lowering.kernels(), progress)
+            identity = f"numba-cuda, {ModelInfo.of(file, plan)}, {options.n_ctx} positions"
+            return CudaModel(ModelInfo.of(file, plan), lowering, device, identity)
+        except MemoryError as error:
+            device.close()
+            wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
+            raise CapacityError(f"{wanted} does not fit: {error}; ask for a smaller context or fewer slots") from error
+        except BaseException:
+            device.close()
+            raise
+
+    def _open(self) -> Device:
+        if probe.is_simulated():
+            from augury.backends.numba_cuda.device import SimulatedDevice
+
+            return SimulatedDevice()
+        from augury.backends.numba_cuda.gpu import Gpu
+
+        return Gpu(self.options.device, has_graphs=self.options.graphs)

@@ -1,0 +1,49 @@
+"""What a block says of itself, and how it comes onto a tape."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.types import ModelOptions
+
+__all__ = ["Emitter", "Part"]
+
+Part = tuple["Pointer", int]
+"""A stretch of memory, and its bytes."""
+
+
+class Emitter(ABC):
+    """Writes one block's steps. Before, it tells what the block needs, which takes no memory."""
+
+    def __init__(self, block: Any, options: ModelOptions) -> None:
+        self.block = block
+        self.options = options
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - for blocks that attend
+        """Bytes of memory that it works in, by name. Blocks share what has one name; the largest counts."""
+        return {}
+
+    def bytes_per_position(self) -> int:
+        """What one position of one slot takes."""
+        return 0
+
+    def place(self, device: Device) -> None:  # noqa: B027 - most keep nothing
+        """Allocate what it keeps from pass to pass."""
+
+    @abstractmethod
+    def emit(self, tape: Tape) -> None:
+        """Write its steps. May be called for any number of tapes."""
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:  # noqa: ARG002 - for blocks that keep positions
+        """What it keeps of a slot's first n positions."""
+        return ()
+
+    def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:  # noqa: ARG002 - for blocks that keep positions
+        """What copies its cells: n moves (n, 3) of slot, from, to."""
+        return ()

@@ -1,0 +1,230 @@
+"""A device as models see it: memory, launches of kernels, programs. This file has the simulated one; `gpu` has the real one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cuda.kernels import simulator
+from augury.types import Allocation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+    from augury.interfaces import Progress
+
+__all__ = ["Buffer", "Copy", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
+
+ELEMENTS = {"w": np.uint32, "f": np.float32, "j": np.int32, "b": np.int8, "h": np.uint16}
+"""What the pointers among a kernel's parameters point to."""
+_ALIGNMENT = 256
+
+
+@frozen(eq=False)
+class Buffer:
+    """Some of a device's memory, which is aligned as its widest loads want it: an address there, or an array in a simulator."""
+
+    n_bytes: int
+    address: int = 0
+    array: np.ndarray | None = None
+
+    def at(self, n_bytes: int) -> Pointer:
+        """A place in it."""
+        return Pointer(self, n_bytes)
+
+
+@frozen(eq=False)
+class Pointer:
+    """A place in a buffer, from which on a kernel reads or writes."""
+
+    buffer: Buffer
+    offset: int = 0
+
+    def at(self, n_bytes: int) -> Pointer:
+        """A place further on."""
+        return Pointer(self.buffer, self.offset + n_bytes)
+
+
+@frozen(eq=False)
+class Launch:
+    """A kernel, a grid of blocks, and what the kernel is given: pointers and numbers."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    n_threads: int
+    arguments: tuple[Pointer | float, ...]
+
+
+@frozen(eq=False)
+class Copy:
+    """Bytes to copy on the device."""
+
+    source: Pointer
+    to: Pointer
+    n_bytes: int
+
+
+class Program(ABC):
+    """Steps that were put together once, and run as often as wanted."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Begin to run all steps, in order."""
+
+
+class Device(ABC):
+    """Where a model's memory is and its kernels run. Whatever is begun happens in the order in which it was begun."""
+
+    def __init__(self) -> None:
+        self._n_bytes: dict[str, int] = {}
+
+    def allocate(self, n_bytes: int, purpose: str) -> Buffer:
+        """Memory that holds zeros.
+
+        Raises:
+            MemoryError: There is not enough.
+        """
+        n_bytes = -(-max(n_bytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        made = self._allocate(n_bytes)
+        self._n_bytes[purpose] = self._n_bytes.get(purpose, 0) + n_bytes
+        return made
+
+    def table(self) -> tuple[Allocation, ...]:
+        """What is allocated, by purpose."""
+        return tuple(Allocation(purpose, n_bytes) for purpose, n_bytes in self._n_bytes.items())
+
+    @abstractmethod
+    def _allocate(self, n_bytes: int) -> Buffer: ...
+
+    @abstractmethod
+    def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
+        """Make kernels ready to be launched."""
+
+    @abstractmethod
+    def staging(self, n: int) -> np.ndarray:
+        """An array (n,) int32 of the host that the device reads and writes without the host's doing."""
+
+    @abstractmethod
+    def program(
+        self, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+    ) -> Program:
+        """Put steps together.
+
+        Args:
+            steps: In order.
+            staged: What is first copied from a staging array to the device.
+            told: What is copied at the end from the device to a staging array.
+        """
+
+    @abstractmethod
+    def launch(self, launch: Launch) -> None:
+        """Begin to run one kernel."""
+
+    @abstractmethod
+    def write(self, to: Pointer, array: np.ndarray) -> None:
+        """Copy an array of the host to the device, after all that was begun."""
+
+    @abstractmethod
+    def read(self, source: Pointer, array: np.ndarray) -> None:
+        """Copy from the device to an array of the host, after all that was begun."""
+
+    @abstractmethod
+    def mark(self) -> None:
+        """Note the device's time, after all that was begun."""
+
+    @abstractmethod
+    def wait(self) -> float | None:
+        """Wait until all that was begun is over; returns the seconds between the last two marks, None without a clock."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class _Eager(Program):
+    """Steps that are begun one by one."""
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        steps: Sequence[Launch | Copy],
+        staged: tuple[np.ndarray, Pointer],
+        told: tuple[Pointer, np.ndarray],
+    ) -> None:
+        self._device, self._steps, self._staged, self._told = device, steps, staged, told
+
+    def run(self) -> None:
+        array, to = self._staged
+        self._device.write(to, array)
+        for step in self._steps:
+            if isinstance(step, Copy):
+                self._device.copy(step)
+            else:
+                self._device.launch(step)
+        source, array = self._told
+        self._device.read(source, array)
+
+
+class SimulatedDevice(Device):
+    """A device whose memory is arrays, and whose kernels `kernels.simulator` runs; everything is over when it was begun."""
+
+    is_reversed = False  # whether the threads of a block run from the last to the first
+
+    def _allocate(self, n_bytes: int) -> Buffer:
+        return Buffer(n_bytes, array=np.zeros(n_bytes, np.uint8))
+
+    def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
+        """See `Device.prepare`: lanes are compiled when they are first called."""
+
+    def staging(self, n: int) -> np.ndarray:
+        """See `Device.staging`."""
+        return np.zeros(n, np.int32)
+
+    def program(
+        self, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+    ) -> Program:
+        """See `Device.program`."""
+        return _Eager(self, steps, staged, told)
+
+    def launch(self, launch: Launch) -> None:
+        """See `Device.launch`."""
+        kinds, given = launch.kernel.parameters, launch.arguments
+        assert len(kinds) == len(given), launch.kernel.name
+        arguments = [
+            _array(each).view(ELEMENTS[kind]) if isinstance(each, Pointer) else each
+            for kind, each in zip(kinds, given, strict=True)
+        ]
+        simulator.run(launch.kernel.function, launch.grid, launch.n_threads, arguments, is_reversed=self.is_reversed)
+
+    def copy(self, step: Copy) -> None:
+        """Copy bytes."""
+        _array(step.to)[: step.n_bytes] = _array(step.source)[: step.n_bytes]
+
+    def write(self, to: Pointer, array: np.ndarray) -> None:
+        """See `Device.write`."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        _array(to)[: len(flat)] = flat
+
+    def read(self, source: Pointer, array: np.ndarray) -> None:
+        """See `Device.read`."""
+        array.reshape(-1).view(np.uint8)[:] = _array(source)[: array.nbytes]
+
+    def mark(self) -> None:
+        """See `Device.mark`."""
+
+    def wait(self) -> float | None:
+        """See `Device.wait`."""
+        return None
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        self._n_bytes.clear()
+
+
+def _array(pointer: Pointer) -> np.ndarray:
+    assert pointer.buffer.array is not None
+    return pointer.buffer.array[pointer.offset :]

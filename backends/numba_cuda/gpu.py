@@ -1,0 +1,264 @@
+"""A GPU, by NVIDIA's driver API. Not yet measured on a GPU, nor run on one."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cuda.aot import Compiler
+from augury.backends.numba_cuda.device import Buffer, Copy, Device, Launch, Pointer, Program
+from augury.errors import AuguryError, UnsupportedError
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+    from augury.interfaces import Progress
+
+__all__ = ["Gpu"]
+
+_C_TYPES: dict[str, Any] = {"i": ctypes.c_int32, "r": ctypes.c_float}  # of a kernel's parameters; all else are addresses
+
+
+class Gpu(Device):
+    """One GPU: the primary context, a stream of its own, and the kernels that were loaded.
+
+    Attributes:
+        name: As the driver calls it.
+        capability: Its compute capability, as (9, 0).
+    """
+
+    def __init__(self, number: int, *, has_graphs: bool = True) -> None:
+        """Open a GPU.
+
+        Raises:
+            UnsupportedError: There is no such GPU.
+        """
+        super().__init__()
+        from cuda.bindings import driver
+
+        self._driver, self._has_graphs = driver, has_graphs
+        self._allocated: list[int] = []
+        self._pinned: list[int] = []
+        self._functions: dict[str, Any] = {}
+        self._modules: list[Any] = []
+        self._is_closed = False
+        self._call("cuInit", 0)
+        if number >= (n := self._call("cuDeviceGetCount")):
+            raise UnsupportedError(f"there is no GPU {number}; expected a number below {n}, see nvidia-smi -L")
+        self._device = self._call("cuDeviceGet", number)
+        self.name = self._call("cuDeviceGetName", 128, self._device).decode().rstrip("\0")
+        attribute = driver.CUdevice_attribute
+        self.capability: tuple[int, int] = tuple(
+            self._call("cuDeviceGetAttribute", each, self._device)
+            for each in (
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._threads = threading.local()
+        self._enter()
+        self.stream = self._call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+        self._marks = [self._call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DEFAULT.value) for _ in range(2)]
+        self._n_marks = 0
+
+    def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
+        """See `Device.prepare`: all are loaded before a graph is recorded, during which nothing may be."""
+        self._enter()
+        for name, binary in Compiler(self.capability).binaries(list(kernels), progress).items():
+            if name not in self._functions:
+                self.load(name, binary.entry, binary.cubin)
+
+    def load(self, name: str, entry: str, cubin: bytes) -> None:
+        """Load a kernel's machine code."""
+        self._modules.append(self._call("cuModuleLoadData", cubin))
+        self._functions[name] = self._call("cuModuleGetFunction", self._modules[-1], entry.encode())
+
+    def staging(self, n: int) -> np.ndarray:
+        """See `Device.staging`."""
+        self._enter()
+        address = self._call("cuMemHostAlloc", 4 * n, 0)
+        self._pinned.append(address)
+        array = np.ctypeslib.as_array((ctypes.c_int32 * n).from_address(address))
+        array[:] = 0
+        return array
+
+    def program(
+        self, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+    ) -> Program:
+        """See `Device.program`."""
+        eager = _Steps(self, steps, staged, told)
+        return _Graph(self, eager) if self._has_graphs else eager
+
+    def launch(self, launch: Launch) -> None:
+        """See `Device.launch`."""
+        self._enter()
+        _Call(self, launch).run()
+
+    def write(self, to: Pointer, array: np.ndarray) -> None:
+        """See `Device.write`."""
+        self._enter()
+        array = np.ascontiguousarray(array)
+        self._call("cuMemcpyHtoDAsync", _address(to), array.ctypes.data, array.nbytes, self.stream)
+        self._call("cuStreamSynchronize", self.stream)  # until then the array is to stay
+
+    def read(self, source: Pointer, array: np.ndarray) -> None:
+        """See `Device.read`."""
+        self._enter()
+        self._call("cuMemcpyDtoHAsync", array.ctypes.data, _address(source), array.nbytes, self.stream)
+        self._call("cuStreamSynchronize", self.stream)
+
+    def mark(self) -> None:
+        """See `Device.mark`."""
+        self._enter()
+        self._call("cuEventRecord", self._marks[self._n_marks % 2], self.stream)
+        self._n_marks += 1
+
+    def wait(self) -> float | None:
+        """See `Device.wait`."""
+        self._enter()
+        self._call("cuStreamSynchronize", self.stream)
+        if self._n_marks < 2 or self._n_marks % 2:
+            return None
+        return float(self._call("cuEventElapsedTime", *self._marks)) / 1000.0
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._enter()
+        self._call("cuStreamSynchronize", self.stream)
+        for module in self._modules:
+            self._call("cuModuleUnload", module)
+        for address in self._allocated:
+            self._call("cuMemFree", address)
+        for address in self._pinned:
+            self._call("cuMemFreeHost", address)
+        for mark in self._marks:
+            self._call("cuEventDestroy", mark)
+        self._call("cuStreamDestroy", self.stream)
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+        self._n_bytes.clear()
+
+    def _allocate(self, n_bytes: int) -> Buffer:
+        self._enter()
+        free, total = self._call("cuMemGetInfo")
+        if n_bytes > free:
+            told = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free on {self.name}"
+            raise MemoryError(f"{n_bytes / 2**30:.1f} GiB more are needed, {told}")
+        address = int(self._call("cuMemAlloc", n_bytes))
+        self._allocated.append(address)
+        self._call("cuMemsetD8Async", address, 0, n_bytes, self.stream)
+        return Buffer(n_bytes, address)
+
+    def _enter(self) -> None:
+        """Make the context this thread's."""
+        if not getattr(self._threads, "is_in", False):
+            self._call("cuCtxSetCurrent", self._context)
+            self._threads.is_in = True
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Call the driver.
+
+        Raises:
+            MemoryError: There is not enough of it.
+            AuguryError: Another error.
+        """
+        error, *results = getattr(self._driver, name)(*arguments)
+        if error != self._driver.CUresult.CUDA_SUCCESS:
+            if error == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise MemoryError(f"{name}: the GPU has too little memory")
+            raise AuguryError(f"{name}: {error.name}; see what nvidia-smi says, or use --backend numba-cpu")
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+class _Call:
+    """A launch, with its arguments where the driver reads them."""
+
+    def __init__(self, gpu: Gpu, launch: Launch) -> None:
+        self._gpu, self._launch = gpu, launch
+        self._function = gpu._functions[launch.kernel.name]
+        kinds = launch.kernel.parameters
+        assert len(kinds) == len(launch.arguments), launch.kernel.name
+        self._values: list[Any] = [
+            ctypes.c_uint64(_address(each)) if isinstance(each, Pointer) else _C_TYPES[kind](each)
+            for kind, each in zip(kinds, launch.arguments, strict=True)
+        ]
+        self._addresses = (ctypes.c_void_p * len(kinds))(*(ctypes.addressof(value) for value in self._values))
+
+    def run(self) -> None:
+        """Begin to run it."""
+        gpu, grid = self._gpu, self._launch.grid
+        block = (self._launch.n_threads, 1, 1)
+        gpu._call("cuLaunchKernel", self._function, *grid, *block, 0, gpu.stream, ctypes.addressof(self._addresses), 0)
+
+
+class _Steps(Program):
+    """Steps that are begun one by one: what a graph is recorded of, and its twin."""
+
+    def __init__(
+        self, gpu: Gpu, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+    ) -> None:
+        self._gpu, self._staged, self._told = gpu, staged, told
+        self._steps = [_Call(gpu, step) if isinstance(step, Launch) else step for step in steps]
+
+    def run(self) -> None:
+        """See `Program.run`."""
+        gpu = self._gpu
+        gpu._enter()
+        array, to = self._staged
+        gpu._call("cuMemcpyHtoDAsync", _address(to), array.ctypes.data, array.nbytes, gpu.stream)
+        for step in self._steps:
+            if isinstance(step, Copy):
+                places = (_address(step.to), _address(step.source))
+                gpu._call("cuMemcpyDtoDAsync", *places, step.n_bytes, gpu.stream)
+            else:
+                step.run()
+        source, array = self._told
+        gpu._call("cuMemcpyDtoHAsync", array.ctypes.data, _address(source), array.nbytes, gpu.stream)
+
+
+class _Graph(Program):
+    """The same steps, recorded once and begun by one call."""
+
+    def __init__(self, gpu: Gpu, steps: _Steps) -> None:
+        self._gpu, self._steps = gpu, steps  # the graph does not own what it was recorded of
+        self._graph: Any = None
+
+    def run(self) -> None:
+        """See `Program.run`."""
+        self._gpu._enter()
+        if self._graph is None:
+            self._graph = self._recorded()
+        self._gpu._call("cuGraphLaunch", self._graph, self._gpu.stream)
+
+    def __del__(self) -> None:
+        if self._graph is not None and not self._gpu._is_closed:
+            self._gpu._call("cuGraphExecDestroy", self._graph)
+
+    def _recorded(self) -> Any:
+        gpu, call = self._gpu, self._gpu._call
+        mode = gpu._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        was_collecting = gc.isenabled()
+        gc.disable()  # what is freed while a stream is recorded spoils the recording
+        try:
+            call("cuStreamBeginCapture", gpu.stream, mode)
+            try:
+                self._steps.run()
+            finally:
+                graph = call("cuStreamEndCapture", gpu.stream)
+        finally:
+            if was_collecting:
+                gc.enable()
+        ready = call("cuGraphInstantiate", graph, 0)
+        call("cuGraphDestroy", graph)
+        return ready
+
+
+def _address(pointer: Pointer) -> int:
+    return pointer.buffer.address + pointer.offset

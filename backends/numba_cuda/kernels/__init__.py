@@ -1,0 +1,1 @@
+"""Kernels, and what they are written in: numba.cuda, or a simulator of it (see `dialect`)."""

@@ -1,0 +1,119 @@
+"""The simulator of a grid: the threads of a block are coroutines, which take turns at barriers and operations of warps.
+
+numba has one, too, in which a thread is one of the operating system's: that takes some 60 us for each, a coroutine takes 2 us,
+and numba's has no operations of warps. Blocks run one after another, so a race between blocks never shows; one between the
+threads of a block shows, where their order matters, by running them in another order (`run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+WARP = 32
+
+
+class _Thread:
+    """A thread of a block: the coroutine that it is, and what its last meeting gave it."""
+
+    __slots__ = ("coroutine", "given", "index", "n_shared")
+
+    def __init__(self, index):
+        self.index, self.n_shared = index, 0
+
+
+class _Meeting:
+    """Threads that wait for each other, in the order of their indices, and what they bring."""
+
+    __slots__ = ("n", "n_there", "threads", "values")
+
+    def __init__(self, threads):
+        self.threads, self.n, self.n_there = threads, len(threads), 0
+        self.values = [None] * self.n
+
+
+class _Block:
+    """The threads of the block that runs, and those of them that can go on."""
+
+    def __init__(self, n):
+        self.threads = [_Thread(i) for i in range(n)]
+        self.shared = []
+        self.everyone = _Meeting(self.threads)
+        self.warps = [_Meeting(self.threads[i : i + WARP]) for i in range(0, n, WARP)]
+
+    def run(self, function, args, *, is_reversed):
+        """Run all threads to their end."""
+        from greenlet import getcurrent, greenlet
+
+        global _block, _thread  # noqa: PLW0603 - what runs now, as on a device a thread's registers say
+        _block, self.home = self, getcurrent()
+        for thread in self.threads:
+            thread.coroutine = greenlet(function)
+        self.ready, given = self.threads[:: -1 if is_reversed else 1], args
+        while self.ready:
+            turn, self.ready = self.ready, []
+            for thread in turn:
+                _thread = thread
+                cuda.threadIdx.x = thread.index
+                thread.coroutine.switch(*given)
+            given = ()
+        waiting = [thread.index for thread in self.threads if not thread.coroutine.dead]
+        if waiting:
+            raise RuntimeError(f"threads {waiting} wait at a barrier or an operation of their warp that not all come to")
+
+    def wait(self, meeting, value, combine):
+        """Wait until all of a meeting have come; the last one combines what they brought, and goes on."""
+        thread = _thread
+        meeting.values[thread.index % meeting.n] = value
+        meeting.n_there += 1
+        if meeting.n_there == meeting.n:
+            for each, given in zip(meeting.threads, combine(meeting.values), strict=True):
+                each.given = given
+            self.ready += [each for each in meeting.threads if each is not thread]
+            meeting.n_there = 0
+        else:
+            self.home.switch()
+        return thread.given
+
+
+_block: _Block
+_thread: _Thread
+
+
+def meet(value, combine):
+    """What `combine` makes of the values of a warp's 32 lanes, of which this lane gets its own."""
+    return _block.wait(_block.warps[_thread.index // WARP], value, combine)
+
+
+def _barrier():
+    _block.wait(_block.everyone, None, lambda values: values)
+
+
+def _shared(n, dtype):
+    """The array that the block's threads get by their k-th call."""
+    thread, shared = _thread, _block.shared
+    if thread.n_shared == len(shared):
+        shared.append(np.frombuffer(b"\xff" * (n * np.dtype(dtype).itemsize), dtype).copy())  # NaN, or -1
+    thread.n_shared += 1
+    return shared[thread.n_shared - 1]
+
+
+cuda = SimpleNamespace(
+    **{name: SimpleNamespace(x=0, y=0, z=0) for name in ("threadIdx", "blockIdx", "blockDim")},
+    syncthreads=_barrier,
+    shared=SimpleNamespace(array=_shared),
+    local=SimpleNamespace(array=np.empty),
+)
+"""What kernels use of numba's `cuda`."""
+
+
+def run(function: object, grid: tuple[int, ...], n_threads: int, args: Sequence[object], *, is_reversed: bool = False) -> None:
+    """Run a kernel over a grid of blocks of `n_threads` threads, from the last to the first if `is_reversed`."""
+    place = cuda.blockIdx
+    cuda.blockDim.x = n_threads
+    for place.z in range(grid[2]):
+        for place.y in range(grid[1]):
+            for place.x in range(grid[0]):
+                _Block(n_threads).run(function, args, is_reversed=is_reversed)

@@ -1,0 +1,197 @@
+"""A model whose weights, slots and passes are on a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels import inputs
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.passes import Chooser, DevicePass
+from augury.batch import Tree, check_accepted, check_layers
+from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.interfaces import Model
+from augury.passes import ArrayPass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.backends.numba_cuda.device import Device, Pointer, Program
+    from augury.backends.numba_cuda.lowering import Lowering
+    from augury.backends.numba_cuda.tape import Size
+    from augury.batch import Batch
+    from augury.passes import Pass
+    from augury.types import Allocation, ModelInfo
+
+__all__ = ["CudaModel"]
+
+_MOST_PROGRAMS = 48  # graphs take memory of the device
+
+
+class CudaModel(Model):
+    """Copies what a pass is to compute to the device in one piece, and runs the program of its size."""
+
+    def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, identity: str) -> None:
+        self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
+        self.identity = identity
+        self._lowering, self._device = lowering, device
+        self._inputs, self._told = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
+        self._moves = device.allocate(4 * 3 * MAX_TOKENS, "scratch").at(0)
+        self._chooser = Chooser(device, lowering.buffers["logits"], lowering.inputs, info.n_vocab)
+        self._programs: dict[tuple[Size, Parts], Program] = {}
+        self._n_tokens_known = lowering.plan.embedding.n_vocab
+        self._n_columns = 0
+        self._is_closed = False
+
+    def forward(self, batch: Batch) -> Pass:
+        """Compute one pass."""
+        self._check(batch)
+        tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+        self._move(batch)
+        n, n_rows = len(batch.tokens), len(batch.rows)
+        parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None)
+        if n <= MAX_TOKENS:
+            return self._pass(batch, tree, slice(0, n), parts)
+        features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
+        logits = np.empty((n_rows, self.info.n_vocab), np.float32)
+        for start in range(0, n, MAX_TOKENS):
+            span = slice(start, min(start + MAX_TOKENS, n))
+            first, end = np.searchsorted(batch.rows, (span.start, span.stop))
+            passed = self._pass(batch, tree, span, parts)
+            if first == 0 and end == n_rows and not features and span.stop == n:
+                return passed  # the last tokens alone have logits, as of a prompt
+            logits[first:end] = passed.rows()
+            for name, values in features.items():
+                values[span] = passed.features(name)
+        return ArrayPass(logits, features)
+
+    def _pass(self, batch: Batch, tree: Tree | None, span: slice, parts: Parts) -> DevicePass:
+        """Begin to compute up to MAX_TOKENS of a batch's tokens."""
+        positions = batch.positions[span]
+        rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
+        n = len(positions)
+        self._device.wait()  # until the staging arrays are free
+        self._write_inputs(batch, tree, span, rows)
+        if batch.hidden is not None:
+            self._device.write(self._lowering.buffers["x"], np.ascontiguousarray(batch.hidden[span]))
+        self._device.mark()
+        if n:
+            self._program(size_of(n, int(positions.max())), parts).run()
+        self._device.mark()
+        features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
+        return DevicePass(self._chooser, self._told, len(rows), features, self.info.n_vocab)
+
+    def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
+        to, n = self._inputs, span.stop - span.start
+        positions = batch.positions[span]
+        cells = positions if tree is None else tree.cells[span]
+        to[inputs.N_TOKENS], to[inputs.N_ROWS] = n, len(rows)
+        for at, values in (
+            (inputs.TOKENS, batch.tokens[span]),
+            (inputs.SLOTS, batch.slots[span]),
+            (inputs.POSITIONS, positions),
+            (inputs.CELLS, cells),
+            (inputs.BRANCHES, positions + 1),
+            (inputs.ROWS, rows),
+        ):
+            to[at : at + len(values)] = values
+        end = inputs.TABLE
+        for t in np.flatnonzero(cells != positions).tolist():
+            assert tree is not None
+            seen = tree.seen(span.start + t)
+            branch = int(np.argmax(seen != np.arange(len(seen))))
+            if end + len(seen) - branch > inputs.SIZE:
+                raise UnsupportedError(f"a tree of {n} tokens, whose paths are too long for one pass; draft fewer tokens")
+            to[inputs.BRANCHES + t], to[inputs.PATHS + t] = branch, end
+            to[end : end + len(seen) - branch] = seen[branch:]
+            end += len(seen) - branch
+
+    def _program(self, size: Size, parts: Parts) -> Program:
+        """The program of a size; those that were not used for longest are dropped."""
+        program = self._programs.pop((size, parts), None)
+        if program is None:
+            program = self._lowering.program(size, parts, self._inputs, self._told)
+            if len(self._programs) == _MOST_PROGRAMS:
+                self._device.wait()
+                del self._programs[next(iter(self._programs))]
+        self._programs[size, parts] = program
+        return program
+
+    def _move(self, batch: Batch) -> None:
+        """Move the cells of what was accepted."""
+        if batch.accepted is None or not len(batch.accepted):
+            return
+        check_accepted(batch.accepted, self.state_spec)
+        for start in range(0, len(batch.accepted), MAX_TOKENS):
+            some = np.ascontiguousarray(batch.accepted[start : start + MAX_TOKENS], np.int32)
+            self._device.write(self._moves, some)
+            for launch in self._lowering.moving(self._moves, len(some)):
+                self._device.launch(launch)
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `Model.slot_memory`: copies of what is on the device."""
+        arrays = []
+        for at, n_bytes in self._slot_parts(slot, n):
+            arrays.append(np.empty(n_bytes, np.uint8))
+            if n:
+                self._device.read(at, arrays[-1])
+        return arrays
+
+    def restore(self, slot: int, data: bytes) -> None:
+        """See `Model.restore`."""
+        restored: list[np.ndarray] = []
+        read = self.slot_memory
+
+        def kept(slot: int, n: int) -> Sequence[np.ndarray]:
+            restored[:] = read(slot, n)
+            return restored
+
+        self.slot_memory = kept  # type: ignore[method-assign]
+        try:
+            super().restore(slot, data)
+        finally:
+            del self.slot_memory
+        n = restored[0].nbytes // self._slot_parts(slot, 1)[0][1] if restored else 0
+        for (at, n_bytes), array in zip(self._slot_parts(slot, n), restored, strict=True):
+            if n_bytes:
+                self._device.write(at, array)
+
+    def memory_table(self) -> Sequence[Allocation]:
+        """Weights, KV cache and what a pass needs, on the device."""
+        return self._device.table()
+
+    def close(self) -> None:
+        """Give back the device's memory."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._programs.clear()
+            self._device.close()
+
+    def _slot_parts(self, slot: int, n: int) -> list[tuple[Pointer, int]]:
+        spec = self.state_spec
+        if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
+            raise CapacityError(
+                f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots of an open model"
+            )
+        return self._lowering.slot_memory(slot, n)
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse what would be read or written beside an array: kernels do not look."""
+        if self._is_closed:
+            raise AuguryError(f"model {self.info.name!r} is closed")
+        spec = self.state_spec
+        if _is_outside(batch.positions, spec.n_ctx):
+            raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
+        if _is_outside(batch.slots, spec.n_slots):
+            raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
+        if _is_outside(batch.tokens, self._n_tokens_known):
+            known = f"expected ids from 0 to {self._n_tokens_known - 1}"
+            raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, {known}")
+        if batch.layers is not None or batch.hidden is not None or batch.features:
+            check_layers(batch, self.info, self.features)
+
+
+def _is_outside(indices: np.ndarray, n: int) -> bool:
+    return bool(len(indices) and indices.view(np.uint32).max() >= n)  # negative numbers are large as unsigned ones

@@ -1,0 +1,75 @@
+"""Whether this machine can run CUDA kernels, found out without importing numba, or anything that is not there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["LEAST_CAPABILITY", "SIMULATOR", "find_compiler", "is_simulated", "unavailable_reason"]
+
+SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
+LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
+_MAJOR, _MINOR = 75, 76  # attributes of a device, as cuda.h numbers them
+_NAME_BYTES = 128
+_INSTALL = "pip install 'augury[cuda]'"
+
+
+def is_simulated() -> bool:
+    """Whether kernels run in the simulator."""
+    return os.environ.get(SIMULATOR) == "1"
+
+
+def unavailable_reason() -> str | None:
+    """What is missing, found or expected, and what to do; None where kernels can run."""
+    if is_simulated():
+        return None if find_spec("greenlet") else f"{SIMULATOR} is 1, but greenlet is not installed; pip install greenlet"
+    missing = [name for name in ("numba_cuda", "cuda.bindings", "cuda.core") if not _is_there(name)]
+    if missing:
+        return f"{missing[0]} is not installed; {_INSTALL}"
+    if find_compiler() is None:
+        return f"there is no libnvvm, which compiles kernels; {_INSTALL}, or set CUDA_HOME to a CUDA toolkit"
+    return _no_gpu()
+
+
+def find_compiler() -> Path | None:
+    """Where libnvvm is: among the packages of the interpreter, or in a toolkit."""
+    packages = find_spec("nvidia")
+    roots = [Path(each) for each in (packages.submodule_search_locations or ())] if packages else []
+    toolkit = Path(os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda") / "nvvm"
+    for root, pattern in [
+        *((root, "*/lib*/libnvvm.so*") for root in roots),
+        *((root, "*/nvvm/lib*/libnvvm.so*") for root in roots),
+    ]:
+        if found := sorted(root.glob(pattern)):
+            return found[0]
+    return next(iter(sorted(toolkit.glob("lib*/libnvvm.so*"))), None)
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
+
+
+def _no_gpu() -> str | None:
+    """Why the driver has no GPU that will do. Device 0 stands for all."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later"
+    if error := driver.cuInit(0):
+        return f"the NVIDIA driver finds no GPU that works (cuInit: error {error}); see what nvidia-smi says"
+    device, values, name = ctypes.c_int(), [ctypes.c_int(), ctypes.c_int()], ctypes.create_string_buffer(_NAME_BYTES)
+    if error := driver.cuDeviceGet(ctypes.byref(device), 0):
+        return f"the NVIDIA driver has no device 0 (error {error}); see what nvidia-smi says"
+    driver.cuDeviceGetName(name, _NAME_BYTES, device)
+    for value, attribute in zip(values, (_MAJOR, _MINOR), strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    found = (values[0].value, values[1].value)
+    if found < LEAST_CAPABILITY:
+        told = f"{name.value.decode()} has compute capability {found[0]}.{found[1]}"
+        return f"{told}, expected {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or later; use another GPU, or --backend numba-cpu"
+    return None

@@ -1,0 +1,216 @@
+"""A tensor's blocks, as GGUF has them, → the planes that kernels read, see `kernels/formats`; exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
+
+if TYPE_CHECKING:
+    from augury.files.gguf import TensorType
+
+__all__ = ["n_units", "repack"]
+
+_SUPER = 256  # weights of a block with scales of its own for parts
+
+
+@frozen(eq=False)
+class _Units:
+    """What units (n, …) of a matrix hold: signed or unsigned integers below 256, and what they are multiplied with."""
+
+    weights: np.ndarray  # (n, 32) uint8, or of floats uint16 or uint32
+    factors: np.ndarray | None = None  # (n or n / 8, 1 or 2) uint16
+    scales: np.ndarray | None = None  # (n, 1) uint16
+
+
+def n_units(n_rows: int, n_cols: int) -> int:
+    """Units of a matrix in whole tiles."""
+    return -(-n_rows // TILE_ROWS) * TILE_ROWS * (-(-n_cols // (UNIT * TILE_UNITS)) * TILE_UNITS)
+
+
+def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int) -> np.ndarray:
+    """The words (w,) uint32 of a matrix.
+
+    Args:
+        kind: Of the tensor; one of `FORMATS`.
+        data: Its bytes.
+        n_rows: Of the matrix.
+        n_cols: Of a row; of types other than floats a multiple of 32.
+    """
+    fmt = FORMATS[kind.name]
+    blocks = data.reshape(n_rows, -1).view(np.uint8)
+    if fmt.is_float:
+        width = np.uint32 if kind.name == "F32" else np.uint16
+        values = np.zeros((n_rows, -(-n_cols // UNIT) * UNIT), width)
+        values[:, :n_cols] = blocks.view(width)
+        units = _Units(values.reshape(-1, UNIT))
+    else:
+        units = _READERS[kind.name](blocks.reshape(-1, kind.block_bytes))
+    grid = (n_rows, -(-n_cols // UNIT))
+    padded = (-(-n_rows // TILE_ROWS) * TILE_ROWS, -(-grid[1] // TILE_UNITS) * TILE_UNITS)
+
+    def tiled(values: np.ndarray, per: int = 1) -> np.ndarray:
+        """Of units (rows * columns, …), or of `per` of a row together, in the order of the tiles."""
+        full = np.zeros((padded[0], padded[1] // per, *values.shape[1:]), values.dtype)
+        full[:n_rows, : -(-grid[1] // per)] = values.reshape(n_rows, -(-grid[1] // per), *values.shape[1:])
+        tiles = full.reshape(padded[0] // TILE_ROWS, TILE_ROWS, -1, TILE_UNITS // per, *values.shape[1:])
+        return np.ascontiguousarray(tiles.swapaxes(1, 2)).reshape(-1, *values.shape[1:])
+
+    main, high = _planes(fmt.n_main, fmt.n_high, units.weights)
+    planes = [tiled(plane).reshape(-1) for plane in (*main, *([] if high is None else [high]))]
+    halves = [] if units.scales is None else [tiled(units.scales)]
+    if units.factors is not None:
+        halves.append(tiled(units.factors, TILE_UNITS if fmt.has_shared_factor else 1))
+    joined = np.concatenate([np.zeros(0, np.uint16), *(each.reshape(-1) for each in halves)])
+    words = np.concatenate([*planes, np.append(joined, np.zeros(len(joined) % 2, np.uint16)).view(np.uint32)])
+    assert len(words) == fmt.n_words(padded[0] * padded[1])
+    return words
+
+
+def _planes(n_main: int, n_high: int, weights: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Weights (n, 32) as planes of four words, or of two, per unit, and what they have of higher bits."""
+    n = len(weights)
+    if n_main >= 8:
+        words = np.ascontiguousarray(weights).view(np.uint32).reshape(n, -1, 4)
+        return [np.ascontiguousarray(words[:, i]) for i in range(words.shape[1])], None
+    by_word = weights.reshape(n, 8, 4)  # the bytes of eight words
+    if n_main == 4:
+        nibbles = by_word & 15
+        main = np.ascontiguousarray(nibbles[:, :4] | nibbles[:, 4:] << 4).view(np.uint32).reshape(n, 4)
+        above = by_word >> 4
+    else:
+        main, above = _bits(by_word & 3, 2), by_word >> 2
+    return [main], _bits(above & ((1 << (1 if n_high == 1 else 2)) - 1), 1 if n_high == 1 else 2) if n_high else None
+
+
+def _bits(values: np.ndarray, n_bits: int) -> np.ndarray:
+    """Small numbers (n, 8, 4) as words: byte j of a word has those j of as many of the eight as fit."""
+    n, per = len(values), 8 // n_bits
+    groups = values.reshape(n, 8 // per, per, 4).astype(np.uint8)
+    packed = np.bitwise_or.reduce(groups << (n_bits * np.arange(per, dtype=np.uint8))[:, None], axis=2)
+    return np.ascontiguousarray(packed).view(np.uint32).reshape(n, -1)
+
+
+def _halves(blocks: np.ndarray, *places: int) -> np.ndarray:
+    """16 bits at some places of blocks (n, bytes): (n, places) uint16."""
+    return np.concatenate([np.ascontiguousarray(blocks[:, place : place + 2]).view(np.uint16) for place in places], axis=1)
+
+
+def _split_nibbles(data: np.ndarray) -> np.ndarray:
+    """The lower nibbles, then the upper ones, of (…, m) bytes: (…, 2 m)."""
+    return np.concatenate([data & 15, data >> 4], axis=-1)
+
+
+def _fifth_bits(blocks: np.ndarray, start: int) -> np.ndarray:
+    """16 where the bits of four bytes are set: (n, 32) uint8."""
+    return np.unpackbits(np.ascontiguousarray(blocks[:, start : start + 4]), axis=1, bitorder="little") << 4
+
+
+def _q8_0(blocks: np.ndarray) -> _Units:
+    return _Units(blocks[:, 2:], _halves(blocks, 0))
+
+
+def _q4_0(blocks: np.ndarray) -> _Units:
+    return _Units(_split_nibbles(blocks[:, 2:]), _halves(blocks, 0))
+
+
+def _q4_1(blocks: np.ndarray) -> _Units:
+    return _Units(_split_nibbles(blocks[:, 4:]), _halves(blocks, 0, 2))
+
+
+def _q5_0(blocks: np.ndarray) -> _Units:
+    return _Units(_split_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2), _halves(blocks, 0))
+
+
+def _q5_1(blocks: np.ndarray) -> _Units:
+    return _Units(_split_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4), _halves(blocks, 0, 2))
+
+
+def _two_bit_rows(data: np.ndarray) -> np.ndarray:
+    """Of (n, 64) bytes the 256 numbers of two bits: 32 bytes hold 128 of them, the first 32 in the lowest bits."""
+    rows = data.reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return rows.reshape(-1, UNIT)
+
+
+def _q2_k(blocks: np.ndarray) -> _Units:
+    scales = blocks[:, :16].reshape(-1, 2).astype(np.uint16)  # of 16 weights each: a scale, and one of the minimum
+    first, second = scales[:, :1], scales[:, 1:]
+    packed = first & 15 | (second & 15) << 4 | first >> 4 << 8 | second >> 4 << 12
+    return _Units(_two_bit_rows(blocks[:, 16:80]), _halves(blocks, 80, 82), packed)
+
+
+def _q3_k(blocks: np.ndarray) -> _Units:
+    high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit i of 32 bytes: of unit i
+    low = _two_bit_rows(blocks[:, 32:96])
+    packed = blocks[:, 96:108]
+    upper = packed[:, 8:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3  # of scale 4 i + j the bits i of byte j
+    lower = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
+    scales = (lower | upper.swapaxes(1, 2).reshape(-1, 16) << 4).astype(np.int8) - np.int8(32)
+    return _Units(low | high.reshape(-1, UNIT) << 2, _halves(blocks, 108), _pairs(scales))
+
+
+def _pairs(scales: np.ndarray) -> np.ndarray:
+    """Signed bytes (n, 16), two of each unit: (8 n, 1) uint16."""
+    return np.ascontiguousarray(scales).view(np.uint16).reshape(-1, 1)
+
+
+def _six_bit_scales(packed: np.ndarray) -> np.ndarray:
+    """Of 12 bytes eight scales and eight of minima, a byte each: (8 n, 1) uint16."""
+    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([low & 63, high & 15 | low >> 6 << 4], axis=1)
+    least = np.concatenate([middle & 63, high >> 4 | middle >> 6 << 4], axis=1)
+    return np.stack([scales, least], axis=2).view(np.uint16).reshape(-1, 1)
+
+
+def _q4_k(blocks: np.ndarray) -> _Units:
+    weights = _split_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, UNIT)
+    return _Units(weights, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
+
+
+def _q5_k(blocks: np.ndarray) -> _Units:
+    low = _split_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, UNIT)
+    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return _Units(low | high.reshape(-1, UNIT) << 4, _halves(blocks, 0, 2), _six_bit_scales(blocks[:, 4:16]))
+
+
+def _q6_k(blocks: np.ndarray) -> _Units:
+    low = _split_nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, UNIT)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return _Units(low | high.reshape(-1, UNIT) << 4, _halves(blocks, 208), _pairs(blocks[:, 192:208]))
+
+
+def _iq4_xs(blocks: np.ndarray) -> _Units:
+    low = _split_nibbles(blocks[:, 4:8, None]).reshape(-1, 8)  # scale 2 i and 2 i + 1 in byte i
+    high = _halves(blocks, 2) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    scales = (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
+    return _Units(
+        _split_nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, UNIT), _halves(blocks, 0), _pairs(scales.repeat(2, axis=1))
+    )
+
+
+def _mxfp4(blocks: np.ndarray) -> _Units:
+    exponents = blocks[:, :1].astype(np.uint16)  # 2^(e - 128), of the smallest two a denormal: the upper half of a float32
+    factors = np.where(exponents < 2, np.uint16(0x20) << exponents, (exponents - np.uint16(1)) << 7).astype(np.uint16)
+    return _Units(_split_nibbles(blocks[:, 1:]), factors)
+
+
+_READERS: dict[str, Callable[[np.ndarray], _Units]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _q4_0,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}
+"""What reads the blocks of a type, (n, block_bytes) uint8."""

@@ -1,0 +1,98 @@
+"""What stands for instructions in the simulator computes what the PTX ISA says that they do."""
+
+import numpy as np
+import pytest
+
+from augury.backends.numba_cuda.kernels import dialect, simulator
+from augury.backends.numba_cuda.kernels.dialect import cuda
+
+RNG = np.random.default_rng(5)
+WORDS = [*(int(word) for word in RNG.integers(0, 2**32, 40, np.uint32)), 0, 0x80808080, 0x7F7F7F7F, 0xFFFFFFFF]
+
+
+def bytes_of(word):
+    return [int(each) for each in np.array([word], np.uint32).view(np.int8)]
+
+
+def test_dp4a_adds_products_of_signed_bytes():
+    for a, b in zip(WORDS, reversed(WORDS), strict=True):
+        right = 1000 + sum(x * y for x, y in zip(bytes_of(a), bytes_of(b), strict=True))
+        assert dialect.dp4a(a, b, 1000) == right
+
+
+def test_prmt_chooses_bytes_or_their_signs():
+    for a, b in zip(WORDS, reversed(WORDS), strict=True):
+        both = [*np.array([a, b], np.uint32).view(np.uint8).tolist()]
+        for selector in (0x3210, 0x7654, 0x4420, 0x0123, 0xFEDC, 0x8A5D):
+            chosen = [selector >> 4 * i & 15 for i in range(4)]
+            right = [(255 if both[each & 7] & 128 else 0) if each & 8 else both[each] for each in chosen]
+            assert dialect.prmt(a, b, selector) == int.from_bytes(bytes(right), "little")
+
+
+def test_every_half_is_the_float_that_it_is():
+    halves = np.arange(65536, dtype=np.uint16)
+    right = halves.view(np.float16).astype(np.float32)
+    found = np.array([dialect.float_of_half(int(half)) for half in halves], np.float32)
+    assert np.array_equal(found, right, equal_nan=True)
+    assert np.array_equal(np.signbit(found[::0x8000]), [False, True])
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_floats_become_the_nearest_half_of_two_the_even_one():
+    floats = np.concatenate(
+        [RNG.integers(0, 2**32, 3000, np.uint32).view(np.float32), RNG.standard_normal(500, np.float32) * np.float32(1e-6)]
+    )
+    halves = RNG.integers(0, 0x7BFF, 500).astype(np.uint16)
+    between = (halves.view(np.float16).astype(np.float32) + (halves + np.uint16(1)).view(np.float16).astype(np.float32)) / 2
+    floats = np.concatenate([floats, between, -between, np.float32([0, -0.0, 65504, 65519.99, 65520, 1e9, np.inf, -np.inf])])
+    floats = floats[~np.isnan(floats)]
+    found = np.array([dialect.half_of_float(each) for each in floats], np.uint32)
+    assert np.array_equal(found, floats.astype(np.float16).view(np.uint16))
+    assert dialect.half_of_float(np.nan) & 0x7C00 == 0x7C00
+
+
+def test_rounding_to_an_integer():
+    for value, right in ((0.5, 0), (1.5, 2), (-2.5, -2), (126.7, 127), (np.nan, 0), (1e20, 2**31 - 1), (-np.inf, -(2**31))):
+        assert dialect.nearest(value) == right
+
+
+def test_a_product_is_added_and_rounded_once():
+    a, less = np.float32(1 + 2**-12), np.float32(-1 - 2**-11)
+    assert dialect.fma(a, a, less) == 2**-24
+    assert dialect.add(dialect.mul(a, a), less) == 0
+
+
+def test_nan_is_larger_than_anything():
+    assert np.isnan([dialect.larger(np.nan, 1), dialect.larger(1, np.nan)]).all()
+    assert dialect.larger(-np.inf, 2) == 2
+
+
+def of_warp(operation, values):
+    """What the 32 lanes get."""
+    found = [None] * 32
+
+    def kernel():
+        i = cuda.threadIdx.x
+        found[i] = operation(values[i])
+
+    simulator.run(kernel, (1, 1, 1), 32, ())
+    return found
+
+
+def test_operations_of_a_warp():
+    floats = [float(each) for each in RNG.standard_normal(32, np.float32)]
+    assert of_warp(dialect.warp_max, floats) == [max(floats)] * 32
+    assert np.isnan(of_warp(dialect.warp_max, [*floats[:31], np.nan])).all()
+    right = np.array(floats, np.float32)
+    while len(right) > 1:  # neighbours, pairs of neighbours …
+        right = right[::2] + right[1::2]
+    assert of_warp(dialect.warp_sum, floats) == [right[0]] * 32
+    whole = list(range(32))
+    assert of_warp(dialect.half_warp_sum, whole) == [sum(range(16))] * 16 + [sum(range(16, 32))] * 16
+    sums = np.arange(64, dtype=np.float32).reshape(32, 2)
+    of_warp(lambda each: dialect.slice_sums(each, 2), sums)
+    right = np.arange(64, dtype=np.float32).reshape(4, 8, 2).sum(axis=1)
+    assert np.array_equal(sums, right.repeat(8, axis=0))
+    pairs = [(each, i) for i, each in enumerate([1.0, 3.0, 2.0, 3.0] * 8)]
+    assert of_warp(lambda each: dialect.warp_best(*each), pairs) == [(3.0, 1)] * 32
+    assert of_warp(lambda each: dialect.warp_best(*each)[1], [(np.nan, 3), *pairs[1:]]) == [-1] * 32

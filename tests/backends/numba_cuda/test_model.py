@@ -1,0 +1,110 @@
+"""Whole models in the simulator: near the reference, the same to the bit in any company, and speculation changes nothing."""
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse, tiny_file
+from oracles.passes import joined, run_of, tree_of
+
+from augury import Engine, Registry
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.errors import UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.testing.tiny_model import N_VOCAB, write_tiny_model
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+# biases, norms of heads, fused matrices, ropes that are scaled
+FAMILIES = ("llama-dense", "llama-fused", "llama-yarn", "qwen2-dense", "qwen3-dense", "phi3-dense", "mistral3-dense")
+QUICK = ("refuses what does not exist", "accounts for its memory")
+TOKENS = np.random.default_rng(1).integers(0, N_VOCAB, 9).astype(np.int32)
+
+
+def pytest_generate_tests(metafunc):
+    if "check" in metafunc.fixturenames:  # the others take minutes
+        checks = [each for each in BACKEND_CHECKS if each.name in QUICK or metafunc.config.getoption("full")]
+        metafunc.parametrize("check", checks, ids=[each.name for each in checks])
+
+
+def loaded(file, backend, plan=None, **options):
+    device = NumbaCuda(NumbaCudaOptions()) if backend == "numba-cuda" else make_backend(REGISTRY, backend)
+    options = ModelOptions(**{"n_slots": 3, "n_ctx": 64, "threads": 1, **options})
+    return device.load(file, plan or plan_of(file, REGISTRY), options, Progress())
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cuda") / "tiny.gguf"
+    write_tiny_model(path, weight_type="Q4_0")
+    return path
+
+
+def test_a_backend_keeps_its_contracts(check):
+    check.run(backend_subject("numba-cuda"))
+
+
+def test_a_token_depends_on_its_past_alone(tiny):
+    file = ModelFile.open(tiny)
+    plan = plan_of(file, REGISTRY)
+    layer = attrs.evolve(plan.layers[0], mixer=attrs.evolve(plan.layers[0].mixer, window=5))
+    plan = attrs.evolve(plan, layers=(layer, plan.layers[1]))
+    model = loaded(file, "numba-cuda", plan)
+    whole = model.forward(run_of(TOKENS)).rows().copy()
+    assert nmse(whole, loaded(file, "reference", plan).forward(run_of(TOKENS)).rows()) < NumbaCuda.tolerance
+    for cut in (1, 6):
+        first = model.forward(run_of(TOKENS[:cut], slot=1)).rows().copy()
+        beside = joined(run_of(TOKENS[::-1][:2], slot=2), run_of(TOKENS[cut:], slot=1, start=cut))
+        assert np.array_equal(np.concatenate([first, model.forward(beside).rows()[2:]]), whole)
+    model._device.is_reversed = True  # in whatever order a block's threads run
+    assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
+
+
+def test_paths_of_trees_are_chains_and_accepted_ones_move(tiny):
+    model = loaded(ModelFile.open(tiny), "numba-cuda")
+    model.forward(run_of(TOKENS[:4]))
+    tree = model.forward(tree_of([5, 6, 7, 8], [-1, -1, 1, 1], start=4)).rows().copy()
+    model.forward(run_of(TOKENS[:4], slot=1))
+    chain = model.forward(run_of([6, 8, 9], slot=1, start=4)).rows().copy()
+    assert np.array_equal(tree[[1, 3]], chain[:2])
+    moves = np.array([[0, 5, 4], [0, 7, 5]], np.int32)
+    moved = attrs.evolve(run_of([9], start=6), accepted=moves)
+    assert np.array_equal(model.forward(moved).rows(), chain[2:])
+
+
+def test_speculation_changes_nothing(tiny):
+    def answers(backend, prompts, n, **how):
+        with Engine.load(tiny, backend=backend, n_ctx=64, registry=REGISTRY, **how) as engine:
+            results = engine.generate(prompts, max_tokens=n, temperature=0.0, logprobs=1, ignore_eos=True)
+        assert all(drafter.failed is None for result in results for drafter in result.stats.drafters.values())
+        return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
+
+    _, written = answers("reference", [[208], [65]], 14, spec_type="none")  # text that repeats itself
+    prompts = [list(result.tokens) for result in written]
+    plain, _ = answers("numba-cuda", prompts, 6, spec_type="none")
+    found, results = answers("numba-cuda", prompts, 6, spec_type="ngram-simple:n=2,m=4", slots=2, spec_fixed=True)
+    assert found == plain
+    drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
+    assert drafted > accepted > 0, "the test must see right and wrong drafts"
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_are_near_the_reference(name):
+    file = tiny_file(name)
+    tokens = TOKENS[:6] % 128
+    found, right = (loaded(file, backend).forward(run_of(tokens)) for backend in ("numba-cuda", "reference"))
+    assert nmse(found.rows(), right.rows()) < NumbaCuda.tolerance
+    assert np.array_equal(found.argmax(), found.rows().argmax(axis=1))
+
+
+def test_what_has_no_kernels_is_refused():
+    def refused(name, told, **options):
+        with pytest.raises(UnsupportedError, match=told):
+            loaded(tiny_file(name), "numba-cuda", **options)
+
+    refused("gemma3-dense", "gemma3 models have .*, which this backend does not compute; choose another one")
+    refused("llama-dense-iq2_s", "is IQ2_S, which backend numba-cuda has no kernels for; it has some for F32, F16")
+    refused("llama-dense", "cache_type_k is 'q8_0', backend numba-cuda keeps f16; leave the option out", cache_type_k="q8_0")

@@ -1,0 +1,103 @@
+"""A machine that cannot run CUDA kernels is told what is missing, and goes on without."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from augury import Registry
+from augury.backends.numba_cuda import NumbaCuda, probe
+from augury.errors import UnsupportedError
+from augury.loader import make_backend
+
+PACKAGES = ("numba_cuda", "cuda.bindings", "cuda.core", "nvidia", "greenlet")
+
+
+@pytest.fixture(autouse=True)
+def _no_simulator(monkeypatch):
+    monkeypatch.delenv(probe.SIMULATOR)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with everything, of which tests take something away."""
+
+    class Driver:  # whose functions are named as in cuda.h
+        capability, error = (9, 0), 0
+
+        def cuInit(self, flags):  # noqa: N802
+            return self.error
+
+        def cuDeviceGet(self, device, number):  # noqa: N802
+            return 0
+
+        def cuDeviceGetName(self, name, n, device):  # noqa: N802
+            name.value = b"NVIDIA Abacus"
+
+        def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+            value._obj.value = self.capability[attribute - 75]
+
+    class Spec:
+        submodule_search_locations = (str(tmp_path),)
+
+    class Machine:
+        driver, packages, compiler = Driver(), set(PACKAGES), tmp_path / "cu13/lib/libnvvm.so.4"
+
+    def load(name):
+        if Machine.driver is None:
+            raise OSError(name)
+        return Machine.driver
+
+    Machine.compiler.parent.mkdir(parents=True)
+    Machine.compiler.touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(probe, "find_spec", lambda name: Spec if name in Machine.packages else None)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return Machine
+
+
+def test_a_machine_with_everything_will_do(machine):
+    assert NumbaCuda.unavailable_reason() is None
+
+
+def test_each_thing_that_is_missing_is_named(machine, monkeypatch):
+    def told():
+        return NumbaCuda.unavailable_reason()
+
+    machine.driver.capability = (7, 5)
+    assert told() == (
+        "NVIDIA Abacus has compute capability 7.5, expected 8.0 or later; use another GPU, or --backend numba-cpu"
+    )
+    machine.driver.error = 100
+    assert told() == "the NVIDIA driver finds no GPU that works (cuInit: error 100); see what nvidia-smi says"
+    machine.driver = None
+    assert told() == "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later"
+    machine.compiler.unlink()
+    assert told().startswith("there is no libnvvm, which compiles kernels; pip install 'augury[cuda]'")
+    machine.packages.remove("cuda.core")
+    assert told() == "cuda.core is not installed; pip install 'augury[cuda]'"
+    machine.packages.clear()
+    assert told() == "numba_cuda is not installed; pip install 'augury[cuda]'"
+    monkeypatch.setenv(probe.SIMULATOR, "1")
+    assert told() == "NUMBA_ENABLE_CUDASIM is 1, but greenlet is not installed; pip install greenlet"
+
+
+def test_the_error_says_why_and_auto_takes_another_backend(machine):
+    machine.driver = None
+    registry = Registry.discover()
+    with pytest.raises(UnsupportedError, match=r"backend numba-cuda cannot run here: there is no NVIDIA driver"):
+        make_backend(registry, "numba-cuda")
+    assert make_backend(registry, "auto").name == "numba-cpu"
+
+
+def test_even_with_a_gpu_auto_takes_the_backend_that_was_measured(machine):
+    assert make_backend(Registry.discover(), "auto").name == "numba-cpu"
+
+
+def test_nothing_of_it_is_imported_before_it_is_chosen():
+    code = (
+        "import sys; from augury import Registry; registry = Registry.discover(); registry.choose('backend', None)\n"
+        "assert not {'numba', 'cuda', 'augury.backends.numba_cuda.kernels'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,39 @@
+"""The threads of a block take turns as those of a device may."""
+
+import numpy as np
+import pytest
+
+from augury.backends.numba_cuda.kernels import simulator
+from augury.backends.numba_cuda.kernels.dialect import warp_sum
+from augury.backends.numba_cuda.kernels.simulator import cuda
+
+
+def reverse(to, has_barrier):
+    staged = cuda.shared.array(64, np.float32)
+    i = cuda.threadIdx.x
+    staged[i] = i
+    if has_barrier:
+        cuda.syncthreads()
+    to[64 * cuda.blockIdx.x + i] = staged[63 - i]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_after_a_barrier_all_is_there(is_reversed):
+    to = np.zeros(128, np.float32)
+    simulator.run(reverse, (2, 1, 1), 64, (to, True), is_reversed=is_reversed)
+    assert np.array_equal(to, [*range(63, -1, -1)] * 2)
+
+
+def test_a_missing_barrier_shows():
+    to = np.zeros(64, np.float32)
+    simulator.run(reverse, (1, 1, 1), 64, (to, False))
+    assert np.isnan(to).any(), "what is not written yet is NaN"
+
+
+def test_threads_that_others_wait_for_in_vain_are_an_error():
+    def kernel():
+        if cuda.threadIdx.x < 5:
+            warp_sum(1.0)
+
+    with pytest.raises(RuntimeError, match=r"threads \[0, 1, 2, 3, 4\] wait at a barrier"):
+        simulator.run(kernel, (1, 1, 1), 32, ())
