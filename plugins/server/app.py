@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from augury.errors import AuguryError
-from augury.plugins.server import health
+from augury.plugins.server import anthropic, health
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.llama_cpp import completion, embedding, infill, props, slots, tokenize
 from augury.plugins.server.openai import chat, completions, embeddings, models, responses
@@ -30,7 +30,7 @@ from augury.plugins.server.sleep import Sleep
 __all__ = ["make_app"]
 
 _ROUTERS = (
-    *(health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
+    *(anthropic.router, health.router, models.router, chat.router, completions.router, embeddings.router, responses.router),
     *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads; so is what lies below /static/

@@ -41,6 +41,12 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
     add_template_flag(parser)
+    parser.add_argument(
+        "--reasoning-format",
+        choices=("none", "deepseek", "auto"),
+        default="auto",
+        help="none leaves reasoning in the content of answers, the others tell it apart (default: auto)",
+    )
     template = parser.add_mutually_exclusive_group()
     template.add_argument("--chat-template", metavar="JINJA", help="a chat template in place of the model's own")
     template.add_argument("--chat-template-file", type=Path, metavar="FILE", help="the same, from a file")
@@ -177,6 +183,7 @@ def _options_of(args: argparse.Namespace) -> ServerOptions:
         max_body_bytes=args.max_body_size << 20,
         params=request_params(args),
         chat_template_kwargs=args.chat_template_kwargs or {},
+        reasoning_format=args.reasoning_format,
         shows_slots=args.shows_slots,
         takes_props=args.props,
         slot_save_path=args.slot_save_path and args.slot_save_path.resolve(),

@@ -30,6 +30,7 @@ async def plan_chat(
         How the answer is to be read, and what `Engine.submit` is to be told.
     """
     names = {**server.options.chat_template_kwargs, **(kwargs or {})}
+    how["reasoning"] = how.get("reasoning") or server.options.reasoning_format
     plan = await to_thread.run_sync(partial(server.chat_format.plan, messages, kwargs=names, **how))
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
 

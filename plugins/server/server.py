@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from attrs import Factory, define, frozen
 from fastapi import Depends
@@ -36,6 +36,7 @@ class ServerOptions:
     max_body_bytes: int = 16 << 20
     params: Mapping[str, Any] = Factory(dict)  # of `Engine.submit`, for requests that say nothing else
     chat_template_kwargs: Mapping[str, Any] = Factory(dict)  # the same for chat templates
+    reasoning_format: Literal["none", "deepseek", "auto"] = "auto"  # for requests that say nothing else
     shows_slots: bool = True
     takes_props: bool = False
     slot_save_path: Path | None = None  # the folder of saved slots, and the only one; None: there are none
@@ -130,7 +131,7 @@ class Server:
         self._loader.join()
         if self.failure is not None:
             raise RequestError(500, "the model cannot be loaded again")
-        self.is_sleeping = False
+        self.is_sleeping, self._chat_format = False, None
 
     def close(self) -> None:
         """Stop loading, or close the engine, which cancels what still runs."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter
 
 from augury.errors import UnsupportedError
@@ -14,7 +16,7 @@ from augury.plugins.server.server import Server, Serving
 from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["router"]
+__all__ = ["n_prompt_tokens", "router"]
 
 router = APIRouter()
 
@@ -51,36 +53,37 @@ def detokenize(body: DetokenizeRequest, server: Serving) -> dict[str, str]:
 
 
 @router.post("/apply-template")
-def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
+async def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
     """Give the prompt that a conversation is to the model."""
-    messages, options = _conversation(body, server)
-    return {"prompt": chat_template(server).render(messages, **options)}
+    _, params = await body.plan(server)
+    return {"prompt": await to_thread.run_sync(_with_template(server, ChatTemplate.render), params)}
 
 
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
-def input_tokens(body: ChatRequest, server: Serving) -> dict[str, Any]:
+async def input_tokens(body: ChatRequest, server: Serving) -> dict[str, Any]:
     """Say how many tokens a conversation has as a prompt."""
-    messages, options = _conversation(body, server)
-    n = len(chat_template(server).encode(messages, **options))
-    return {"object": "response.input_tokens", "input_tokens": n}
+    _, params = await body.plan(server)
+    return {"object": "response.input_tokens", "input_tokens": await n_prompt_tokens(server, params)}
 
 
-def _conversation(body: ChatRequest, server: Server) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages, and what else the chat template is told."""
-    kwargs = {**server.options.chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    return [message.for_template() for message in body.messages], {"kwargs": kwargs}
+async def n_prompt_tokens(server: Server, params: Mapping[str, Any]) -> int:
+    """How many tokens the messages have that `Engine.submit` is to be told."""
+    return len(await to_thread.run_sync(_with_template(server, ChatTemplate.encode), params))
 
 
-def chat_template(server: Server) -> ChatTemplate:
-    """The model's.
+def _with_template(server: Server, method: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """A method of the model's chat template, of what `Engine.submit` is to be told.
 
     Raises:
         UnsupportedError: It has none.
     """
-    if server.engine.chat_template is None:
+    template = server.engine.chat_template
+    if template is None:
         raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-    return server.engine.chat_template
+    return lambda params: method(
+        template, params["messages"], tools=params.get("tools"), kwargs=params.get("chat_template_kwargs")
+    )
 
 
 def _tokenizer(server: Server) -> Tokenizer:

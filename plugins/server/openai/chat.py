@@ -103,7 +103,9 @@ class ChatRequest(OpenAIFields):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
-    reasoning_format: Literal["none", "deepseek", "auto"] = Field("auto", description="none leaves reasoning in the content")
+    reasoning_format: Literal["none", "deepseek", "auto"] | None = Field(
+        None, description="none leaves reasoning in the content; by default as the server's flag says"
+    )
     reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
     chat_template_kwargs: dict[str, Any] | None = None
 

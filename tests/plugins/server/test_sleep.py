@@ -1,10 +1,15 @@
 """A server of few words: it sleeps when nobody asks, tells little, and fills gaps."""
 
+import asyncio
 import time
 
 import pytest
 from commands import here, run
 from servers import serving
+
+from augury.plugins.server.conversation import plan_chat
+from augury.plugins.server.server import Server, ServerOptions
+from augury.plugins.server.tools import ChatPlan
 
 FIM = ",".join(f"tokenizer.ggml.fim_{name}_token_id=int:{token}" for name, token in (("pre", 11), ("suf", 12), ("mid", 13)))
 
@@ -76,3 +81,17 @@ def test_a_chat_template_takes_the_place_of_the_models_own(sleeper):
 def test_a_chat_template_is_no_name(capsys):
     code, _, err = run(capsys, "serve", *here(), "--chat-template", "chatml")
     assert (code, "expected a Jinja template" in err) == (2, True)
+
+
+def test_reasoning_stays_in_the_content_where_the_flag_says_so():
+    options = ServerOptions(reasoning_format="none")
+
+    class Format:
+        def plan(self, messages, **how):
+            return ChatPlan({"messages": messages}, None, False, False, how["reasoning"])
+
+    server = Server(options, lambda _: None)
+    server._chat_format = Format()
+    for asked, expected in ((None, "none"), ("deepseek", "deepseek")):
+        plan, _ = asyncio.run(plan_chat(server, [], reasoning=asked))
+        assert plan._tags == expected

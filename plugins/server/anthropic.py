@@ -1,0 +1,307 @@
+"""`/v1/messages`: conversations in Anthropic's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter
+from pydantic import BeforeValidator, Field, model_validator
+from starlette.requests import Request
+
+from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
+from augury.plugins.server.fields import EngineFields, Fields
+from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.llama_cpp.completion import stop_type
+from augury.plugins.server.llama_cpp.tokenize import n_prompt_tokens
+from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.timings import timings
+from augury.plugins.server.tools import ChatPlan, Delta
+from augury.plugins.server.tools.parser import collect
+from augury.types import Result
+
+__all__ = ["CountRequest", "MessagesRequest", "router"]
+
+router = APIRouter()
+
+
+class Block(Fields):
+    """A part of a message. Every prompt is cached as far as it can be, whether a block asks for it or not."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[dict[str, Any]] | None = Field(None, max_length=0)
+
+
+class ThinkingBlock(Block):
+    """What the model thought; the signature is that of another server, or empty."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Block):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Block):
+    """What a tool has answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+
+
+def _blocks(content: Any) -> Any:
+    """A text as what it stands for, one block."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class Message(Fields):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: Annotated[list[AnyBlock], BeforeValidator(_blocks, json_schema_input_type=str | list[AnyBlock])]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The messages that it is to a chat template: the answers of tools are messages of their own."""
+        found: list[dict[str, Any]] = []
+        message: dict[str, Any] = {"role": self.role, "content": ""}
+        for block in self.content:
+            if isinstance(block, TextBlock):
+                message["content"] += block.text
+            elif isinstance(block, ThinkingBlock):
+                message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
+            elif isinstance(block, ToolUseBlock):
+                function = {"name": block.name, "arguments": json.dumps(block.input)}
+                message.setdefault("tool_calls", []).append({"id": block.id, "type": "function", "function": function})
+            else:
+                content = f"Error: {_text(block.content)}" if block.is_error else _text(block.content)
+                found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        return [*found, message] if len(message) > 2 or message["content"] or not found else found
+
+
+class Tool(Block):
+    """A tool of the client's own."""
+
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as chat templates know it."""
+        function = {"name": self.name, "description": self.description or "", "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(Fields):
+    """Whether tools are to be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    def as_openai(self) -> str | dict[str, Any]:
+        """The same in OpenAI's words."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class Thinking(Fields):
+    """Whether the model is to think first."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: None = Field(None, description="there is no limit on thinking alone; max_tokens counts it")
+
+
+class CountRequest(EngineFields):
+    """A conversation."""
+
+    messages: list[Message] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    thinking: Thinking | None = None
+    cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
+        """How the answer is read, and what the conversation is to `Engine.submit`."""
+        messages = [each for message in self.messages for each in message.for_template()]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": _text(self.system)})
+        kwargs = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        return await plan_chat(
+            server,
+            messages,
+            tools=[tool.for_template() for tool in self.tools or ()] or None,
+            tool_choice=self.tool_choice.as_openai(),
+            is_parallel=not self.tool_choice.disable_parallel_tool_use,
+            kwargs=kwargs | (self.chat_template_kwargs or {}),
+        )
+
+
+class MessagesRequest(CountRequest):
+    """A conversation that is to be answered."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] = Field(default_factory=list)
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> MessagesRequest:
+        for name, other in (("stop", "stop_sequences"), ("return_draft_origin", "/v1/chat/completions")):
+            if getattr(self, name):
+                raise ValueError(f"{name} has no place in this form; use {other}")
+        return self
+
+
+@router.post("/v1/messages")
+async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any:
+    """Answer a conversation."""
+    plan, params = await body.plan(server)
+    begun = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "model": server.options.names[0]}
+    stops = [stop for stop in body.stop_sequences if stop]
+    params |= body.engine_params() | {"max_tokens": body.max_tokens, "stop": stops, "id": begun["id"]}
+    if body.stream:
+        return await stream(server, http, [params], partial(_events, plan, begun, server, stops), error_event="error")
+    (result,) = await generate(server, http, [params])
+    answer = collect(deltas(plan, result))
+    content: list[dict[str, Any]] = []
+    if answer.reasoning:
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content or not (answer.reasoning or answer.calls):
+        content.append({"type": "text", "text": answer.content})
+    content += [_tool_use(call.name, _arguments(call.arguments)) for call in answer.calls]
+    told = _end(result, server, stops, has_calls=bool(answer.calls))
+    return begun | {"content": content} | told | {"usage": _usage(result), "timings": timings(result.stats)}
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountRequest, server: Serving) -> dict[str, int]:
+    """Say how many tokens a conversation has as a prompt."""
+    _, params = await body.plan(server)
+    return {"input_tokens": await n_prompt_tokens(server, params)}
+
+
+async def _events(
+    plan: ChatPlan, begun: dict[str, Any], server: Server, stops: list[str], pieces: Pieces
+) -> AsyncIterator[bytes]:
+    nothing = {"stop_reason": None, "stop_sequence": None}
+    message = begun | {"content": []} | nothing | {"usage": {"input_tokens": 0, "output_tokens": 0}}
+    yield _event("message_start", message=message)
+    reader, blocks = AnswerReader(plan), _Blocks()
+    async for _, piece in pieces:
+        for delta in reader.read(piece):
+            for each in blocks.add(delta):
+                yield each
+        if isinstance(piece, Result):
+            for each in blocks.end():
+                yield each
+            told = _end(piece, server, stops, has_calls=blocks.has_calls)
+            yield _event("message_delta", delta=told, usage=_usage(piece), timings=timings(piece.stats))
+            yield _event("message_stop")
+
+
+class _Blocks:
+    """The blocks of an answer as it streams, one open at a time."""
+
+    def __init__(self) -> None:
+        self.has_calls = False
+        self._index = -1
+        self._open: tuple[str, int | None] | None = None  # its kind, and which call it is
+
+    def add(self, delta: Delta) -> list[bytes]:
+        """The events that a piece of the answer comes to."""
+        kind = "tool_use" if delta.call is not None else "thinking" if delta.reasoning else "text"
+        found = []
+        if (kind, delta.call) != self._open:
+            self.has_calls |= kind == "tool_use"
+            found += [*self._close(), self._begin(kind, delta)]
+            self._open = (kind, delta.call)
+        text = delta.arguments if kind == "tool_use" else delta.reasoning if kind == "thinking" else delta.content
+        if text:
+            names = {"tool_use": ("input_json_delta", "partial_json"), "thinking": ("thinking_delta", "thinking")}
+            name, field = names.get(kind, ("text_delta", "text"))
+            found.append(_event("content_block_delta", index=self._index, delta={"type": name, field: text}))
+        return found
+
+    def end(self) -> list[bytes]:
+        """The events after the last piece; an answer of nothing is one empty text."""
+        return self._close() if self._open else [self._begin("text", Delta()), *self._close()]
+
+    def _begin(self, kind: str, delta: Delta) -> bytes:
+        self._index += 1
+        if kind == "tool_use":
+            return _event("content_block_start", index=self._index, content_block=_tool_use(delta.name or "", {}))
+        fields = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
+        return _event("content_block_start", index=self._index, content_block={"type": kind, **fields})
+
+    def _close(self) -> list[bytes]:
+        return [_event("content_block_stop", index=self._index)] if self._index >= 0 else []
+
+
+def _event(name: str, **data: Any) -> bytes:
+    return event({"type": name, **data}, name)
+
+
+def _tool_use(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{uuid4().hex}", "name": name, "input": given}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """A call's arguments; of one that was cut off, none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _end(result: Result, server: Server, stops: list[str], *, has_calls: bool) -> dict[str, Any]:
+    """Why an answer ended."""
+    kind, word = stop_type(result, server.engine.tokenizer, stops)
+    if kind == "limit":
+        return {
+            "stop_reason": "model_context_window_exceeded" if result.finish_reason == "context" else "max_tokens",
+            "stop_sequence": None,
+        }
+    if kind == "word":
+        return {"stop_reason": "stop_sequence", "stop_sequence": word}
+    return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
+
+
+def _usage(result: Result) -> dict[str, int]:
+    """Tokens of a request; what was reused of the prompt is counted apart."""
+    stats = result.stats
+    return {
+        "input_tokens": stats.n_prompt - stats.n_reused,
+        "cache_read_input_tokens": stats.n_reused,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": stats.n_emitted,
+    }
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

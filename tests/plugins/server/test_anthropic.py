@@ -1,0 +1,157 @@
+"""Anthropic's interface, by its own client on a real server."""
+
+import json
+
+import pytest
+from anthropic import Anthropic, APIStatusError, AuthenticationError, BadRequestError
+
+HELLO = [{"role": "user", "content": "Say hello in five words."}]
+WEATHER = {
+    "name": "weather",
+    "description": "Tells the weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+ASKED = {"messages": [{"role": "user", "content": "How is the weather in Rome?"}], "tools": [WEATHER], "max_tokens": 60}
+
+
+@pytest.fixture(scope="module")
+def claude(server):
+    """Anthropic's client of the server."""
+    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as found:
+        yield found
+
+
+def ask(claude, **fields):
+    return claude.messages.create(**{"model": "any", "max_tokens": 12, "messages": HELLO} | fields)
+
+
+def chat(client, **fields):
+    return client.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 12} | fields).json()
+
+
+def test_an_answer_is_that_of_openais_chat(claude, client):
+    found, other = ask(claude), chat(client)
+    (block,) = found.content
+    assert (found.type, found.role, found.model, block.type) == ("message", "assistant", "smollm2", "text")
+    assert block.text == other["choices"][0]["message"]["content"]
+    usage = found.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == other["usage"]["prompt_tokens"]
+    assert usage.output_tokens == other["usage"]["completion_tokens"]
+    assert claude.messages.count_tokens(model="any", messages=HELLO).input_tokens == other["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "word"),
+    [
+        ({"max_tokens": 3}, "max_tokens", None),
+        ({"max_tokens": 60}, "end_turn", None),
+        (
+            {"messages": [{"role": "user", "content": "Count. " * 215}], "max_tokens": 500, "ignore_eos": True},
+            "model_context_window_exceeded",
+            None,
+        ),
+    ],
+)
+def test_it_says_why_an_answer_ended(claude, fields, reason, word):
+    more = {name: fields.pop(name) for name in ("ignore_eos",) if name in fields}
+    found = ask(claude, **fields, extra_body=more)
+    assert (found.stop_reason, found.stop_sequence) == (reason, word)
+
+
+def test_a_stop_sequence_is_told_and_left_out(claude):
+    words = ask(claude, max_tokens=30).content[0].text.split()
+    found = ask(claude, max_tokens=30, stop_sequences=["zzz", words[2]])
+    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", words[2])
+    assert found.content[0].text.split() == words[:2]
+
+
+def test_a_stream_comes_to_the_same_message(claude):
+    whole = ask(claude, max_tokens=30, extra_body={"speculative": False})
+    with claude.messages.stream(model="any", max_tokens=30, messages=HELLO) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+    kinds = [event.type for event in ask(claude, max_tokens=2, stream=True)]
+    assert kinds[:2] + kinds[-3:] == [
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_conversations_have_systems_blocks_and_beginnings_of_answers(claude, client):
+    system = [{"type": "text", "text": "Answer in French.", "cache_control": {"type": "ephemeral"}}]
+    blocks = [{"role": "user", "content": [{"type": "text", "text": "Say"}, {"type": "text", "text": " hello."}]}]
+    begun = [*blocks, {"role": "assistant", "content": "Bon"}]
+    found = ask(claude, system=system, messages=begun, metadata={"user_id": "me"}, extra_body={"top_k": 5, "temperature": 0.0})
+    other = [{"role": "system", "content": "Answer in French."}, {"role": "user", "content": "Say hello."}, begun[-1]]
+    assert found.content[0].text == chat(client, messages=other)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}])
+def test_a_tool_that_must_be_called_is_called_with_what_fits_its_schema(claude, choice):
+    found = ask(claude, **ASKED, tool_choice=choice)
+    calls = [block for block in found.content if block.type == "tool_use"]
+    assert calls
+    assert all(call.name == "weather" and call.input["city"] in {"Oslo", "Rome"} for call in calls)
+    assert found.stop_reason == "tool_use"
+    with claude.messages.stream(model="any", **ASKED, tool_choice=choice) as stream:
+        streamed = stream.get_final_message()
+    assert [(call.name, call.input) for call in streamed.content] == [(call.name, call.input) for call in calls]
+    assert streamed.stop_reason == "tool_use"
+
+
+def test_the_answers_of_tools_go_back_into_the_conversation(claude, client):
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Sunny."}]}
+    conversation = [*ASKED["messages"], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    found = claude.messages.count_tokens(model="any", messages=conversation, tools=[WEATHER])
+    function = {"name": "weather", "arguments": json.dumps({"city": "Rome"})}
+    other = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "Sunny."},
+    ]
+    described = {
+        "type": "function",
+        "function": {"name": "weather", "description": WEATHER["description"], "parameters": WEATHER["input_schema"]},
+    }
+    assert found.input_tokens == chat(client, messages=other, tools=[described])["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+        ({"tool_choice": {"type": "any"}}, "there are no tools"),
+        ({"container": "c"}, "container"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "long " * 600}]}, "512"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_anthropics_form(claude, fields, told):
+    extra = {name: fields.pop(name) for name in ("container",) if name in fields}
+    with pytest.raises(BadRequestError, match=told) as refused:
+        ask(claude, **fields, extra_body=extra)
+    assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_key_is_asked_for_in_anthropics_header(strict_server):
+    with Anthropic(base_url=strict_server.url, api_key="wrong", max_retries=0) as claude, pytest.raises(AuthenticationError):
+        ask(claude)
+    with (
+        Anthropic(base_url=strict_server.url, api_key="one", max_retries=0) as claude,
+        pytest.raises(APIStatusError, match="tokenizer"),
+    ):
+        ask(claude)
