@@ -83,7 +83,7 @@ def count_tasks(app):
     async def tasks():
         return len(asyncio.all_tasks())
 
-    app.add_api_route("/tasks", tasks)
+    app.add_api_route("/tasks", tasks, include_in_schema=False)
     return app
 
 

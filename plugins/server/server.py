@@ -103,7 +103,7 @@ class Server:
     @property
     def chat_format(self) -> ChatFormat:
         """How the model's chats call tools and reason."""
-        if self._chat_format is None:
+        if self._chat_format is None or self._chat_format.template is not self.engine.chat_template:  # of an engine that slept
             self._chat_format = ChatFormat(self.engine.chat_template, self.engine.tokenizer)
         return self._chat_format
 

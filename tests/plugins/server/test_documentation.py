@@ -1,0 +1,39 @@
+"""The page on the server: its examples run, one after the other, and it names every endpoint and ignored field."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from augury.plugins.server.fields import IGNORED
+
+PAGE = (Path(__file__).parents[3] / "docs/server.md").read_text()
+ADDRESS = "http://127.0.0.1:8080"
+COMMANDS = [block for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "curl" in block]
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=[f"block{i}" for i in range(len(COMMANDS))])
+def test_the_commands_succeed(server, block):
+    script = 'curl() { command curl --fail-with-body --silent --show-error "$@"; }\n' + block.replace(ADDRESS, server.url)
+    ended = subprocess.run(["bash", "-e", "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_python_examples_run(server, capsys):
+    names = {}
+    try:
+        for example in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+            exec(example.replace(ADDRESS, server.url), names)
+    finally:
+        names["client"].close()
+    assert capsys.readouterr().out.count("\n") == 6
+
+
+def test_every_endpoint_is_named(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert [path for path in paths if path.split("/{")[0] not in PAGE] == []
+
+
+def test_every_ignored_field_is_named():
+    assert [field for field in IGNORED if f"`{field}`" not in PAGE] == []
