@@ -150,7 +150,11 @@ class LatentAttentionEmitter(MixerEmitter):
         if self._sharpening:
             tape.prepare(buffers["q"], ld, n_heads, head_dim, self._sharpening)
         self._multiply(tape, block.keys, (buffers["q"], ld, head_dim), (buffers["absorbed queries"], self._row), is_first=True)
-        work = Work("attention", self.bytes_per_position(), multiply_adds_per_position=n_heads * (self._row + self._padded))
+        work = Work(
+            "attention",
+            bytes_per_position=self.bytes_per_position(),
+            multiply_adds_per_position=n_heads * (self._row + self._padded),
+        )
         tape.add(work, self._attend, self.layer)
         mixed = (buffers["mixed"], n_heads * self._padded, self._padded)
         self._multiply(tape, block.values, mixed, (buffers["values"], self._value_dim))
