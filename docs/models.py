@@ -48,11 +48,12 @@ diffusion, speech, drafts of other models) are not among them.
 _MIXTURE = "mixtures of experts of this form"
 _LATENT = "latent attention"
 _RWKV = "the recurrences of RWKV"
-_HYPER = "hyper-connections, and sparse attention by an indexer"
+_HYPER = "hyper-connections"
 LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
-    _LATENT: ("deepseek2-ocr", "plm", "dots3note"),
-    _HYPER: ("deepseek32", "deepseek4", "glm-dsa", "minimax-m3", "hy_v4", "qwen4exp", "glm5-next"),
+    _LATENT: ("deepseek2-ocr", "plm"),
+    _HYPER: ("deepseek4", "hy_v4", "qwen4exp", "glm5-next"),
+    "attention to chosen blocks of positions": ("minimax-m3",),
     _MIXTURE: ("graniteswitch", "step35"),
     "embeddings per layer, and caches that layers share": ("gemma3n", "gemma4"),
     "an encoder, and attention to it": ("t5",),
@@ -118,7 +119,7 @@ def _state(plans: Sequence[ModelPlan]) -> str:
     blocks = [block for plan in plans for block in plan.blocks()]
     cached = [
         "latent vectors" if isinstance(block, LatentAttention) else "keys and values" for block in blocks if block.cached()
-    ]
+    ] + ["keys of an indexer" for block in blocks if getattr(block, "indexer", None) is not None]
     return " and ".join(
         [*dict.fromkeys(cached), *dict.fromkeys(f"state of {type(block).__name__}" for block in blocks if block.states())]
     )

@@ -57,6 +57,7 @@ class NumbaCpuModel(Model):
         self._lowering = lowering
         self.identity = f"numba-cpu, {self.info}, {lowering.options.cache_type_k}, {lowering.options.cache_type_v}"
         self.features = plan.features
+        self._plan = plan
         self._n_tokens_known = plan.embedding.n_vocab
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
@@ -266,6 +267,8 @@ class NumbaCpuModel(Model):
             raise OptionError(message)
         if batch.layers is not None or batch.hidden is not None or batch.features:
             check_layers(batch, self.info, self.features)
+        if batch.layers is not None:
+            self._plan.check_start(batch.layers[0])
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

@@ -1,8 +1,8 @@
-"""Latent attention: see `augury.blocks.LatentAttention`."""
+"""Latent attention and the choice of what it sees: see `augury.blocks.LatentAttention` and `augury.blocks.Indexer`."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,17 +10,43 @@ import numpy as np
 from augury.backends.reference.blocks import each_normed, sharpness
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
-from augury.blocks import LatentAttention
+from augury.blocks import Indexer, LatentAttention
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
+    from augury.blocks import Rope
+    from augury.types import ModelOptions
 
-__all__ = ["CACHES", "KNOWN", "MIXERS"]
+__all__ = ["CACHES", "KNOWN", "MIXERS", "share_choices"]
+
+
+class LatentCache(LayerCache):
+    """Latents, and what an indexer compares.
+
+    Attributes:
+        chosen: Of each token of the pass the cells that it attends to.
+        reuses_choice: Whether an earlier layer fills `chosen`.
+    """
+
+    def __init__(self, layer: LatentAttention, options: ModelOptions, weights: Weights) -> None:
+        super().__init__(layer, options, weights)
+        self.chosen: list[np.ndarray] = []
+        self.reuses_choice = layer.reuses_choice
+
+
+def share_choices(caches: Iterable[Any]) -> None:
+    """Let layers see what the one before them that has an indexer chose."""
+    chosen: list[np.ndarray] = []
+    for cache in caches:
+        if isinstance(cache, LatentCache):
+            if cache.reuses_choice:
+                cache.chosen = chosen
+            chosen = cache.chosen
 
 
 def latent_attention(
-    block: LatentAttention, weights: Weights, cache: LayerCache, batch: Batch, tree: Tree | None, x: np.ndarray
+    block: LatentAttention, weights: Weights, cache: LatentCache, batch: Batch, tree: Tree | None, x: np.ndarray
 ) -> np.ndarray:
     """What latent attention adds to x (n, E)."""
     normed, n_latent, n_plain = each_normed(x, block.norm, weights), block.latent_dim, block.keys.n_in
@@ -28,15 +54,27 @@ def latent_attention(
     queries = weights.product(block.q, asking).reshape(len(x), block.n_heads, -1)
     kept = weights.product(block.kv, normed)
     latents = each_normed(kept[:, :n_latent], block.kv_norm, weights)
+    to_turn = each_normed(kept[:, n_latent:], block.turned_norm, weights)
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
+    compared = _compared(block.indexer, weights, normed, [position for _, position, _ in places])
     for token, (slot, position, cell) in enumerate(places):
-        turned = _turned(block, kept[token : token + 1, n_latent:], position)[0]
-        cache.store(slot, cell, np.concatenate([latents[token], turned])[None])
+        turned = _turned(to_turn[token : token + 1], position, block.rope)[0]
+        cache.store(slot, cell, np.concatenate([latents[token], turned])[None], *compared[token])
+    if not block.reuses_choice:
+        cache.chosen.clear()
+        for token, (slot, position, _) in enumerate(places):
+            seen = np.arange(position + 1) if tree is None else np.asarray(tree.seen(token))
+            seen = seen if block.window is None else seen[-block.window :]
+            if block.indexer is not None:
+                seen = _choose(
+                    block.indexer, weights, cache.seen(slot, seen)[1][0], asking[token], normed[token], position, seen
+                )
+            cache.chosen.append(seen)
     given = np.empty((len(x), block.o.n_in))
     for token, (slot, position, _) in enumerate(places):
-        ((seen,),) = cache.seen(slot, slice(0, position + 1) if tree is None else tree.seen(token))
-        turned = _turned(block, queries[token, :, n_plain:], position)
+        seen = cache.seen(slot, cache.chosen[token])[0][0]
+        turned = _turned(queries[token, :, n_plain:], position, block.rope)
         factor = block.scale * (1.0 if block.temperature is None else sharpness(block.temperature, position))
         heads = []
         for head, query in enumerate(queries[token, :, :n_plain]):
@@ -45,15 +83,46 @@ def latent_attention(
             heads.append(weights.product_of(block.values, head, mixed))
         given[token] = np.concatenate(heads)
     if block.gate is not None:
-        gates = sigmoid(weights.product(block.gate, normed))
-        given *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
+        given *= np.repeat(sigmoid(weights.product(block.gate, normed)), block.o.n_in // block.gate.n_out, axis=1)
     return weights.product(block.o, given)
 
 
-def _turned(block: LatentAttention, heads: np.ndarray, position: int) -> np.ndarray:
-    return heads if block.rope is None else rotate(heads, position, block.rope)
+def _turned(heads: np.ndarray, position: int, rope: Rope | None) -> np.ndarray:
+    return heads if rope is None else rotate(heads, position, rope)
 
 
-CACHES: dict[type, Any] = {LatentAttention: LayerCache}
+def _compared(
+    indexer: Indexer | None, weights: Weights, normed: np.ndarray, positions: list[int]
+) -> list[tuple[np.ndarray, ...]]:
+    """What an indexer keeps of every token: (1, D_i); nothing where there is none."""
+    if indexer is None:
+        return [()] * len(positions)
+    keys = each_normed(weights.product(indexer.k, normed), indexer.k_norm, weights)
+    return [(rotate(key[None], position, indexer.rope),) for key, position in zip(keys, positions, strict=True)]
+
+
+def _choose(
+    indexer: Indexer,
+    weights: Weights,
+    keys: np.ndarray,
+    asking: np.ndarray,
+    normed: np.ndarray,
+    position: int,
+    seen: np.ndarray,
+) -> np.ndarray:
+    """The cells that a token attends to, of those that it sees, whose keys are (t, D_i)."""
+    if len(seen) <= indexer.n_chosen:
+        return seen
+    queries = rotate(weights.product(indexer.q, asking[None]).reshape(-1, indexer.k.n_out), position, indexer.rope)
+    shares = weights.product(indexer.weights, normed[None])[0]
+    scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
+    best = np.argsort(-np.asarray(scores), kind="stable")[: indexer.n_chosen]
+    return seen[np.sort(best)]
+
+
+CACHES: dict[type, Any] = {LatentAttention: LatentCache}
 MIXERS: dict[type, Any] = {LatentAttention: latent_attention}
-KNOWN: dict[type, Container[Any]] = {LatentAttention: {"rope", "q_down", "q_norm", "temperature", "gate"}}
+KNOWN: dict[type, Container[Any]] = {
+    LatentAttention: {"rope", "q_down", "q_norm", "temperature", "turned_norm", "gate", "window", "indexer", "reuses_choice"},
+    Indexer: (),
+}

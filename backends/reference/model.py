@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.reference.blocks import STATELESS, each_normed, embed, mixed, mixture, output
+from augury.backends.reference.latent import share_choices
 from augury.backends.reference.mixers import CACHES, MIXERS
 from augury.batch import Tree, check_accepted, check_drafted, check_layers
 from augury.blocks import MixtureOfExperts, Turn
@@ -43,6 +44,7 @@ class ReferenceModel(Model):
             for mixer in layer.mixers
             if type(mixer) in CACHES
         }
+        share_choices(self._caches.values())
         self.identity = f"reference, {info}, {options.cache_type_k}, {options.cache_type_v}"
 
     def forward(self, batch: Batch) -> Pass:
@@ -134,6 +136,7 @@ class ReferenceModel(Model):
         if _is_outside(batch.tokens, n_vocab):
             raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_vocab - 1}")
         check_layers(batch, self.info, self.features)
+        self._plan.check_start(0 if batch.layers is None else batch.layers[0])
 
 
 def _is_outside(indices: np.ndarray, n: int) -> bool:

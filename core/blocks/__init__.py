@@ -9,7 +9,7 @@ modules are the blocks.
 """
 
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
-from augury.blocks.latent import LatentAttention
+from augury.blocks.latent import Indexer, LatentAttention
 from augury.blocks.parts import (
     Activation,
     Block,
@@ -50,6 +50,7 @@ __all__ = [
     "GateKind",
     "GatedDeltaNet",
     "Gating",
+    "Indexer",
     "KimiDeltaAttention",
     "LatentAttention",
     "Layer",

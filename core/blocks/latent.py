@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -10,9 +9,27 @@ from attrs import frozen
 from augury.blocks.parts import Block
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Linear, Matrices, Norm, Rope, Temperature
+    from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Temperature
 
-__all__ = ["LatentAttention"]
+__all__ = ["Indexer", "LatentAttention"]
+
+
+@frozen
+class Indexer:
+    """Chooses the `n_chosen` tokens that a token attends to, of those that it sees; all of them while there are no more.
+
+    A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of what attention's q is made of. The
+    score of a token is the sum of w_h * max(q_h · k, 0) over heads, with w = weights(n); of equal ones the earlier is chosen.
+
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1. Its Hadamard transforms leave products as they are.
+    """
+
+    q: Linear  # → H_i * D_i
+    k: Linear  # E → D_i
+    k_norm: Norm
+    weights: Linear  # E → H_i
+    rope: Rope
+    n_chosen: int
 
 
 @frozen
@@ -22,6 +39,9 @@ class LatentAttention(Block):
     With n = norm(x), a token keeps c = kv_norm(the first L values of kv(n)) and r = rope(the others). Of q, which is made of
     n, or of q_norm(q_down(n)), head h has N values a and R values b. Its score of a token is (keys[h] a) · c + rope(b) · r;
     what it mixes are the c, and what it gives to o is values[h] of that.
+
+    With `window` w a token at position p sees positions p-w+1 … p. With an `indexer` it sees those of them that this chooses;
+    `reuses_choice`: those that the last indexer before chose.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1; what is stored is the smaller of its two forms.
     """
@@ -38,6 +58,10 @@ class LatentAttention(Block):
     q_down: Linear | None = None
     q_norm: Norm | None = None
     temperature: Temperature | None = None
+    turned_norm: Norm | None = None  # of R values, before they are turned
+    window: int | None = None
+    indexer: Indexer | None = None
+    reuses_choice: bool = False
     gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid, times what o is given, by value or by head
 
     @property
@@ -60,6 +84,12 @@ class LatentAttention(Block):
         """L + R, values that are kept of a token."""
         return self.kv.n_out
 
-    def cached(self) -> Mapping[str, int]:
-        """Latent vectors and turned values."""
-        return {"cache_type_k": self.cached_dim}
+    def tensors(self) -> tuple[Part, ...]:
+        """Its own, and those of the indexer."""
+        indexer = self.indexer
+        return super().tensors() + (() if indexer is None else (indexer.q, indexer.k, indexer.k_norm, indexer.weights))
+
+    def cached(self) -> tuple[tuple[str, int], ...]:
+        """Latent vectors and turned values, and what the indexer compares."""
+        latents = (("cache_type_k", self.cached_dim),)
+        return latents if self.indexer is None else (*latents, ("cache_type_k", self.indexer.k.n_out))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -244,9 +243,9 @@ class Block:
         parts = (getattr(self, each.name) for each in fields(type(self)))
         return tuple(part for part in parts if isinstance(part, Part))
 
-    def cached(self) -> Mapping[str, int]:
-        """What it keeps per head and position: how many values, by the option of `ModelOptions` that gives their type."""
-        return {}
+    def cached(self) -> tuple[tuple[str, int], ...]:
+        """What it keeps per head and position: the option of `ModelOptions` that gives a type, and how many values of it."""
+        return ()
 
     def states(self) -> tuple[SequenceState, ...]:
         """What it keeps per sequence."""

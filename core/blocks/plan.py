@@ -18,7 +18,7 @@ from augury.blocks.recurrent import (
     ShortConvolution,
 )
 from augury.blocks.transformer import Attention, Projection
-from augury.errors import CapacityError, UnsupportedError
+from augury.errors import CapacityError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
@@ -151,6 +151,21 @@ class ModelPlan:
                 raise UnsupportedError(
                     f"{self.architecture} models have {missing}, which this backend does not compute; choose another one"
                 )
+
+    def check_start(self, first: int) -> None:
+        """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.
+
+        Raises:
+            OptionError: It attends to what an earlier layer chose.
+        """
+        for mixer in (mixer for layer in self.layers[first:] if first for mixer in layer.mixers):
+            if isinstance(mixer, LatentAttention):
+                if mixer.indexer is not None:
+                    return
+                if mixer.reuses_choice:
+                    raise OptionError(
+                        f"a pass from layer {first} on, but what it attends to an earlier layer chooses; begin there"
+                    )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """All tensors of the file that it uses by name, and their shapes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -72,9 +71,9 @@ class Attention(Block):
     gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
 
-    def cached(self) -> Mapping[str, int]:
+    def cached(self) -> tuple[tuple[str, int], ...]:
         """Keys and values."""
-        return {"cache_type_k": self.head_dim, "cache_type_v": self.value_dim}
+        return (("cache_type_k", self.head_dim), ("cache_type_v", self.value_dim))
 
 
 @frozen

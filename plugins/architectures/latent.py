@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -16,8 +16,6 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.rope import MAX_POSITIONS
 from augury.plugins.architectures.transformer import Transformer
 
-_YARN = ("beta_fast", "beta_slow")
-
 
 class DeepSeek2(Transformer):
     """DeepSeek 2 and 3: the first layers have no experts, and some experts are shared.
@@ -28,11 +26,12 @@ class DeepSeek2(Transformer):
     name = "deepseek2"
     experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
+    yarn_keys: ClassVar[tuple[str, ...]] = ("beta_fast", "beta_slow")  # see `rope.of_file`
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
         """The rotary positions of all layers."""
-        rope, multiplier = decoder.rope(is_interleaved=True, yarn_keys=_YARN), _multiplier(decoder)
+        rope, multiplier = decoder.rope(is_interleaved=True, yarn_keys=cls.yarn_keys), cls.multiplier(decoder)
         if not multiplier or not _is_yarn(decoder):
             return rope
         return attrs.evolve(rope, magnitude=rope.magnitude / _sharpness(decoder) * cls.stretched(decoder, multiplier))
@@ -43,14 +42,24 @@ class DeepSeek2(Transformer):
         return 1.0
 
     @classmethod
+    def multiplier(cls, decoder: Decoder) -> float:
+        """Of the logarithm of how much longer the context is; converters write a tenth of it."""
+        return decoder.keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
+
+    @classmethod
     def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
         """A layer, from 0."""
         assert rope is not None
         growth = rope.magnitude * (1.0 if _is_yarn(decoder) else _sharpness(decoder))
-        growth *= 1.0 + _multiplier(decoder) * (_sharpness(decoder) - 1.0)
+        growth *= 1.0 + cls.multiplier(decoder) * (_sharpness(decoder) - 1.0)
         attention = latent_attention(decoder, layer, rope)
-        attention = attrs.evolve(attention, scale=attention.scale * growth**2, temperature=_temperature(decoder))
+        attention = attrs.evolve(attention, scale=attention.scale * growth**2, **cls.mixing_of(decoder, layer))
         return Layer(attention, cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as those built like it
+        """What else its attention has."""
+        return {"temperature": _temperature(decoder)}
 
 
 class Mistral4(DeepSeek2):
@@ -68,11 +77,6 @@ def _is_yarn(decoder: Decoder) -> bool:
     return decoder.keys.text("rope.scaling.type", "linear") == "yarn"
 
 
-def _multiplier(decoder: Decoder) -> float:
-    """Of the logarithm of how much longer the context is; converters write a tenth of it."""
-    return decoder.keys.number("rope.scaling.yarn_log_multiplier", 0.0) / 0.1
-
-
 def _sharpness(decoder: Decoder) -> float:
     """What YaRN multiplies lengths with by itself."""
     return 1.0 + 0.1 * math.log(max(decoder.keys.number("rope.scaling.factor", 0.0), 1.0))
@@ -85,7 +89,9 @@ def _temperature(decoder: Decoder) -> Temperature | None:
     return Temperature(scale, keys.count("attention.temperature_length", most=MAX_POSITIONS))
 
 
-def latent_attention(decoder: Decoder, layer: int, rope: Rope | None, *, factor: float = 1.0) -> LatentAttention:
+def latent_attention(
+    decoder: Decoder, layer: int, rope: Rope | None, *, factor: float = 1.0, suffix: str = ""
+) -> LatentAttention:
     """The latent attention of a layer.
 
     Args:
@@ -93,15 +99,16 @@ def latent_attention(decoder: Decoder, layer: int, rope: Rope | None, *, factor:
         layer: From 0.
         rope: Of a part of queries, and of what all heads share of keys, if any.
         factor: What is added to the residual stream is multiplied by it.
+        suffix: Of the keys that say how large heads and latents are.
     """
     keys, at, tensors, n_heads = decoder.keys, f"blk.{layer}", decoder.file.tensors, decoder.n_heads[layer]
-    n_latent, n_turned = keys.count("attention.kv_lora_rank"), decoder.n_rot
+    n_latent, n_turned = keys.count(f"attention.kv_lora_rank{suffix}"), decoder.n_rot
     is_split = f"{at}.attn_k_b.weight" in tensors
-    key_dim = keys.count("attention.key_length_mla", 0, least=0) or decoder.head_dim
-    value_dim = keys.count("attention.value_length_mla", 0, least=0) or decoder.value_dim
+    key_dim = keys.count(f"attention.key_length_mla{suffix}", 0, least=0) or decoder.head_dim
+    value_dim = keys.count(f"attention.value_length_mla{suffix}", 0, least=0) or decoder.value_dim
     n_plain = key_dim - n_turned
     if n_plain < 0:
-        keys.fail("attention.key_length_mla", key_dim, f"at least the {n_turned} values that rope turns")
+        keys.fail(f"attention.key_length_mla{suffix}", key_dim, f"at least the {n_turned} values that rope turns")
     if is_split:
         to_latent = Matrices(f"{at}.attn_k_b.weight", n_heads, n_plain, n_latent)
         from_latent = Matrices(f"{at}.attn_v_b.weight", n_heads, n_latent, value_dim)

@@ -20,6 +20,7 @@ from augury.blocks import (
     Elementwise,
     Embedding,
     FeedForward,
+    Indexer,
     LatentAttention,
     Layer,
     Linear,
@@ -34,6 +35,7 @@ from augury.blocks import (
     Temperature,
     Vector,
 )
+from augury.errors import OptionError
 from augury.interfaces import Progress
 from augury.types import ModelOptions
 
@@ -69,6 +71,21 @@ LATENT = LatentAttention(
     1 / math.sqrt(N + R),
     attrs.evolve(ATTENTION.rope, is_interleaved=True),
 )
+LOW_RANK = attrs.evolve(
+    LATENT,
+    q=Linear("latent q of low rank", LOW, H * (N + R)),
+    q_down=Linear("latent q down", E, LOW),
+    q_norm=Norm("norm low", LOW, 1e-5),
+)
+INDEXER = Indexer(
+    Linear("index q", LOW, 5 * 32),
+    Linear("index k", E, 32),
+    Norm("norm index", 32, 1e-5, "bias index", NormKind.LAYER),
+    Linear("index weights", E, 5),
+    ATTENTION.rope,
+    n_chosen=7,
+)
+CHOOSING = attrs.evolve(LAYER, mixer=attrs.evolve(LOW_RANK, indexer=INDEXER))
 BOTH = {"n_stored": N + DV, "is_flat": True}
 
 
@@ -134,14 +151,10 @@ VARIANTS = {
     "relu": feed_forward(activation=Activation.RELU, divisors=Vector("divisors", F)),
     "norm before down": feed_forward(hidden_norm=Norm("norm f", F, 1e-5)),
     "latent attention": with_layers(mixer=LATENT),
-    "latent attention of low rank": with_layers(
-        mixer=attrs.evolve(
-            LATENT,
-            q=Linear("latent q of low rank", LOW, H * (N + R)),
-            q_down=Linear("latent q down", E, LOW),
-            q_norm=Norm("norm low", LOW, 1e-5),
-            temperature=Temperature(0.5, 3.0),
-        )
+    "latent attention of low rank": with_layers(mixer=attrs.evolve(LOW_RANK, temperature=Temperature(0.5, 3.0))),
+    "latent attention with a window": with_layers(mixer=attrs.evolve(LATENT, window=5, turned_norm=Norm("norm r", R, 1e-5))),
+    "latent attention to what an indexer chooses": attrs.evolve(
+        PLAN, layers=(CHOOSING, attrs.evolve(LAYER, mixer=attrs.evolve(LATENT, reuses_choice=True)))
     ),
     "latent attention without rope": with_layers(mixer=attrs.evolve(LATENT, rope=None)),
     "gated latent attention": with_layers(mixer=attrs.evolve(LATENT, gate=Linear("gates", E, H * DV))),
@@ -191,6 +204,12 @@ def model_file():
         "latent keys and values": (H * (N + DV), L),
         "latent q down": (LOW, E),
         "latent q of low rank": (H * (N + R), LOW),
+        "index q": (5 * 32, LOW),
+        "index k": (32, E),
+        "index weights": (5, E),
+        "norm index": (32,),
+        "bias index": (32,),
+        "norm r": (R,),
         "norm l": (L,),
         "norm low": (LOW,),
         "norm hd": (H, D),
@@ -266,6 +285,32 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
     tree = rows(model, tree_of(tokens[n:], parents, slot=0, start=n))
     for path in ([0, 2, 5, 11], [0, 1, 4, 9]):
         assert np.array_equal(rows(model, run_of(tokens[n:][path], slot=1, start=n)), tree[path])
+
+
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+def test_what_an_indexer_compares_moves_with_its_position(backend):
+    model = load(backend, VARIANTS["latent attention to what an indexer chooses"])
+    tokens, parents, path = some_tokens(30), [-1, 0, 0, 1, 2, 4], [0, 2, 4, 5]
+    for slot in (0, 1):
+        model.forward(run_of(tokens[:20], slot=slot))
+    model.forward(tree_of(tokens[20:26], parents, slot=0, start=20))
+    model.forward(run_of(tokens[20:26][path], slot=1, start=20))
+
+    moves = np.array([(0, 20 + node, 20 + i) for i, node in enumerate(path)], np.int32)
+    after = rows(model, attrs.evolve(run_of(tokens[26:], slot=0, start=24), accepted=moves))
+
+    assert np.array_equal(after, rows(model, run_of(tokens[26:], slot=1, start=24)))
+    memory = [model.slot_memory(slot, 24) for slot in (0, 1)]
+    assert all(np.array_equal(*pair) for pair in zip(*memory, strict=True))
+
+
+@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_chose(backend):
+    model = load(backend, VARIANTS["latent attention to what an indexer chooses"])
+    hidden = np.zeros((3, E), np.float32)
+
+    with pytest.raises(OptionError, match="an earlier layer chooses"):
+        model.forward(attrs.evolve(run_of(some_tokens(3)), layers=(1, 2), hidden=hidden))
 
 
 @pytest.mark.parametrize("name", ["skip", "parallel with a skip", "norm of a layer", "no norm before"])

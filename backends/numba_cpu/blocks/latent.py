@@ -11,8 +11,9 @@ import numpy as np
 
 from augury.backends.numba_cpu.blocks.attention import GATES
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
+from augury.backends.numba_cpu.blocks.indexer import Chooser, choice_buffers, choice_fields
 from augury.backends.numba_cpu.heads import Ways, turns_key
-from augury.backends.numba_cpu.kernels import attention_layer, latent
+from augury.backends.numba_cpu.kernels import attention_layer, choice, latent
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
@@ -53,14 +54,18 @@ class LatentAttentionEmitter(MixerEmitter):
         self._padded = up(block.latent_dim, PART)
         self._turned = block.cached_dim - block.latent_dim
         self._row = self._padded + up(self._turned, PART)
-        self._attend = attend_kernel(self._type, self._type, is_latent=True)
+        self._row_bytes = self._row // LANES * BYTES[self._type]
+        self._is_sparse = block.indexer is not None or block.reuses_choice
+        self._attend = attend_kernel(self._type, self._type, is_latent=True, is_sparse=self._is_sparse)
+        self._chooser = None if block.indexer is None else Chooser(block.indexer, options, self._length)
         self._value_dim = up(block.values.n_out, PANEL_ROWS)  # whole panels are written
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
         own = (self._attend, latent.prepare_kernel(self._type), prepare_head, prepare_rows)
         gate = () if self.block.gate is None else (GATES[GateKind.SIGMOID],)
-        return (*own, latent.multiply_heads, latent.quantize_heads, latent.gather_parts, *gate)
+        chooser = () if self._chooser is None else self._chooser.kernels()
+        return (*own, latent.multiply_heads, latent.quantize_heads, latent.gather_parts, *gate, *chooser)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -69,19 +74,25 @@ class LatentAttentionEmitter(MixerEmitter):
         widths |= {"mixed": block.n_heads * max(self._padded, self._value_dim), "values": block.n_heads * self._value_dim}
         widths |= {"gathered": max(block.o.n_in, block.q.n_in), "down": block.q.n_in}
         widths |= {"gate of attention": 0 if block.gate is None else block.gate.n_out}
-        return {name: row_bytes(width) for name, width in widths.items()} | {
-            "parts of attention": attention_layer.parts_bytes(self._padded, self.options.n_ctx, n_threads),
-            "counts of attention": attention_layer.counts_bytes(n_threads),
-        }
+        chosen = {} if not self._is_sparse else choice_buffers(self.options)
+        compared = {} if self._chooser is None else self._chooser.buffers()
+        return (
+            {**chosen, **compared}
+            | {name: row_bytes(width) for name, width in widths.items()}
+            | {
+                "parts of attention": attention_layer.parts_bytes(self._padded, self.options.n_ctx, n_threads),
+                "counts of attention": attention_layer.counts_bytes(n_threads),
+            }
+        )
 
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`: of attention, of rows that are quantised, or of a row that is stored."""
         gathered = 4 * MAX_TOKENS * max(self.block.keys.n_in, self.block.values.n_in)
-        return max(attention_layer.scratch_bytes(self._row, self._padded), gathered, 4 * self._row + 256)
+        return max(attention_layer.scratch_bytes(self._row, self._padded), gathered, 4 * self._row + 256, choice.SCRATCH_BYTES)
 
     def bytes_per_position(self) -> int:
         """See `MixerEmitter.bytes_per_position`."""
-        return self._row // LANES * BYTES[self._type]
+        return self._row_bytes + (0 if self._chooser is None else self._chooser.row_bytes)
 
     def state_bytes(self) -> int:
         """See `MixerEmitter.state_bytes`."""
@@ -95,9 +106,13 @@ class LatentAttentionEmitter(MixerEmitter):
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Write what the kernels need to know of the layer."""
         block, n_ctx, self._arena = self.block, self.options.n_ctx, arena
-        self._rows = arena.zeros(self.state_bytes(), "KV cache")
-        ways = (Ways(norm=block.kv_norm), Ways(rope=block.rope), Ways(norm=block.q_norm), Ways(temperature=block.temperature))
-        norm, turn, self._q_ways, self._sharpening = (each.place(weights, arena, n_ctx) for each in ways)
+        self._rows = arena.zeros(self.options.n_slots * self._length * self._row_bytes, "KV cache")
+        ways = (Ways(norm=block.kv_norm), Ways(rope=block.rope), Ways(norm=block.turned_norm, rope=block.rope))
+        norm, turn, turn_kept = (each.place(weights, arena, n_ctx) for each in ways)
+        self._q_ways = Ways(norm=block.q_norm).place(weights, arena, n_ctx)
+        self._sharpening = Ways(temperature=block.temperature).place(weights, arena, n_ctx)
+        if self._chooser is not None:
+            self._chooser.place(weights, buffers, arena)
         fields = {
             attention_layer.Q: buffers["absorbed queries"],
             attention_layer.LDQ: block.n_heads * self._row,
@@ -111,7 +126,7 @@ class LatentAttentionEmitter(MixerEmitter):
             attention_layer.VALUES: self._rows,
             attention_layer.T: self._length,
             attention_layer.SCALE: bits(block.scale),
-            attention_layer.WINDOW: _NO_WINDOW,
+            attention_layer.WINDOW: block.window or _NO_WINDOW,
             attention_layer.OUT: buffers["mixed"],
             attention_layer.PARTS: buffers["parts of attention"],
             attention_layer.COUNTS: buffers["counts of attention"],
@@ -126,8 +141,13 @@ class LatentAttentionEmitter(MixerEmitter):
             latent.TURNED: self._turned,
             latent.NORM: norm,
             latent.TURN: turn,
+            latent.TURN_KEPT: turn_kept,
+            latent.COMPARED: 0 if self._chooser is None else self._chooser.kept,
+            latent.COMPARED_BYTES: 0 if self._chooser is None else self._chooser.row_bytes,
         }
-        record = np.zeros(latent.TURN // 8 + 1, np.int64)
+        if self._is_sparse:
+            fields |= {attention_layer.CHOSEN + 8 * i: field for i, field in enumerate(choice_fields(self.options, buffers))}
+        record = np.zeros(latent.COMPARED_BYTES // 8 + 1, np.int64)
         record[[offset // 8 for offset in fields]] = list(fields.values())
         self.layer = arena.keep(record, "scratch")
 
@@ -137,22 +157,29 @@ class LatentAttentionEmitter(MixerEmitter):
         rows, products = tape.norm(block.norm), [(block.kv, buffers["kept"])]
         if block.gate is not None:
             products.append((block.gate, buffers["gate of attention"]))
+        queries = [(block.q, buffers["q"])]
+        if self._chooser is not None:
+            query, *others = self._chooser.products(buffers)
+            queries.append(query)
+            products += others
         if block.q_down is None:
-            tape.multiply("queries, latents", rows, ((block.q, buffers["q"]), *products))
+            tape.multiply("queries, latents", rows, (*queries, *products))
         else:
             tape.multiply("queries, latents", rows, ((block.q_down, buffers["down"]), *products))
             size = block.q_down.n_out
             if self._q_ways:
                 tape.prepare(buffers["down"], up(size, PANEL_ROWS), 1, size, self._q_ways)
             down = self._gathered(tape, "down", 1, size)
-            tape.multiply("queries", Rows(down, 0, size), ((block.q, buffers["q"]),))
+            tape.multiply("queries", Rows(down, 0, size), queries)
+        if self._chooser is not None:
+            self._chooser.emit(tape)
         head_dim, ld = block.q.n_out // n_heads, up(block.q.n_out, PANEL_ROWS)
         if self._sharpening:
             tape.prepare(buffers["q"], ld, n_heads, head_dim, self._sharpening)
         self._multiply(tape, block.keys, (buffers["q"], ld, head_dim), (buffers["absorbed queries"], self._row), is_first=True)
         work = Work(
             "attention",
-            bytes_per_position=self.bytes_per_position(),
+            bytes_per_position=self._row_bytes,
             multiply_adds_per_position=n_heads * (self._row + self._padded),
         )
         tape.add(work, self._attend, self.layer)
@@ -172,8 +199,10 @@ class LatentAttentionEmitter(MixerEmitter):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `MixerEmitter.slot_memory`."""
-        n_bytes = self.bytes_per_position()
-        return (memory_at(self._rows + slot * self._length * n_bytes, n * n_bytes),)
+        kept = [(self._rows, self._row_bytes)]
+        if self._chooser is not None:
+            kept.append((self._chooser.kept, self._chooser.row_bytes))
+        return [memory_at(place + slot * self._length * n_bytes, n * n_bytes) for place, n_bytes in kept]
 
     def _multiply(
         self, tape: Tape, part: Matrices, x: tuple[int, int, int], y: tuple[int, int], *, is_first: bool = False

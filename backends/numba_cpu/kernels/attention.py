@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_chunk import chunk_kernel, seen_by, unpack_kernel
+from augury.backends.numba_cpu.kernels.attention_chunk import chunk_kernel, gather_kernel, seen_by, unpack_kernel
 from augury.backends.numba_cpu.kernels.attention_layer import (
     BLOCK_ROWS,
+    CHOSEN_ENDS,
+    CHOSEN_RUNS,
     COUNTS,
     DV,
     HEAD,
@@ -88,20 +90,31 @@ def rows_of_tile(left):
 
 
 @cache
-def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
+def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_sparse: bool = False) -> Any:
     """Make the kernel that computes out = softmax(scale * q k^T) v for all tokens and heads. Operand: the layer.
 
-    With `is_latent`, keys lie cell by cell, and values are their first numbers.
+    With `is_latent`, keys lie cell by cell, and values are their first numbers. With `is_sparse`, tokens attend to chosen
+    cells, whose rows are gathered, chunk by chunk, as float32.
     """
     bytes_k, bytes_v = BYTES[type_k], BYTES[type_v]
-    has_codes = type_k not in FLOATS or type_v not in FLOATS
+    has_codes = is_sparse or type_k not in FLOATS or type_v not in FLOATS
     n_direct = _DIRECT_TILES["q4_0" if "q4_0" in (type_k, type_v) else "q8_0"] * MAX_ROWS
-    attend_chunk = chunk_kernel(type_k, type_v, is_unpacked=False, is_latent=is_latent)
-    attend_unpacked = chunk_kernel(type_k, type_v, is_unpacked=True, is_latent=is_latent) if has_codes else attend_chunk
-    unpack_chunk = unpack_kernel(type_k, type_v, is_latent=is_latent)
+    read = ("q8_0", "q8_0") if is_sparse else (type_k, type_v)  # gathered floats are read as what was codes is
+    attend_chunk = chunk_kernel(*read, is_unpacked=is_sparse, is_latent=is_latent)
+    attend_unpacked = (
+        chunk_kernel(*read, is_unpacked=True, is_latent=is_latent) if has_codes and not is_sparse else attend_chunk
+    )
+    unpack_chunk = gather_kernel(type_k) if is_sparse else unpack_kernel(type_k, type_v, is_latent=is_latent)
 
     @helper
-    def attend_part(layer, state, scratch, place, group, row0, row1, chunk0, chunk1, parts):
+    def runs_of(layer, state):
+        """The runs of tokens, how many, and the positions of the tokens."""
+        if is_sparse:
+            return get_i64(layer + CHOSEN_RUNS), get_i64(state + N_TOKENS), get_i64(layer + CHOSEN_ENDS)
+        return get_i64(state + SEGMENTS), get_i64(state + N_SEGMENTS), get_i64(state + TOKEN_POSITIONS)
+
+    @helper
+    def attend_part(layer, positions, scratch, place, group, row0, row1, chunk0, chunk1, parts):
         """Attend with rows row0..row1 of a KV head to chunks chunk0..chunk1.
 
         Row r is head r % (H/G) of the group and token r // (H/G) of the run of tokens at `place`. Where `parts` is 0, the
@@ -113,7 +126,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
         run = (slot * n_groups + group) * get_i64(layer + T)
         keys = get_i64(layer + KEYS) + bytes_k * get_i64(layer + D) * (run // LANES)
         values = get_i64(layer + VALUES) + bytes_v * (get_i64(layer + VALUE_ROW) // LANES) * run
-        positions, parents = get_i64(state + TOKEN_POSITIONS) + 8 * start, get_i64(place + 24)
+        parents = get_i64(place + 24)
         q = get_i64(layer + Q) + 4 * (start * get_i64(layer + LDQ) + group * share * get_i64(layer + D))
         own = scratch + OWN_PARTS
         kept = own + MAX_ROWS * bytes_of_part
@@ -121,14 +134,16 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
             for row in range(row1 - row0):
                 begin(layer, kept + row * bytes_of_part, group * share + (row0 + row) % share, bytes_of_part)
         is_unpacked = has_codes and row1 - row0 > n_direct and parents == 0  # a tree's cells may be more than a chunk
+        if is_sparse:
+            is_unpacked = True
         low, high = seen_by(layer, positions, parents, share, row0, row1)
         for chunk in range(chunk0, chunk1):
             row, tile, n_tiles = row0, 0, 0
-            if chunk + 1 < chunk1:
+            if chunk + 1 < chunk1 and not is_sparse:
                 n_tiles = (row1 - row0 + MAX_ROWS - 1) // MAX_ROWS
             if is_unpacked:
                 at = CHUNK * chunk
-                unpack_chunk(layer, scratch, keys, values, at, max(low - at, 0), min(high + 1 - at, CHUNK))
+                unpack_chunk(layer, scratch, keys, values, start, at, max(low - at, 0), min(high + 1 - at, CHUNK))
             elif chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
                 tile, n_tiles = -1, n_tiles - 1
             while row < row1:
@@ -159,9 +174,10 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
         n_groups = get_i64(layer + G)
         share = get_i64(layer + H) // n_groups
         n_parts = n_chunks = 0
-        for segment in range(get_i64(state + N_SEGMENTS)):
-            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-            n_rows, positions = get_i64(place + 8) * share, get_i64(state + TOKEN_POSITIONS) + 8 * get_i64(place)
+        runs, n_runs, all_positions = runs_of(layer, state)
+        for segment in range(n_runs):
+            place = runs + SEGMENT_BYTES * segment
+            n_rows, positions = get_i64(place + 8) * share, all_positions + 8 * get_i64(place)
             low, high = seen_by(layer, positions, get_i64(place + 24), share, 0, n_rows)
             n_seen = high // CHUNK + 1 - low // CHUNK
             n_parts += n_groups * n_rows * n_seen
@@ -185,9 +201,10 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
         kept = scratch + OWN_PARTS
         item = atomic_add(state + CLAIMED, 1)
         first, count, parts = 0, get_i64(layer + COUNTS), get_i64(layer + PARTS)
-        for segment in range(get_i64(state + N_SEGMENTS)):
-            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
-            positions = get_i64(state + TOKEN_POSITIONS) + 8 * get_i64(place)
+        runs, n_runs, all_positions = runs_of(layer, state)
+        for segment in range(n_runs):
+            place = runs + SEGMENT_BYTES * segment
+            positions = all_positions + 8 * get_i64(place)
             n_rows = get_i64(place + 8) * share
             n_blocks = (n_rows + step - 1) // step
             for block in range(n_blocks * n_groups):
@@ -205,7 +222,7 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
                         start = (item - first) * run
                         end = min(start + run, n_chunks)
                         here = parts + start * (row1 - row0) * bytes_of_part
-                    attend_part(layer, state, scratch, place, group, row0, row1, chunk0 + start, chunk0 + end, here)
+                    attend_part(layer, positions, scratch, place, group, row0, row1, chunk0 + start, chunk0 + end, here)
                     if is_cut and atomic_add(count, 1) == n_items - 1:
                         put_i64(count, 0)
                         for row in range(row0, row1):
@@ -219,5 +236,6 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False) -> Any:
                     parts += n_chunks * (row1 - row0) * bytes_of_part
                     count += LINE
 
-    attend.__name__ = attend.__qualname__ = f"attend_latent_{type_k}" if is_latent else f"attend_{type_k}_{type_v}"
+    form = "_sparse" * is_sparse + "_latent" * is_latent
+    attend.__name__ = attend.__qualname__ = f"attend{form}_{type_k}_{type_v}"
     return kernel(attend)

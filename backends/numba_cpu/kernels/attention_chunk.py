@@ -9,9 +9,11 @@ import numpy as np
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_layer import (
     BEND,
+    CHOSEN,
     CHUNKS,
     DV,
     HEAD,
+    LD_CHOSEN,
     LDQ,
     LINE,
     N_OWN_PARTS,
@@ -102,6 +104,26 @@ def unpacked_of(layer, scratch):
     return scratch + OWN_PARTS + N_OWN_PARTS * (HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16))
 
 
+def tile_kernel(kind: str, *, is_latent: bool) -> Any:
+    """Make what scores a tile of rows: up to MAX_ROWS of them, but not 5. With `is_latent`, keys lie cell by cell."""
+    score_keys = score_rows if is_latent else score
+
+    @helper
+    def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
+        if n_rows == 1:
+            score_keys(kind, 1, keys, queries, d, scale, out, ahead, lines)
+        elif n_rows == 2:
+            score_keys(kind, 2, keys, queries, d, scale, out, ahead, lines)
+        elif n_rows == 3:
+            score_keys(kind, 3, keys, queries, d, scale, out, ahead, lines)
+        elif n_rows == 4:
+            score_keys(kind, 4, keys, queries, d, scale, out, ahead, lines)
+        else:
+            score_keys(kind, 6, keys, queries, d, scale, out, ahead, lines)
+
+    return score_tile
+
+
 def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool) -> Any:
     """Make what attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers.
 
@@ -110,20 +132,7 @@ def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool
     bytes_k, bytes_v, all_lines_k, all_lines_v = BYTES[type_k], BYTES[type_v], lines_of(type_k), lines_of(type_v)
     has_keys, has_values = is_unpacked and type_k not in FLOATS, is_unpacked and type_v not in FLOATS
     read_k, read_v = "f32" if has_keys else type_k, "f32" if has_values else type_v
-    score_keys, unpacked_values = (score_rows, 0) if is_latent else (score, CHUNK)
-
-    @helper
-    def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
-        if n_rows == 1:
-            score_keys(read_k, 1, keys, queries, d, scale, out, ahead, lines)
-        elif n_rows == 2:
-            score_keys(read_k, 2, keys, queries, d, scale, out, ahead, lines)
-        elif n_rows == 3:
-            score_keys(read_k, 3, keys, queries, d, scale, out, ahead, lines)
-        elif n_rows == 4:
-            score_keys(read_k, 4, keys, queries, d, scale, out, ahead, lines)
-        else:
-            score_keys(read_k, 6, keys, queries, d, scale, out, ahead, lines)
+    score_tile, unpacked_values = tile_kernel(read_k, is_latent=is_latent), 0 if is_latent else CHUNK
 
     @helper
     def weigh_tile(n_rows, weights, count, values, row, width, out, stride, ahead, lines):
@@ -242,8 +251,23 @@ def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
     unpack_all_keys, unpack_all_values = nothing if type_k in FLOATS else keys_of, nothing if type_v in FLOATS else values_of
 
     @helper
-    def unpack_chunk(layer, scratch, keys, values, start, first, end):
+    def unpack_chunk(layer, scratch, keys, values, token, start, first, end):
         unpack_all_keys(layer, scratch, keys, start, first, end)
         unpack_all_values(layer, scratch, values, start, first, end)
 
     return unpack_chunk
+
+
+def gather_kernel(kind: str) -> Any:
+    """Make what puts rows of a token's chosen cells side by side, as numbers: those `first` to `end` after `start`."""
+    n_bytes = BYTES[kind]
+
+    @helper
+    def gather_chunk(layer, scratch, keys, values, token, start, first, end):
+        d = get_i64(layer + D)
+        cells = get_i64(layer + CHOSEN) + 8 * (token * get_i64(layer + LD_CHOSEN) + start)
+        for i in range(first, end):
+            row = keys + n_bytes * (d // LANES) * get_i64(cells + 8 * i)
+            unpack_values(kind, row, 1, d, unpacked_of(layer, scratch) + _FLOAT * d * i)
+
+    return gather_chunk

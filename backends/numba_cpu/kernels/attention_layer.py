@@ -18,6 +18,9 @@ HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row 
     8 * field for field in range(17)
 )
 (SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES, VALUE_ROW) = (8 * field for field in range(17, 28))
+# Where tokens attend to chosen cells, see `choice.py`: these, int64 from one token's to the next; every token as a run of its
+# own; how many it attends to, less one.
+(CHOSEN, LD_CHOSEN, CHOSEN_RUNS, CHOSEN_ENDS) = (8 * field for field in range(28, 32))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
 # After these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64

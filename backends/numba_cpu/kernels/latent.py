@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_layer import KEYS, LDQ, PREPARE_HEAD, VALUE_ROW, D, H, Q, T
+from augury.backends.numba_cpu.kernels.attention_layer import CHOSEN_ENDS, KEYS, LDQ, PREPARE_HEAD, D, H, Q, T
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
@@ -22,8 +22,12 @@ PART = 32  # the padding: of a panel of rows, and of numbers that share a scale 
 
 # Offsets into the record of a layer, after those of `attention_layer`: queries as they were computed, floats of a row of them,
 # of a head and of its part that is not turned; latents and what is turned, floats of a row; how many are latent, the same
-# padded, how many are turned; what is done to these and those.
-(HEADS, LDH, HEAD_DIM, PLAIN, KEPT, LDK, LATENT, PADDED, TURNED, NORM, TURN) = (VALUE_ROW + 8 * i for i in range(1, 12))
+# padded, how many are turned; what is done to latents, to a part of queries and to what is kept turned.
+(HEADS, LDH, HEAD_DIM, PLAIN, KEPT, LDK, LATENT, PADDED, TURNED, NORM, TURN, TURN_KEPT) = (
+    CHOSEN_ENDS + 8 * i for i in range(1, 13)
+)
+# What an indexer keeps: where, and the bytes of a row; 0 without one.
+(COMPARED, COMPARED_BYTES) = (TURN_KEPT + 8, TURN_KEPT + 16)
 
 # Offsets into the table of the matrices of all heads: kernel, weights, columns; panels of a head, stored ones of a head, the
 # first of them; operands, from one thread's to the next, bytes of a row; y, floats of a row, floats of a head; heads.
@@ -122,8 +126,11 @@ def prepare_kernel(kind: str) -> Any:
                 lay_out(x, row, latent, padded)
                 invoke(prepare_head, (row, get_i64(layer + NORM), 0, position, latent))
                 lay_out(x + 4 * latent, to, turned, d - padded)
-            if get_i64(layer + TURN) != 0:
-                invoke(prepare_head, (to, get_i64(layer + TURN), head, position, turned))
+            ways = get_i64(layer + TURN)
+            if head == n_heads:
+                ways = get_i64(layer + TURN_KEPT)
+            if ways != 0:
+                invoke(prepare_head, (to, ways, 0, position, turned))
             if head == n_heads:
                 cell = get_i64(get_i64(state + SLOTS) + 8 * t) * get_i64(layer + T) + get_i64(get_i64(state + CELLS) + 8 * t)
                 put(row, get_i64(layer + KEYS) + n_bytes * (d // LANES) * cell, d, row + 4 * d)
@@ -141,13 +148,16 @@ def move_kernel(kind: str) -> Any:
         n_layers = get_i64(record + 24)
         for index in range(n_layers * thread // n_threads, n_layers * (thread + 1) // n_threads):
             layer = get_i64(get_i64(record + 16) + 8 * index)
-            size = n_bytes * (get_i64(layer + D) // LANES)
             for number in range(get_i64(record + 40)):
                 place = get_i64(record + 32) + 24 * number
-                rows = get_i64(layer + KEYS) + size * get_i64(place) * get_i64(layer + T)
-                source, target = rows + size * get_i64(place + 8), rows + size * get_i64(place + 16)
-                for i in range(size):
-                    simd.put_u8(target + i, simd.get_u8(source + i))
+                slot, source, target = get_i64(place), get_i64(place + 8), get_i64(place + 16)
+                for step in range(2):
+                    rows, size = get_i64(layer + KEYS), n_bytes * (get_i64(layer + D) // LANES)
+                    if step == 1:
+                        rows, size = get_i64(layer + COMPARED), get_i64(layer + COMPARED_BYTES)
+                    rows += size * slot * get_i64(layer + T)
+                    for i in range(size):
+                        simd.put_u8(rows + size * target + i, simd.get_u8(rows + size * source + i))
 
     move.__name__ = move.__qualname__ = f"move_latent_{kind}"
     return kernel(move)

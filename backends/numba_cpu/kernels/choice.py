@@ -1,0 +1,211 @@
+"""Which cells tokens attend to: those that an indexer gives the highest scores, see `augury.blocks.Indexer`.
+
+What it compares lies cell by cell, see `cache_type.py`. Scores are by position. A token's cells are left in the order of
+positions, so that what it attends to is a chain of its own, whatever else is in the pass.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels import simd
+from augury.backends.numba_cpu.kernels.attention_chunk import gather, tile_kernel
+from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, MAX_ROWS, POSITIONS as STEP, SCORE_BYTES
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
+from augury.backends.numba_cpu.kernels.machine import invoke
+from augury.backends.numba_cpu.kernels.simd import atomic_add, fma, get_i64, maximum, put_i64, repeat_f32, zero_f32
+from augury.backends.numba_cpu.kernels.step import scratch_of
+from augury.backends.numba_cpu.kernels.team import (
+    CELLS,
+    CLAIMED,
+    N_SEGMENTS,
+    N_TOKENS,
+    POSITIONS,
+    SEGMENT_BYTES,
+    SEGMENTS,
+    SLOTS,
+)
+
+f32 = np.float32
+
+# Offsets into the record of an indexer: queries, keys and weights of heads as computed, floats of a row of each; what is done
+# to heads, to queries and to keys; heads, their size; what is kept, cells of a slot; scores, floats of a row; how many are
+# chosen; where the choice goes, see `attention_layer.CHOSEN`.
+(QUERIES, LDQ, KEYS, LDK, WEIGHTS, LDW, PREPARE_HEAD, WAYS_Q, WAYS_K, N_HEADS, SIZE, KEPT, LENGTH, SCORES, LDS, N_CHOSEN) = (
+    8 * i for i in range(16)
+)
+(CHOSEN, LD_CHOSEN, RUNS, ENDS) = (8 * i for i in range(16, 20))
+RECORD_FIELDS = 20
+
+# Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.
+_TILE, _SUMS = 64, 64 + MAX_ROWS * SCORE_BYTES
+SCRATCH_BYTES = _SUMS + SCORE_BYTES + 64
+_N_COUNTS = 256
+
+
+@cache
+def prepare_kernel(kind: str) -> Any:
+    """Make the kernel that turns queries, and norms, turns and stores keys. Operand: the indexer."""
+    put, n_bytes = store_value(kind), BYTES[kind]
+
+    def prepare(record, state, thread, n_threads):
+        table = get_i64(record + 16)
+        n_heads, size, prepare_head = get_i64(table + N_HEADS), get_i64(table + SIZE), get_i64(table + PREPARE_HEAD)
+        n_items = get_i64(state + N_TOKENS) * (n_heads + 1)
+        for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
+            t, head = item // (n_heads + 1), item % (n_heads + 1)
+            position = get_i64(get_i64(state + POSITIONS) + 8 * t)
+            if head < n_heads:
+                x = get_i64(table + QUERIES) + 4 * (t * get_i64(table + LDQ) + head * size)
+                invoke(prepare_head, (x, get_i64(table + WAYS_Q), head, position, size))
+            else:
+                x = get_i64(table + KEYS) + 4 * t * get_i64(table + LDK)
+                invoke(prepare_head, (x, get_i64(table + WAYS_K), 0, position, size))
+                cell = get_i64(get_i64(state + SLOTS) + 8 * t) * get_i64(table + LENGTH) + get_i64(
+                    get_i64(state + CELLS) + 8 * t
+                )
+                put(x, get_i64(table + KEPT) + n_bytes * (size // LANES) * cell, size, scratch_of(state, thread))
+
+    prepare.__name__ = prepare.__qualname__ = f"prepare_compared_{kind}"
+    return kernel(prepare)
+
+
+@cache
+def score_kernel(kind: str) -> Any:
+    """Make the kernel that scores what each token sees, where that is more than are chosen. Operand: the indexer."""
+    n_bytes, score_tile = BYTES[kind], tile_kernel(kind, is_latent=True)
+
+    @helper
+    def score_chunk(table, scratch, keys, place, token, position, mark, chunk):
+        """The scores of a chunk of positions; see `attend_chunk` for how a tree's cells are scored."""
+        n_heads, size, t = get_i64(table + N_HEADS), get_i64(table + SIZE), get_i64(place) + token
+        parents, start = get_i64(place + 24), CHUNK * chunk
+        base, cell0, cell1 = start, 0, min(position + 1 - start, CHUNK)
+        is_tree = parents != 0 and start + CHUNK > mark
+        if is_tree:
+            if mark <= start:
+                base = mark // STEP * STEP
+            cell0, cell1 = min(start, mark) - base, mark + token + 1 - base
+        cell0 = cell0 // STEP * STEP
+        sums, step = scratch + _SUMS, n_bytes * (size // LANES)
+        for p in range(cell0, cell1, 16):
+            simd.store_f32(sums + 4 * p, zero_f32())
+        q = get_i64(table + QUERIES) + 4 * t * get_i64(table + LDQ)
+        weights, head = get_i64(table + WEIGHTS) + 4 * t * get_i64(table + LDW), 0
+        while head < n_heads:
+            n_rows = min(n_heads - head, MAX_ROWS)
+            if n_rows == 5:
+                n_rows = 4
+            for r in range(n_rows):
+                put_i64(scratch + 8 * r, q + 4 * (head + r) * size)
+            for p in range(cell0, cell1, STEP):
+                score_tile(
+                    n_rows, keys + step * (base + p), scratch, size, simd.splat_f32(f32(1)), scratch + _TILE + 4 * p, 0, 0
+                )
+            for r in range(n_rows):
+                weight = repeat_f32(weights + 4 * (head + r))
+                for p in range(cell0, cell1, 16):
+                    score = maximum(simd.load_f32(scratch + _TILE + r * SCORE_BYTES + 4 * p), zero_f32())
+                    simd.store_f32(sums + 4 * p, fma(score, weight, simd.load_f32(sums + 4 * p)))
+            head += n_rows
+        out = get_i64(table + SCORES) + 4 * (t * get_i64(table + LDS) + start)
+        if is_tree:
+            gather(sums, out, mark, token, position, parents, start, base, 0)
+        else:
+            for p in range(0, cell1, 16):
+                simd.store_f32(out + 4 * p, simd.load_f32(sums + 4 * p))
+
+    def score(record, state, thread, n_threads):
+        table, scratch = get_i64(record + 16), scratch_of(state, thread)
+        item, first = atomic_add(state + CLAIMED, 1), 0
+        for segment in range(get_i64(state + N_SEGMENTS)):
+            place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
+            positions = get_i64(state + POSITIONS) + 8 * get_i64(place)
+            kept = n_bytes * (get_i64(table + SIZE) // LANES) * get_i64(place + 16) * get_i64(table + LENGTH)
+            for token in range(get_i64(place + 8)):
+                position, n_items = get_i64(positions + 8 * token), 0
+                if position >= get_i64(table + N_CHOSEN):
+                    n_items = position // CHUNK + 1
+                while item < first + n_items:
+                    keys = get_i64(table + KEPT) + kept
+                    score_chunk(table, scratch, keys, place, token, position, get_i64(positions), item - first)
+                    item = atomic_add(state + CLAIMED, 1)
+                first += n_items
+
+    score.__name__ = score.__qualname__ = f"score_compared_{kind}"
+    return kernel(score)
+
+
+@helper
+def _order(place):
+    """A float32 as a whole number that is larger for larger ones."""
+    bits = np.int64(simd.get_u32(place))
+    if bits >= 2147483648:
+        return 4294967295 - bits
+    return bits + 2147483648
+
+
+@helper
+def _threshold(scores, n, n_chosen, counts):
+    """The least score that is chosen, in order, and how many of that score are: byte by byte, from the highest on."""
+    prefix, left = 0, n_chosen
+    for step in range(4):
+        shift = 24 - 8 * step
+        for i in range(_N_COUNTS):
+            put_i64(counts + 8 * i, 0)
+        for p in range(n):
+            order = _order(scores + 4 * p)
+            if order >> (shift + 8) == prefix:
+                place = counts + 8 * (order >> shift & 255)
+                put_i64(place, get_i64(place) + 1)
+        digit = _N_COUNTS - 1
+        while digit > 0 and get_i64(counts + 8 * digit) < left:
+            left -= get_i64(counts + 8 * digit)
+            digit -= 1
+        prefix = prefix << 8 | digit
+    return prefix, left
+
+
+@kernel
+def choose(record, state, thread, n_threads):
+    """The cells that each token attends to. Operand: the indexer."""
+    table, scratch = get_i64(record + 16), scratch_of(state, thread)
+    n_most, n_all = get_i64(table + N_CHOSEN), get_i64(state + N_TOKENS)
+    for segment in range(get_i64(state + N_SEGMENTS)):
+        place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
+        start, positions = get_i64(place), get_i64(state + POSITIONS) + 8 * get_i64(place)
+        for node in range(get_i64(place + 8)):
+            t = start + node
+            if t * n_threads // n_all != thread:
+                continue
+            position = get_i64(positions + 8 * node)
+            cells, n_chosen = get_i64(table + CHOSEN) + 8 * t * get_i64(table + LD_CHOSEN), min(position + 1, n_most)
+            if position < n_most:
+                for p in range(n_chosen):
+                    put_i64(cells + 8 * p, p)
+            else:
+                scores, at = get_i64(table + SCORES) + 4 * t * get_i64(table + LDS), 0
+                threshold, left = _threshold(scores, position + 1, n_most, scratch)
+                for p in range(position + 1):
+                    order = _order(scores + 4 * p)
+                    if order > threshold or (order == threshold and left > 0):
+                        put_i64(cells + 8 * at, p)
+                        at += 1
+                        if order == threshold:
+                            left -= 1
+            parents, token, at = get_i64(place + 24), node, n_chosen - 1
+            while parents != 0 and token >= 0:
+                if at >= 0 and get_i64(cells + 8 * at) == position:
+                    put_i64(cells + 8 * at, get_i64(positions) + token)
+                    at -= 1
+                token, position = get_i64(parents + 8 * token), position - 1
+            run = get_i64(table + RUNS) + SEGMENT_BYTES * t
+            put_i64(run, t)
+            put_i64(run + 8, 1)
+            put_i64(run + 16, get_i64(place + 16))
+            put_i64(run + 24, 0)
+            put_i64(get_i64(table + ENDS) + 8 * t, n_chosen - 1)

@@ -1,0 +1,124 @@
+"""Families that attend to what an indexer chooses: DeepSeek 3.2, GLM 5 and dots3.note."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from augury.blocks import Gating, Indexer, Layer, Norm, NormKind, Rope
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.latent import DeepSeek2, latent_attention
+from augury.plugins.architectures.rope import local_base
+
+_EPS = 1e-6  # of the norm of what is compared; files do not state it
+_N_CTX_SHARED = 1 << 20  # a GLM for so many positions is 5.2, where layers share choices; its first files do not say which
+
+
+def indexer(decoder: Decoder, layer: int, rope: Rope) -> Indexer:
+    """The indexer of a layer, whose queries are made of what attention's are made of."""
+    keys, at = decoder.keys, f"blk.{layer}.indexer"
+    plain: dict[str, Any] = {"has_scale": False, "has_bias": False}
+    n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
+    if size < decoder.n_rot:
+        keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
+    norm = Norm(f"{at}.k_norm.weight", size, _EPS, f"{at}.k_norm.bias", NormKind.LAYER)
+    for name, shape in norm.shapes.items():
+        decoder.file.tensor(name, shape)
+    return Indexer(
+        q=decoder.linear(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * size, **plain),
+        k=decoder.linear(f"{at}.attn_k", decoder.n_embd, size, **plain),
+        k_norm=norm,
+        weights=decoder.linear(f"{at}.proj", decoder.n_embd, n_heads, factor=1.0 / math.sqrt(size * n_heads), **plain),
+        rope=rope,
+        n_chosen=keys.count("attention.indexer.top_k"),
+    )
+
+
+class DeepSeek32(DeepSeek2):
+    """DeepSeek 3.2: every layer has an indexer, whose pairs lie as NeoX has them."""
+
+    name = "deepseek32"
+    experts = {"has_weights_scale": True}
+    feeding = {}
+    yarn_keys = ()
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """What else its attention has."""
+        return {"indexer": indexer(decoder, layer, attrs.evolve(cls.rope(decoder), is_interleaved=False))}
+
+
+class GlmDsa(DeepSeek2):
+    """GLM 5: some layers attend to what the one before chose."""
+
+    name = "glm-dsa"
+    experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
+    feeding = {}
+    yarn_keys = ()
+
+    @classmethod
+    def multiplier(cls, decoder: Decoder) -> float:  # noqa: ARG003 - as DeepSeek's
+        """It has none."""
+        return 0.0
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """What else its attention has."""
+        if _chooses(decoder)[layer]:
+            return {"indexer": indexer(decoder, layer, cls.rope(decoder))}
+        return {"reuses_choice": True}
+
+
+def _chooses(decoder: Decoder) -> list[bool]:
+    """By layer whether it has an indexer."""
+    keys, key = decoder.keys, "attention.indexer.types"
+    if key not in keys:
+        is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
+        return [not is_shared or layer < 2 or (layer - 2) % 4 == 0 for layer in range(decoder.n_layers)]
+    if isinstance(decoder.file.metadata[keys.full(key)], np.ndarray):
+        chooses = decoder.flags(key, None)
+    else:
+        chooses = [bool(keys.count(key, least=0))] * decoder.n_layers
+    if not chooses[0]:
+        keys.fail(key, chooses, "an indexer in the first layer")
+    return chooses
+
+
+class Dots3Note(DeepSeek2):
+    """dots3.note: layers with a window have other sizes, those without an indexer; all gate what heads give."""
+
+    name = "dots3note"
+    experts = {"has_weights_scale": True}
+    feeding = {}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        assert rope is not None
+        norm = decoder.norm(f"blk.{layer}.attn_k_norm", decoder.n_rot)
+        gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False, has_bias=False)
+        window = decoder.windows(None, is_required=True)[layer]
+        if window is not None:
+            local = decoder.rope(is_interleaved=True, base=local_base(decoder))
+            attention = attrs.evolve(latent_attention(decoder, layer, local, suffix="_swa"), window=window)
+        else:
+            own = indexer(decoder, layer, attrs.evolve(rope, is_interleaved=False))
+            attention = attrs.evolve(latent_attention(decoder, layer, rope), indexer=own)
+        return Layer(attrs.evolve(attention, turned_norm=norm, gate=gate), cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def rope(cls, decoder: Decoder) -> Rope:
+        """The rotary positions of layers without a window."""
+        return decoder.rope(is_interleaved=True)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the architectures of this page."""
+    return (DeepSeek32, Dots3Note, GlmDsa)
