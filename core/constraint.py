@@ -79,6 +79,13 @@ class Constraint(Plugin, ABC):
         """Whether nothing may follow the output so far. The request then ends without an end token."""
         return False
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow, each after those before it: a draft is cut there, before it costs a pass.
+
+        Nothing may change by the call. It may be more than `allowed` would let follow, but no fewer; by default it is all.
+        """
+        return len(tokens)
+
     def forced(self, limit: int) -> Sequence[int]:  # noqa: ARG002 - for subclasses that can
         """The next tokens, `limit` at most, that have no alternative: after those before it each is the only one allowed.
 

@@ -207,6 +207,9 @@ class Drafter(Plugin, ABC):
     """Whether every token drafted takes time that matters, as with a model. The planner then settles the length before it
     asks; the others it asks every round, and takes from their drafts what promises to pay."""
 
+    is_certain: bool = False
+    """Whether what it drafts is right, as far as anybody can know: no patience is needed to find out whether that pays."""
+
     n_top: int = 0
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""

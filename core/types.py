@@ -197,6 +197,15 @@ class Draft:
         confidence = None if self.confidence is None else self.confidence[path]
         return Draft(self.tokens[path], None, None if self.probabilities is None else self.probabilities[path], confidence)
 
+    def only(self, nodes: np.ndarray) -> Draft:
+        """These tokens of it alone, rising; of a tree those that they follow are among them, of a chain they are the first."""
+        if self.parents is None:
+            return self.cut(len(nodes))
+        before = self.parents[nodes]
+        parents = np.where(before < 0, -1, np.searchsorted(nodes, before))
+        others = (self.probabilities, self.confidence)
+        return Draft(self.tokens[nodes], parents, *(None if array is None else array[nodes] for array in others))
+
     def cut(self, k: int) -> Draft:
         """The first k tokens of it."""
         if k >= len(self):

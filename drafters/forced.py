@@ -21,6 +21,7 @@ class Forced(Drafter):
     name = "forced"
     scope = "request"
     serves = "constraint"
+    is_certain = True
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:  # noqa: ARG002 - the constraint has followed it
         """Propose the forced tokens, if there are any."""

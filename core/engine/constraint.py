@@ -133,6 +133,16 @@ class ConstraintGuard:
         """
         return [] if self._is_over else self._call("forced", lambda: _checked_tokens(self._constraint.forced(limit), limit))
 
+    def n_allowed(self, tokens: list[int]) -> int:
+        """How many of these tokens may follow the output as far as it was followed.
+
+        Raises:
+            PluginError: The constraint failed.
+        """
+        return (
+            0 if self._is_over else self._call("n_allowed", lambda: _checked_count(self._constraint.n_allowed(tokens), tokens))
+        )
+
     def _call(self, method: str, call: Callable[[], Any]) -> Any:
         start = perf_counter()
         try:
@@ -160,6 +170,12 @@ def _checked_bool(value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"is {value!r}, expected true or false")
     return bool(value)
+
+
+def _checked_count(n: Any, tokens: Sequence[int]) -> int:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 <= n <= len(tokens):
+        raise ValueError(f"returned {n!r}, expected a number of tokens from 0 to {len(tokens)}")
+    return int(n)
 
 
 def _checked_tokens(tokens: Sequence[int], limit: int) -> list[int]:

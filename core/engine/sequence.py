@@ -105,6 +105,20 @@ class Sequence:
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
+    def possible(self, draft: Draft) -> np.ndarray | None:
+        """The tokens of a draft that the constraint does not forbid, by their places, rising; None for all.
+
+        What a drafter drew is left as it is where that has a part in what is emitted.
+        """
+        if self._constraint is None or not len(draft) or self.request.speculation.verify == "rejection":
+            return None
+        try:
+            nodes = _possible(draft, self._constraint.n_allowed)
+        except PluginError as error:
+            self.fail(error)
+            nodes = np.arange(0)
+        return None if len(nodes) == len(draft) else nodes
+
     def verify(self, draft: Draft, logits: Pass, first_row: int, argmax: Tokens[int]) -> Accepted:
         """What the round emits: as much of the draft as the target accepts, and the target's own token after it.
 
@@ -264,3 +278,16 @@ class Sequence:
             prompt=tuple(self.request.prompt.tolist()) if self.request.echo else None,
             prompt_text=self.request.prompt_text,
         )
+
+
+def _possible(draft: Draft, n_allowed: Callable[[list[int]], int]) -> np.ndarray:
+    """The tokens of a draft, by their places, that are allowed after those before them."""
+    tokens = draft.tokens.tolist()
+    if draft.parents is None:
+        return np.arange(n_allowed(tokens))
+    paths: list[list[int] | None] = []  # to each token; None where it, or one on the way, is not allowed
+    for token, parent in zip(tokens, draft.parents.tolist(), strict=True):
+        before = paths[parent] if parent >= 0 else []
+        path = None if before is None else [*before, token]
+        paths.append(path if path is not None and n_allowed(path) == len(path) else None)
+    return np.array([node for node, path in enumerate(paths) if path is not None], np.int64)

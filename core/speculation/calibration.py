@@ -33,7 +33,8 @@ def planner_for(context: EngineContext, chain: Sequence[Drafter], draft_max: int
     if not chain:
         return None
     costs = measure_passes(context.model, context.spec.n_slots * (draft_max + 1))
-    return DraftPlanner(costs, [drafter.is_costly for drafter in chain], replays_accepted=context.replays_accepted)
+    is_costly, is_certain = ([getattr(drafter, fact) for drafter in chain] for fact in ("is_costly", "is_certain"))
+    return DraftPlanner(costs, is_costly, is_certain, replays_accepted=context.replays_accepted)
 
 
 def measure_passes(model: Model, n_largest: int) -> PassCosts:

@@ -223,7 +223,11 @@ class Drafting:
                 slot.draft_s += guard.seconds
             if draft is None:
                 continue
-            slot.proposals[index] = draft if self._may_branch else draft.trunk()
+            proposal = draft if self._may_branch else draft.trunk()
+            if (possible := slot.sequence.possible(proposal)) is not None:
+                slot.possible[index] = len(proposal), possible
+                proposal = proposal.only(possible)
+            slot.proposals[index] = proposal
             if self._planner is not None:
                 self._planner.observe_draft(index, slot.drafters, len(draft), guard.seconds)
 
@@ -236,9 +240,10 @@ class Drafting:
         sequence.counter.round(verdict.n_offered, n_emitted)
         for index, guard in drafters.guards.items():
             proposal = slot.proposals.get(index)
-            n_proposed = 0 if proposal is None else len(proposal)
+            n_proposed, possible = slot.possible.get(index, (0 if proposal is None else len(proposal), None))
             if index == slot.drafter and slot.k:
-                own = attrs.evolve(verdict, n_proposed=n_proposed)
+                path = verdict.path if possible is None else possible[list(verdict.path)].tolist()
+                own = attrs.evolve(verdict, n_proposed=n_proposed, path=path)
                 sequence.counter.verified(guard.name, own, slot.draft.depth)
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)

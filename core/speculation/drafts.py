@@ -85,7 +85,8 @@ class SlotDraft:
     n_context: int  # tokens of the text
     n_min: int = 1  # shorter drafts are not wanted
 
-    proposals: dict[int, Draft] = Factory(dict)  # by drafter, of those that were asked, used or not
+    proposals: dict[int, Draft] = Factory(dict)  # by drafter, of those that were asked, used or not; what is forbidden left out
+    possible: dict[int, tuple[int, np.ndarray]] = Factory(dict)  # of such: tokens proposed, and the places of those left
     offers: dict[int, int] = Factory(dict)  # by drafter: how many tokens it could draft, or has proposed
 
     drafter: int | None = None  # that is used

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-__all__ = ["LOOKUP", "MODEL", "Acceptance", "Kind"]
+__all__ = ["CERTAIN", "LOOKUP", "MODEL", "Acceptance", "Kind"]
 
 _KEEP_ALL = 0.998  # of the trials of all requests with each new one
 
@@ -31,6 +31,9 @@ LOOKUP = Kind((0, 1, 2, 3, 5, 9, 17, 33), (0.4, 0.55, 0.65, 0.75, 0.85, 0.9, 0.9
 MODEL = Kind((0,), (0.65,), 14.0, 0.98)
 """A model is asked now and then only, and then seen at few runs: counted apart, the others would never be corrected. One wrong
 token says little of it: a model that is right nine times of ten may well begin with one."""
+
+CERTAIN = Kind((0,), (1.0,), 1.0, 0.98)
+"""What is right as far as anybody can know. If it is not, it soon shows."""
 
 
 class _Trials:

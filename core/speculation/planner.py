@@ -14,13 +14,13 @@ scoring every drafter on the one emitted text is that of "Not-a-Bandit" (arXiv 2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 
 from attrs import frozen
 
 from augury.speculation.costs import DraftCost, PassCosts
 from augury.speculation.drafts import LossBudget, RequestDrafters, SlotDraft
-from augury.speculation.estimates import LOOKUP, MODEL, Acceptance
+from augury.speculation.estimates import CERTAIN, LOOKUP, MODEL, Acceptance
 
 __all__ = ["N_TEACHER_FORCED", "DraftPlanner"]
 
@@ -79,19 +79,31 @@ class DraftPlanner:
         plain_s: Seconds of a pass of one token, at the depth of the round that was planned last. Any thread may read it.
     """
 
-    def __init__(self, costs: PassCosts, is_costly: Sequence[bool], *, replays_accepted: bool = False) -> None:
+    def __init__(
+        self,
+        costs: PassCosts,
+        is_costly: Sequence[bool],
+        is_certain: Sequence[bool] = (),
+        *,
+        replays_accepted: bool = False,
+    ) -> None:
         """Start to plan.
 
         Args:
             costs: Of passes.
             is_costly: By drafter: whether its length is settled before it is asked, because drafting takes time.
+            is_certain: By drafter: whether its tokens are right; none are without it.
             replays_accepted: Whether what was accepted of a draft has to be computed again where the rest of it was not.
         """
         self.costs = costs
         self.replays_accepted = replays_accepted
         self.is_costly = list(is_costly)
         self._draft_costs = [DraftCost() for _ in is_costly]
-        self._estimates = [Acceptance(MODEL if each else LOOKUP) for each in is_costly]
+        self._is_certain = list(is_certain) or [False for _ in is_costly]
+        self._estimates = [
+            Acceptance(CERTAIN if certain else MODEL if costly else LOOKUP)
+            for costly, certain in zip(is_costly, self._is_certain, strict=True)
+        ]
         self._can_be_teacher_forced = list(is_costly)  # as far as is known
         self._n_waited = [0 for _ in is_costly]  # rounds since a costly drafter was asked
         self._intervals = [_PROBE_FIRST for _ in is_costly]
@@ -101,12 +113,14 @@ class DraftPlanner:
     def new_request(self) -> RequestDrafters:
         """What is known of the drafters when a request begins."""
         n, plain_s = len(self.is_costly), self.plain_s
-        n_lookups = n - sum(self.is_costly)
+        n_lookups = max(n - sum(map(max, self.is_costly, self._is_certain)), 1)
         budgets = [
             shared
             if is_costly
+            else LossBudget(inf, 0.0, inf)
+            if is_certain
             else LossBudget(_LOOKUPS_LOSE * plain_s / n_lookups, _LOOKUPS_SHARE / n_lookups, _MOST_SAVED * plain_s)
-            for shared, is_costly in zip(self._costly_budgets, self.is_costly, strict=True)
+            for shared, is_costly, is_certain in zip(self._costly_budgets, self.is_costly, self._is_certain, strict=True)
         ]
         estimates = [each.child() for each in self._estimates]
         return RequestDrafters(estimates=estimates, budgets=budgets, n_missed=[0] * n, n_idle=[0] * n, n_right=[0] * n)
@@ -115,8 +129,8 @@ class DraftPlanner:
 
     def is_asked(self, drafter: int, drafters: RequestDrafters) -> bool:
         """Whether to ask a drafter before the choice: lookups always, unless they take time and were long not right."""
-        if self.is_costly[drafter]:
-            return False
+        if self.is_costly[drafter] or self._is_certain[drafter]:
+            return not self.is_costly[drafter]
         share = self._draft_costs[drafter].per_ask / (_FREE * self.plain_s)
         n_idle = drafters.n_idle[drafter]
         return share <= 1 or n_idle < _PATIENCE or n_idle % min(ceil(share), _RARELY) == 0

@@ -27,11 +27,13 @@ COMPLETE = Contract("`is_complete` is true or false.", "augury.constraint.Constr
 FORCED = Contract("A forced token is the only one allowed after those before it.", "augury.constraint.Constraint.forced")
 QUESTION = Contract("Only `accept` changes what a constraint says.", "augury.constraint.Constraint")
 FUNCTION = Contract("What is allowed depends on options and output alone.", "augury.constraint.Constraint")
+POSSIBLE = Contract("`n_allowed` leaves out no token that may follow.", "augury.constraint.Constraint.n_allowed")
 HOLDS = Contract("What an engine emits was allowed.", "augury.constraint.Constraint")
 
 _N_OUTPUTS = 12
 _N_TOKENS = 60  # of an output, unless it ends
 _LIMITS = (1, 5)  # of forced tokens
+_N_TRIED = 3  # allowed tokens that are asked for by themselves
 
 
 @frozen(eq=False)
@@ -71,8 +73,10 @@ class _Follower:
         for limit in _LIMITS:
             self.forced(limit)
         self.is_complete()
+        for token in np.flatnonzero(mask)[:_N_TRIED].tolist():
+            self.n_allowed([token])
         if not np.array_equal(mask, self._mask()):
-            raise self.broken(QUESTION, "another mask after `forced` and `is_complete`")
+            raise self.broken(QUESTION, "another mask after `forced`, `n_allowed` and `is_complete`")
         if not mask.any():
             raise self.broken(DEAD_END, "nothing is allowed")
         return mask
@@ -83,6 +87,12 @@ class _Follower:
         if len(tokens) > limit:
             raise self.broken(FORCED, f"{len(tokens)} where the limit was {limit}")
         return tokens
+
+    def n_allowed(self, tokens: list[int]) -> None:
+        """Ask of tokens that may follow whether they may."""
+        n: Any = self._call("n_allowed", lambda: self.constraint.n_allowed(tokens))
+        if n != len(tokens):
+            raise self.broken(POSSIBLE, f"{n!r} of {tokens}, which may all follow")
 
     def is_complete(self) -> bool:
         """Whether nothing may follow."""
@@ -132,6 +142,7 @@ def same_again(subject: ConstraintSubject) -> None:
     with subject.engine() as engine:
         first, second = _follower(subject, engine), _follower(subject, engine)
         masks = [mask.copy() for mask in _along(first, 0)]
+        second.n_allowed(first.output)
         for mask, token in zip(masks, first.output, strict=False):
             if not np.array_equal(mask, second.allowed()):
                 raise second.broken(FUNCTION, "another mask from a second instance")

@@ -98,6 +98,16 @@ class Guided(Constraint):
         """What is due."""
         return self._due[:limit]
 
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """As far as the grammar allows them; an end token anywhere is left to the mask."""
+        for i, (token, due) in enumerate(zip(tokens, self._due, strict=False)):
+            if token != due:
+                return i
+        n_vocab, ends = self.session.n_vocab, self.session.end_tokens
+        n = next((i for i, token in enumerate(tokens) if token in ends or token >= n_vocab), len(tokens))
+        n_valid = self._matcher.validate_tokens(list(tokens[:n]))
+        return n_valid if n_valid < n else min(n + 1, len(tokens))
+
     def _forced_now(self) -> list[int]:
         return self._matcher.compute_ff_tokens() if self._forces else []
 

@@ -275,3 +275,49 @@ def test_the_second_call_that_takes_too_long_is_a_failure(monkeypatch):
     assert guard.allowed(history[:1], 0)[3]
     with pytest.raises(PluginError, match="`allowed`: TimeoutError: took 2 s, the second call that took more than 1 s"):
         guard.allowed(history, 1)
+
+
+class Foreseeing(Countdown):
+    """The same, and says of drafts what may follow."""
+
+    name = "foreseeing"
+
+    def n_allowed(self, tokens):
+        due = range(self.n_left, 0, -1)
+        return next((i for i, token in enumerate(tokens) if i >= len(due) or token != due[i]), len(tokens))
+
+
+@pytest.mark.parametrize(("constraint", "lengths"), [("countdown", (5, 3)), ("foreseeing", (1,))])
+def test_drafts_are_cut_where_the_constraint_forbids_them_before_they_cost_a_pass(constraint, lengths):
+    with engine_with(Countdown, Foreseeing, tokenizer=TOKENIZER, drafter=scripted(0, 3, 2, 9, 9, 9, 9)) as engine:
+        result = engine.generate([0], constraint=constraint, **GREEDY)
+    assert result.tokens == (3, 2, 1, EOS)
+    assert tuple(n for n in result.stats.draft_lengths if n) == lengths
+
+
+def test_a_tree_loses_its_forbidden_branches_and_its_drafter_hears_of_the_places_that_it_knows():
+    verdicts = []
+
+    class Tree(ScriptedDrafter):
+        def draft(self, history, limit):
+            return Draft([9, 2, 8, 1, 7], [-1, -1, 0, 1, 3]) if len(history) == 2 else Draft()
+
+        def accept(self, history, verdict):
+            verdicts.append(verdict)
+
+    with engine_with(Foreseeing, tokenizer=TOKENIZER, drafter=Tree) as engine:
+        result = engine.generate([0], constraint="foreseeing", **GREEDY)
+    assert result.tokens == (3, 2, 1, EOS)
+    assert (verdicts[0].n_offered, verdicts[0].n_accepted, verdicts[0].n_proposed, [*verdicts[0].path]) == (2, 2, 5, [1, 3])
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda self, tokens: 1 / 0, lambda self, tokens: len(tokens) + 1, lambda self, tokens: "all"]
+)
+def test_a_constraint_that_fails_over_a_draft_ends_its_own_request_alone(wrong):
+    failed = type("Failing", (Countdown,), {"name": "failing", "n_allowed": wrong})
+    with engine_with(failed, slots=2, tokenizer=TOKENIZER, drafter=scripted(0, 3, 2, 1, EOS)) as engine:
+        other = engine.submit([0], max_tokens=12, ignore_eos=True, **GREEDY)
+        with pytest.raises(PluginError, match=r"constraint failing failed in `n_allowed`: (ZeroDivision|Value)Error"):
+            engine.generate([0], constraint="failing", **GREEDY)
+        assert len(other.result().tokens) == 12

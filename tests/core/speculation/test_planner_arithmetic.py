@@ -270,3 +270,20 @@ def test_nothing_is_drafted_where_a_second_token_takes_longer_than_a_second_pass
         drafters.estimates[0].see([1], [1])
     drafters.budgets[0].seconds = 1e9
     assert chosen(planner, slot_of(drafters, {0: 1})) == [(0, 1, False) if is_drafted else PLAIN]
+
+
+def test_a_certain_draft_is_taken_whole_at_once_and_less_of_it_once_it_was_wrong():
+    costs = PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32)
+    planner = DraftPlanner(costs, [False, False], [True, False])
+    drafters = planner.new_request()
+    assert drafters.budgets[1].seconds == 0.4, "a certain one takes no share of what lookups may lose"
+    both = slot_of(drafters, {0: 8, 1: 16})
+    planner.choose([both])
+    assert (both.drafter, both.k) == (0, 8)
+    for _ in range(20):
+        drafters.score(0, [5] * 8, [6])
+    planner.choose([both])
+    assert (both.drafter, both.k) != (0, 8)
+    drafters.n_idle[0] = 100
+    planner.observe_draft(0, drafters, 8, 1.0)
+    assert planner.is_asked(0, drafters), "however long it takes"
