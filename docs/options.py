@@ -49,9 +49,11 @@ Names of `Engine.generate`; the flag of `top_k` is `--top-k`, and so on.
 BIAS = """
 `logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token. `samplers`
 lists the samplers in the order in which they are applied, by default
-`["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]`, llama.cpp's order; those left out are not applied. Greedy
-choice looks at bias and penalties alone. `seed_offset` skips as many of the seed's random numbers, one per token: a text that
-was cut goes on as it would have.
+`["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]`, llama.cpp's order; those left
+out are not applied. Greedy choice looks at bias, `penalties` and `dry` alone. With `mirostat` the temperature is applied and
+then Mirostat, and no other sampler, as in llama.cpp. `dry_sequence_breakers` lists texts that no repetition spans, by default
+`["\\n", ":", "\\"", "*"]`. `seed_offset` skips as many of the seed's random numbers, one per token: a text that was cut goes on
+as it would have; `mirostat_mu` is the surprise that Mirostat allows of its next token.
 """
 
 REQUEST = """

@@ -27,6 +27,15 @@ SPECS = DRAFTER_SPECS | {
 WAYS = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.7, "seed": 7, "top_k": 8},
+    "shaped": {
+        "temperature": 0.9,
+        "seed": 5,
+        "dry_multiplier": 0.8,
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.4,
+        "dynatemp_range": 0.3,
+    },
+    "mirostat": {"temperature": 0.7, "seed": 9, "mirostat": 2, "mirostat_tau": 3.0},
     "penalised": {"temperature": 0.9, "seed": 3, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "repeat_last_n": 16},
 }
 N_CTX = 192

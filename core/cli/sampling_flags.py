@@ -18,10 +18,18 @@ from augury.registry import Registry
 
 __all__ = ["add_sampling_flags", "request_params"]
 
-_SPELLINGS = {"temperature": ("--temp",), "typical_p": ("--typical",), "seed": ("-s",)}
+_SPELLINGS = {
+    "temperature": ("--temp",),
+    "typical_p": ("--typical",),
+    "seed": ("-s",),
+    "top_n_sigma": ("--top-nsigma",),
+    "dynatemp_exponent": ("--dynatemp-exp",),
+    "mirostat_tau": ("--mirostat-ent",),
+    "mirostat_eta": ("--mirostat-lr",),
+}
 # Of llama.cpp and ik_llama.cpp: samplers that do nothing unless flags of their own say so, which are refused here; and letters.
-_OFF = ("dry", "top_n_sigma", "xtc", "adaptive_p", "tfs_z")
-_LETTERS = dict(zip("ekypmt", SAMPLERS, strict=True)) | dict(zip("dsxafnw", (*_OFF, "top_n_sigma", "adaptive_p"), strict=True))
+_OFF = ("adaptive_p", "tfs_z")
+_LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True)) | dict(zip("afwn", (*_OFF, "adaptive_p", "top_n_sigma"), strict=True))
 _SAMPLERS = {name.replace("_", ""): name for name in (*SAMPLERS, *_OFF)}
 _SAMPLERS |= {
     "typical": "typ_p",
@@ -69,6 +77,15 @@ def add_sampling_flags(
         dest="samplers",
         metavar="LETTERS",
         help=f"the same by llama.cpp's letters (default: {''.join(list(_LETTERS)[: len(SAMPLERS)])})",
+    )
+    group.add_argument(
+        "--dry-sequence-breaker",
+        action="append",
+        type=_stop,
+        dest="dry_sequence_breakers",
+        metavar="TEXT",
+        help="a text that no repetition spans; repeats, and replaces the default ones: line break, colon, "
+        "quotation mark and asterisk; none: there is no such text",
     )
     group.add_argument(
         "-l",
@@ -145,6 +162,8 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     params |= args.keywords
     if args.n_predict > 0:
         params["max_tokens"] = args.n_predict
+    if (breakers := args.dry_sequence_breakers) is not None:
+        params["dry_sequence_breakers"] = [] if breakers == ["none"] else breakers
     if args.logit_bias:
         params["logit_bias"] = dict(args.logit_bias)
     return params | {"ignore_eos": args.ignore_eos, "cache_prompt": not args.no_cache_prompt}

@@ -25,8 +25,9 @@ __all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_requ
 
 
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
+_SAMPLING = ("logit_bias", "samplers", "dry_sequence_breakers", "seed_offset", "mirostat_mu")
 _OTHERS = (
-    *("logit_bias", "samplers", "seed_offset", "logits_processors", "constraint", "speculative"),
+    *(*_SAMPLING, "logits_processors", "constraint", "speculative"),
     *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot", "prediction"),
 )
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
@@ -140,7 +141,7 @@ def make_request(
         UnsupportedError: It needs a tokenizer, and there is none.
     """
     rest = dict(params)
-    names = (*sampling_options(), "logit_bias", "samplers", "seed_offset")
+    names = (*sampling_options(), *_SAMPLING)
     sampling = SamplingParams(**{key: rest.pop(key) for key in names if key in rest})
     constraint = choose_constraint(registry, rest)
     prediction = _prediction(rest.pop("prediction", None), tokenizer, n_vocab)

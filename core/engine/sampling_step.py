@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from attrs import frozen
 
-__all__ = ["Penalties", "Step", "best_first", "min_p", "temperature", "top_k", "top_p", "typical"]
+__all__ = [
+    "Adjustment",
+    "Penalties",
+    "Step",
+    "best_first",
+    "dynamic_temperature",
+    "min_p",
+    "temperature",
+    "top_k",
+    "top_n_sigma",
+    "top_p",
+    "typical",
+    "xtc",
+]
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """What `step(history, ids, logits)` returns are the tokens that stay and their logits, both (m,) again.
@@ -27,8 +41,32 @@ def best_first(ids: np.ndarray, logits: np.ndarray, n: int) -> tuple[np.ndarray,
 # The samplers. They are given the best token first, and keep it so.
 
 
+class Adjustment(ABC):
+    """Changes the logits of some tokens, which the history names: a step that need not look at all the others."""
+
+    @property
+    @abstractmethod
+    def is_neutral(self) -> bool:
+        """Whether nothing changes."""
+
+    @abstractmethod
+    def recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens, rising, and a count of each."""
+
+    @abstractmethod
+    def changed(self, logits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The logits of tokens with such counts."""
+
+    def __call__(self, history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Step`."""
+        recent, counts = self.recent(history)
+        _, at, of_recent = np.intersect1d(ids, recent, assume_unique=True, return_indices=True)
+        logits[at] = self.changed(logits[at], counts[of_recent])
+        return best_first(ids, logits, len(ids))
+
+
 @frozen
-class Penalties:
+class Penalties(Adjustment):
     """Lowers the logits of the last tokens."""
 
     repeat: float
@@ -50,13 +88,6 @@ class Penalties:
         logits = np.where(logits <= 0, logits * self.repeat, logits / self.repeat)
         logits -= counts * self.frequency + self.presence
         return logits
-
-    def __call__(self, history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Step`."""
-        recent, counts = self.recent(history)
-        _, at, of_recent = np.intersect1d(ids, recent, assume_unique=True, return_indices=True)
-        logits[at] = self.changed(logits[at], counts[of_recent])
-        return best_first(ids, logits, len(ids))
 
 
 def _truncation(keep: Callable[[np.ndarray], Any]) -> Step:
@@ -107,6 +138,48 @@ def typical(p: float) -> Step:
     return _truncation(keep)
 
 
+def top_n_sigma(n: float) -> Step:
+    """Keep the tokens whose logits are at most n standard deviations below the best (Tang et al. 2024, section 3)."""
+
+    def keep(logits: np.ndarray) -> np.ndarray:
+        return logits >= logits[0] - n * logits[logits > -np.inf].std()
+
+    return _truncation(keep)
+
+
+def xtc(probability: float, threshold: float, chance: Callable[[int], float]) -> Step:
+    """With this probability drop all tokens as probable as the threshold but the least probable one of them.
+
+    `chance` gives a number in [0, 1) for a length of the history.
+    """
+
+    def step(history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if chance(len(history)) > probability:
+            return ids, logits
+        weights = np.exp(logits - logits[0])
+        n_dropped = max(np.count_nonzero((weights >= threshold * weights.sum()) & (logits > -np.inf)) - 1, 0)
+        return ids[n_dropped:], logits[n_dropped:]
+
+    return step
+
+
 def temperature(value: float) -> Step:
     """Divide the logits."""
     return lambda _, ids, logits: (ids, logits / value)
+
+
+def dynamic_temperature(value: float, spread: float, exponent: float) -> Step:
+    """Divide the logits by `value - spread` where they leave no doubt, up to `value + spread` where all are equal."""
+
+    def step(_: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        n = np.count_nonzero(logits > -np.inf)
+        if n < 2:
+            return ids, logits
+        weights = np.exp(logits - logits[0])
+        probabilities = weights[weights > 0] / weights.sum()
+        share = -float((probabilities * np.log(probabilities)).sum()) / np.log(n)
+        least = max(value - spread, 0.0)
+        divisor = least + (value + spread - least) * max(share, 0.0) ** exponent
+        return (ids, logits / divisor) if divisor > 0 else (ids[:1], logits[:1])
+
+    return step

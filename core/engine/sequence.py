@@ -10,8 +10,10 @@ import numpy as np
 from augury.constraint import ConstraintSession
 from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
+from augury.engine.dry import Breakers, breakers
 from augury.engine.request import Request
-from augury.engine.sampling import Sampler
+from augury.engine.sampler import Sampler
+from augury.engine.sampling import SamplingParams
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError
@@ -75,6 +77,7 @@ class Sequence:
             n_early=request.min_tokens,
             processors=request.logits_processors,
             constraint=self._constraint,
+            breakers=self._breakers(shared),
         )
         self._text = TextStream(tokenizer, request.stop)
         self._n_prompt = len(request.prompt)
@@ -83,6 +86,17 @@ class Sequence:
         self._buffer[: self._n] = request.prompt
         self._view = self._buffer.view()
         self._view.flags.writeable = False
+
+    def _breakers(self, shared: Callable[[Hashable, Callable[[], Any]], Any]) -> Breakers | None:
+        """Of the sampler `dry`: made once for those that most requests have."""
+        sampling, tokenizer = self.request.sampling, self.tokenizer
+        if not sampling.dry_multiplier or tokenizer is None:
+            return None
+        texts = sampling.dry_sequence_breakers
+        if texts == SamplingParams().dry_sequence_breakers:
+            made: Breakers = shared("dry_sequence_breakers", lambda: breakers(tokenizer, texts))
+            return made
+        return breakers(tokenizer, texts)
 
     @property
     def history(self) -> np.ndarray:

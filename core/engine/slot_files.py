@@ -47,9 +47,7 @@ class SavedSlot:
     @classmethod
     def of(cls, sequence: Sequence) -> SavedSlot:
         """What a request's slot holds, without its states."""
-        params = attrs.asdict(sequence.sampler.params)
-        params["seed_offset"] += sequence.n_emitted
-        return cls(sequence.history.tolist(), params)
+        return cls(sequence.history.tolist(), sequence.sampler.going_on(sequence.history, sequence.n_emitted))
 
 
 class SlotFiles:

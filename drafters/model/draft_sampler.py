@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 import numpy as np
 
-from augury.engine.sampling import Sampler, SamplingParams
+from augury.engine.sampler import Sampler
 from augury.passes import Pass
+
+if TYPE_CHECKING:
+    from augury.engine.sampling import SamplingParams
 
 __all__ = ["DraftSampler"]
 

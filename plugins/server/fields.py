@@ -52,6 +52,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
 
     stop: str | list[str] | None = None
     samplers: list[str] | None = None
+    dry_sequence_breakers: list[str] | None = None
     min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 
-def distribution(row, history, params, processors=(), allowed=None) -> dict[int, float]:
-    """Token → probability, of those that may be drawn after `history`, from one row (V,) of logits."""
-    is_greedy = params.temperature == 0 and "temperature" in params.samplers
+def distribution(row, history, params, processors=(), allowed=None, *, breakers=None, chance=1.0) -> dict[int, float]:
+    """Token → probability, of those that may be drawn after `history`, from one row (V,) of logits.
+
+    `breakers` are those of dry, by token; `chance` is the number in [0, 1) by which xtc decides.
+    """
+    is_greedy = params.temperature == 0 and params.dynatemp_range == 0 and "temperature" in params.samplers
     tokens = np.arange(len(row))
     for processor in processors:
         tokens, row = processor(np.array(history, np.int32), tokens, row.copy())
@@ -19,7 +22,11 @@ def distribution(row, history, params, processors=(), allowed=None) -> dict[int,
     if not any(np.isfinite(value) for value in logits.values()):
         return {}
     for name in params.samplers:
-        if name == "penalties" or not is_greedy:
+        if name == "dry":
+            logits = _dry(logits, list(history), params, breakers or {})
+        elif name == "xtc" and not is_greedy:
+            logits = _xtc(logits, params, chance)
+        elif name == "penalties" or not is_greedy:
             logits = _STEPS[name](logits, list(history), params)
     if is_greedy:
         logits = dict(_best_first(logits)[:1])
@@ -83,12 +90,81 @@ def _typical(logits, _, params):
     return {token: logits[token] for token in _until(params.typical_p, ranked, p)}
 
 
+def _dry(logits, history, params, breakers):
+    text = history[-params.dry_penalty_last_n :] if params.dry_penalty_last_n else []
+    if not params.dry_multiplier or len(text) <= params.dry_allowed_length:
+        return logits
+    limit = len(text)
+    for i in range(len(text)):  # from the end
+        ways = [tail for tail in breakers.get(text[-1 - i], ()) if list(tail) == text[len(text) - i :][: len(tail)]]
+        if ways:
+            limit = i - max(map(len, ways))
+            break
+    if limit < params.dry_allowed_length:
+        return logits
+    longest = {}
+    for end in range(len(text) - 1):  # of an earlier occurrence of the text's end
+        n = 0
+        while n <= end and text[end - n] == text[-1 - n]:
+            n += 1
+        n, following = min(n, limit), text[end + 1]
+        if n >= params.dry_allowed_length:
+            longest[following] = max(longest.get(following, 0), n)
+    most = int(88.7228391 / np.log(params.dry_base)) if params.dry_base > 1.000001 else len(text)
+    changed = dict(logits)
+    for token, n in longest.items():
+        if token in changed and () not in breakers.get(token, ()):
+            changed[token] -= params.dry_multiplier * params.dry_base ** min(n - params.dry_allowed_length, most)
+    return changed
+
+
+def _top_n_sigma(logits, _, params):
+    if params.top_n_sigma <= 0:
+        return logits
+    finite = np.array([value for value in logits.values() if value > -np.inf])
+    return {token: value for token, value in logits.items() if value >= finite.max() - params.top_n_sigma * finite.std()}
+
+
+def _xtc(logits, params, chance):
+    if params.xtc_probability == 0 or params.xtc_threshold > 0.5 or chance > params.xtc_probability:
+        return logits
+    p = _softmax(logits)
+    above = [token for token, value in _best_first(logits) if p[token] >= params.xtc_threshold and value > -np.inf]
+    return {token: value for token, value in logits.items() if token not in above[:-1]}
+
+
 def _temperature(logits, _, params):
-    return {token: value / params.temperature for token, value in logits.items()}
+    heat = params.temperature
+    if params.dynatemp_range > 0:
+        n = sum(value > -np.inf for value in logits.values())
+        if n < 2:
+            return logits
+        entropy = -sum(p * np.log(p) for p in _softmax(logits).values() if p > 0)
+        least, most = max(heat - params.dynatemp_range, 0), heat + params.dynatemp_range
+        heat = least + (most - least) * max(entropy / np.log(n), 0) ** params.dynatemp_exponent
+        if heat == 0:
+            return dict(_best_first(logits)[:1])
+    return {token: value / heat for token, value in logits.items()}
+
+
+def mirostat(row, mu, params) -> dict[int, float]:
+    """The same by Mirostat, which allows a surprise of `mu` bits."""
+    logits = _best_first({token: float(value) / params.temperature for token, value in enumerate(row)})
+    p = _softmax(dict(logits))
+    if params.mirostat == 2:
+        kept = [token for token, _ in logits if -np.log2(p[token]) <= mu] or [logits[0][0]]
+    else:
+        t = [np.log((i + 2) / (i + 1)) for i in range(min(99, len(row) - 1))]
+        b = [np.log(p[logits[i][0]] / p[logits[i + 1][0]]) for i in range(len(t))]
+        s = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
+        k = (((s - 1) * 2**mu) / (1 - len(row) ** -(s - 1))) ** (1 / s)
+        kept = [token for token, _ in logits[: max(int(k), 1)]]
+    return _softmax({token: value for token, value in logits if token in kept})
 
 
 _STEPS = {
     "penalties": _penalties,
+    "top_n_sigma": _top_n_sigma,
     "top_k": _top_k,
     "typ_p": _typical,
     "top_p": _top_p,

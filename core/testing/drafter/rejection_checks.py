@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 
 from augury.engine.engine import Engine
-from augury.engine.sampling import Sampler, SamplingParams
+from augury.engine.sampler import Sampler
+from augury.engine.sampling import SamplingParams
 from augury.passes import ArrayPass
 from augury.testing.contract import Check
 from augury.testing.drafter import contract

@@ -26,12 +26,11 @@ _LETTERS = {  # of llama.cpp
     "t": "temperature",
     "i": "infill",
 }
-_OFF_SAMPLERS = {"dry", "top_n_sigma", "xtc", "adaptive_p"}  # that do nothing unless fields of their own say so
+_OFF_SAMPLERS = {"adaptive_p"}  # that do nothing unless fields of their own say so
 # What augury does not do: it may be asked for by the value that leaves it undone, and by no other.
 _UNDONE: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("n_indent", "n_discard", "n_cache_reuse", "mirostat", "dynatemp_range"), lambda value: value == 0),
-    **dict.fromkeys(("dry_multiplier", "xtc_probability"), lambda value: value == 0),
-    **dict.fromkeys(("top_n_sigma", "adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
+    **dict.fromkeys(("n_indent", "n_discard", "n_cache_reuse"), lambda value: value == 0),
+    **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
     **dict.fromkeys(("n_keep", "t_max_prompt_ms", "t_max_predict_ms", "sse_ping_interval"), lambda value: value in {0, -1}),
     **dict.fromkeys(("lora", "grammar_triggers", "preserved_tokens"), lambda value: value == []),
     **dict.fromkeys(("verbose", "return_progress", "post_sampling_probs", "grammar_lazy"), lambda value: value is False),
@@ -39,10 +38,7 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     "min_keep": lambda value: value in {0, 1},
 }
 # They tune what is off, so any value does nothing.
-_WITHOUT_EFFECT = {
-    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "mirostat_tau"),
-    *("mirostat_eta", "dynatemp_exponent", "adaptive_decay"),
-}
+_WITHOUT_EFFECT = {"adaptive_decay"}
 
 
 _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]

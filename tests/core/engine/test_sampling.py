@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from oracles import sampling as oracle
+from vocabularies import tiny
 
-from augury.engine.sampling import SAMPLERS, Sampler, SamplingParams
+from augury.engine.dry import breakers
+from augury.engine.sampler import Sampler
+from augury.engine.sampling import SAMPLERS, SamplingParams
 from augury.errors import OptionError
 from augury.passes import ArrayPass
+from augury.text.tokenizer import load_tokenizer
 
 V = 24
 NO_HISTORY = np.empty(0, np.int32)
@@ -105,7 +109,7 @@ def some_case(rng):
     values = rng.choice([0.5, 2, 6]) * np.random.default_rng(rng.randrange(2**32)).standard_normal(V)
     row = np.where([rng.random() < 0.1 for _ in range(V)], rng.choice([0.0, 1.0, -np.inf]), values).astype(np.float32)
     bias = {rng.randrange(V): rng.choice([rng.uniform(-5, 5), 1e30, -1e30, -np.inf]) for _ in range(rng.choice([0, 0, 1, 5]))}
-    samplers = rng.sample(SAMPLERS, rng.choice([0, 2, 4, 5, 6, 6]))
+    samplers = rng.sample(SAMPLERS, rng.choice([0, 2, 4, 6, 9, 9]))
     params = SamplingParams(
         samplers=rng.choice([SAMPLERS, samplers]),
         logit_bias=bias,
@@ -118,9 +122,23 @@ def some_case(rng):
         presence_penalty=one_of(0.0, rng.uniform(-1, 1), -1e3, 1e3),
         frequency_penalty=one_of(0.0, rng.uniform(-1, 1), -1e3, 1e3),
         repeat_last_n=rng.choice([-1, 0, 1, 4, 64]),
+        dry_multiplier=one_of(0.0, rng.uniform(0, 2), 1e3),
+        dry_base=rng.choice([1.0, 1.0000001, 1.75, 3, 1e3]),
+        dry_allowed_length=rng.choice([0, 1, 2, 3]),
+        dry_penalty_last_n=rng.choice([0, 1, 8, 64]),
+        top_n_sigma=one_of(-1.0, rng.uniform(0.3, 3), 0.0, 1e6),
+        xtc_probability=one_of(0.0, rng.uniform(0, 1), 1.0),
+        xtc_threshold=rng.choice([0.0, 0.02, 0.1, 0.5, 0.6]),
+        dynatemp_range=one_of(0.0, rng.uniform(0, 2)),
+        dynatemp_exponent=rng.choice([1e-3, 0.5, 1.0, 2.0]),
         seed=0,
     )
     return row, [rng.randrange(rng.choice([4, V])) for _ in range(rng.randrange(12))], params
+
+
+def chance(seed, n):
+    """By which xtc decides after n tokens."""
+    return np.random.Generator(np.random.Philox(key=seed).jumped(3)).random(n + 1)[-1]
 
 
 class Mask:
@@ -152,9 +170,12 @@ def test_what_is_drawn_from_is_what_the_oracle_says(rng):
     processors = rng.choice([(), (), (halved,), (halved, odd_ones), (odd_ones, halved)])
     share = rng.choice([None, None, 0.05, 0.5, 0.95])
     allowed = None if share is None else np.array([rng.random() < share for _ in range(V)])
-    sampler = Sampler(params, n_vocab=V, processors=processors, constraint=None if allowed is None else Mask(allowed))
+    breakers = rng.choice([{}, {}, {0: [()]}, {1: [(2,), (2, 3)], 2: [(), (0,)]}])
+    mask = None if allowed is None else Mask(allowed)
+    sampler = Sampler(params, n_vocab=V, processors=processors, constraint=mask, breakers=breakers)
     ids, probabilities = sampler.distribution(of([row]), 0, np.array(history, np.int32), 0)
-    expected = oracle.distribution(row, history, params, processors, allowed) or {-1: 1.0}
+    told = {"breakers": breakers, "chance": chance(params.seed, len(history))}
+    expected = oracle.distribution(row, history, params, processors, allowed, **told) or {-1: 1.0}
     assert (sampler.error is not None) == (-1 in expected)
     assert (np.diff(probabilities) <= 0).all()
     assert probabilities.sum() == pytest.approx(1)
@@ -226,6 +247,11 @@ def test_without_a_seed_every_sampler_has_its_own():
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {1: float("nan")}}, "token 1 is nan"),
         ({"logit_bias": {1: float("inf")}}, "token 1 is inf"),
+        ({"mirostat": 3}, "mirostat is 3, expected 0 to 2"),
+        ({"mirostat_mu": float("nan")}, "mirostat_mu is nan"),
+        ({"dry_base": 0.5}, "dry_base is 0.5, expected 1 to"),
+        ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers is 'x', expected a list of texts"),
+        ({"dry_sequence_breakers": [""]}, "expected a list of texts that are not empty"),
     ],
 )
 def test_wrong_values_are_refused_with_what_was_expected(values, message):
@@ -243,3 +269,66 @@ def test_a_bias_outside_the_vocabulary_is_refused():
 def test_nothing_is_chosen_from_a_row_that_is_not_finite(temperature, odd):
     sampler = Sampler(SamplingParams(temperature=temperature, repeat_penalty=1.1, logit_bias={3: -np.inf}), n_vocab=V)
     assert sampler.choose(of([[*odd, *[1.0] * (V - len(odd))]]), 0, np.array([1, 2], np.int32), 0) == -1
+
+
+def test_dry_looks_no_further_back_than_a_breaker():
+    history = np.array([1, 2, 3, 4, 9, 1, 2, 3], np.int32)
+    how = {"temperature": 1.0, "dry_multiplier": 1.0, "dry_base": 2.0, "dry_allowed_length": 1, **KEEP_ALL}
+
+    def penalties(breakers):
+        sampler = Sampler(SamplingParams(**how), n_vocab=V, breakers=breakers)
+        ids, p = sampler.distribution(of([[0.0] * V]), 0, history, 0)
+        by_token = dict(zip(ids.tolist(), np.log(p).tolist(), strict=True))
+        return {token: round(max(by_token.values()) - x, 9) for token, x in by_token.items() if x < max(by_token.values())}
+
+    assert penalties({}) == {4: 4.0}  # after three tokens: 2 ** (3 - 1)
+    assert penalties({2: [()]}) == {4: 1.0}  # after the one that follows the breaker
+    assert penalties({3: [()]}) == {}
+    assert penalties({1: [(2,)]}) == {4: 1.0}  # a breaker of two tokens
+    assert penalties({1: [(3,)]}) == {4: 4.0}
+    assert penalties({4: [()]}) == {}  # what breaks is no repetition
+
+
+def test_breakers_are_the_tokens_that_hold_them_or_begin_them():
+    tokens = ["a", "b", "ab", "xab", "bc", "c", "abc", "abx"]
+    tokenizer = load_tokenizer(tiny(tokens=tokens, token_type=None, merges=[], bos_token_id=None, eos_token_id=None))
+    found = breakers(tokenizer, ["abc"])
+    assert {tokens[token]: tails for token, tails in found.items()} == {
+        "a": [(1, 5)],
+        "ab": [(5,)],
+        "xab": [(5,)],
+        "abc": [()],
+    }
+    assert breakers(tokenizer, []) == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_allows_the_surprise_that_what_was_drawn_before_leaves(version, seed):
+    params = SamplingParams(mirostat=version, mirostat_tau=2.5, mirostat_eta=0.4, temperature=0.9, top_k=2, seed=seed)
+    sampler, mu, history = Sampler(params, n_vocab=V), 5.0, [3, 4]
+    rows = np.random.default_rng(seed).standard_normal((40, V)).astype(np.float32) * 2
+    sizes = set()
+    for i, row in enumerate(rows):
+        text = np.array(history, np.int32)
+        for _ in range(1 + i % 3):  # as often as one asks
+            ids, probabilities = sampler.distribution(of([row]), 0, text, i)
+            expected = oracle.mirostat(row, mu, params)
+            found = dict(zip(ids.tolist(), probabilities.tolist(), strict=True))
+            assert found == pytest.approx(expected, rel=1e-6)  # logits are float32
+        token = sampler.choose(of([row]), 0, text, i)
+        mu -= params.mirostat_eta * (-np.log2(expected[token]) - params.mirostat_tau)
+        history.append(token)
+        sizes.add(len(ids))
+        going_on = SamplingParams(**sampler.going_on(np.array(history, np.int32), i + 1))
+        assert going_on.mirostat_mu == pytest.approx(mu, rel=1e-5)
+        assert going_on.seed_offset == i + 1
+    assert len(sizes) > 3
+
+
+def test_mirostat_of_equal_or_few_tokens_keeps_them():
+    for version in (1, 2):
+        sampler = Sampler(SamplingParams(mirostat=version, temperature=1.0, seed=1), n_vocab=V)
+        assert len(sampler.distribution(of([[0.0] * V]), 0, NO_HISTORY, 0)[0]) == V
+        assert len(sampler.distribution(of([[0.0] + [-np.inf] * (V - 1)]), 0, NO_HISTORY, 0)[0]) == 1
+    assert Sampler(SamplingParams(mirostat=2, temperature=0.0), n_vocab=V).is_plain_argmax

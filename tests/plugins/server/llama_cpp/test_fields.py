@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from augury.engine.request import make_request
+from augury.engine.sampling import SAMPLERS
 from augury.errors import OptionError, UnsupportedError
 from augury.plugins.server.llama_cpp.completion import CompletionRequest, stop_type
 from augury.plugins.server.llama_cpp.embedding import normalized
@@ -68,12 +69,13 @@ def params(**fields):
         ({"logit_bias": [[5, 1], [6, False]]}, {"logit_bias": {5: 1.0, 6: -math.inf}}),
         ({"logit_bias": {"5": -2.5}}, {"logit_bias": {5: -2.5}}),
         ({"logit_bias": [["two words", 2]]}, {"logit_bias": {3: 2.0, 5: 2.0}}),
-        ({"samplers": ["dry", "top_k", "temperature"]}, {"samplers": ["top_k", "temperature"]}),
-        ({"samplers": "edskypmxt"}, {"samplers": ["penalties", "top_k", "typ_p", "top_p", "min_p", "temperature"]}),
+        ({"samplers": ["adaptive_p", "dry", "top_k"]}, {"samplers": ["dry", "top_k"]}),
+        ({"samplers": "edskypmxt"}, {"samplers": list(SAMPLERS)}),
+        ({"dry_multiplier": 0.8, "dry_sequence_breakers": ["a"]}, {"dry_multiplier": 0.8, "dry_sequence_breakers": ["a"]}),
         ({"speculative.n_max": 4, "speculative.type": "none"}, {"speculative": {"n_max": 4, "type": "none"}}),
         ({"grammar": "root ::= a", "json_schema": {}}, {"grammar": "root ::= a", "json_schema": {}}),
         ({"grammar": ""}, {}),
-        ({"dry_multiplier": 0, "dry_base": 1.75, "mirostat": 0, "lora": [], "top_n_sigma": -1.0, "verbose": False}, {}),
+        ({"adaptive_target": -1.0, "adaptive_decay": 0.9, "lora": [], "verbose": False}, {}),
     ],
 )
 def test_a_field_is_what_it_is_to_the_engine(fields, found):

@@ -1,0 +1,74 @@
+"""Sampler `mirostat`: keeps so many tokens that a text is as surprising as it is asked to be.
+
+How much surprise is allowed, mu, follows from the surprise of the tokens before. What a token was drawn from is kept until the
+next one is asked for; then the history says which it was. So nothing has to be undone where a draft was rejected: tokens are
+asked for in their order, and none after one that was wrong.
+
+Source: Basu et al. 2020, "Mirostat" (arXiv 2007.14966), algorithms 1 and 2; as llama.cpp b11434 has them
+(`src/llama-sampler.cpp`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["Mirostat"]
+
+_N_FITTED = 100  # of the most probable tokens, which the exponent of Zipf's law is estimated from
+
+
+class Mirostat:
+    """One request's.
+
+    Attributes:
+        mu: What is allowed of the token that was asked for last, in bits.
+    """
+
+    def __init__(self, version: int, tau: float, eta: float, n_vocab: int, mu: float | None = None) -> None:
+        """Begin.
+
+        Args:
+            version: 1 or 2.
+            tau: Surprise that is aimed at, in bits.
+            eta: How fast it is corrected.
+            n_vocab: V.
+            mu: Of the first token, where a text goes on.
+        """
+        self.mu = 2 * tau if mu is None else mu
+        self._version, self._tau, self._eta, self._n_vocab = version, tau, eta, n_vocab
+        self._index = 0
+        self._drawn_from: tuple[np.ndarray, np.ndarray] | None = None  # of the token that was asked for last
+
+    def go_on(self, history: np.ndarray, index: int) -> None:
+        """Token `index` of the request is asked for, after `history`."""
+        if index != self._index and self._drawn_from is not None:
+            ids, probabilities = self._drawn_from
+            drawn = probabilities[ids == history[-1]]
+            if len(drawn) and drawn[0] > 0:
+                self.mu -= self._eta * (-float(np.log2(drawn[0])) - self._tau)
+        self._index, self._drawn_from = index, None
+
+    def keep(self, logits: np.ndarray) -> int:
+        """How many tokens to keep of these, best first."""
+        logits = logits[: np.count_nonzero(logits > -np.inf)]
+        if self._version == 2:
+            weights = np.exp(logits - logits[0])
+            with np.errstate(divide="ignore"):
+                surprise = -np.log2(weights / weights.sum())
+            return max(int(np.count_nonzero(surprise <= self.mu)), 1)
+        fitted = logits[:_N_FITTED]
+        if len(fitted) < 2:
+            return 1
+        t = np.log(np.arange(2, len(fitted) + 1) / np.arange(1, len(fitted)))
+        s_hat = float((t * -np.diff(fitted)).sum() / (t * t).sum())
+        if s_hat <= 0:  # all are equal: nothing says where to cut
+            return len(logits)
+        epsilon = s_hat - 1
+        with np.errstate(all="ignore"):
+            scale = np.float64(epsilon) / (1 - np.float64(self._n_vocab) ** -epsilon) if epsilon else 1 / np.log(self._n_vocab)
+            k = (scale * np.float64(2) ** self.mu) ** (1 / s_hat)
+        return max(int(min(k, len(logits))), 1)
+
+    def draws_from(self, ids: np.ndarray, probabilities: np.ndarray) -> None:
+        """The token asked for is drawn from these."""
+        self._drawn_from = ids, probabilities

@@ -1,0 +1,315 @@
+"""Logits → token. Sampling keeps no state that a rejected draft could have touched.
+
+What a token is chosen from is a function of the logits row, the history before it and its index among the request's tokens:
+penalties are counted afresh over the last tokens, and the random number of index i is the i-th of the seed's stream. So there
+is nothing to roll back, and the same seed gives the same tokens however drafts were cut and accepted. `mirostat` looks at what
+the tokens before were drawn from, too, and keeps that until the history says which one it was.
+
+A request's own logits processors come first, then the logit bias and what a constraint forbids, then the samplers in their
+order, which by default is llama.cpp's; then a token is drawn. Processors and samplers are steps of one form, see
+`augury.engine.sampling_step`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from augury.engine.dry import Breakers, Dry
+from augury.engine.guard import describe
+from augury.engine.mirostat import Mirostat
+from augury.engine.sampling import SamplingParams
+from augury.engine.sampling_step import (
+    Adjustment,
+    Penalties,
+    Step,
+    best_first,
+    dynamic_temperature,
+    min_p,
+    temperature,
+    top_k,
+    top_n_sigma,
+    top_p,
+    typical,
+    xtc,
+)
+from augury.errors import OptionError, PluginError
+from augury.passes import ArrayPass, Pass
+
+__all__ = ["Sampler"]
+
+_ADJUSTING = ("penalties", "dry")  # which greedy choice looks at, too
+
+
+def _steps(params: SamplingParams, breakers: Breakers, chance: Callable[[int], float]) -> dict[str, Step]:
+    """The samplers that change something, by name, in their order."""
+    penalties = Penalties(params.repeat_penalty, params.presence_penalty, params.frequency_penalty, params.repeat_last_n)
+    dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
+    has_xtc = params.xtc_probability > 0.0 and params.xtc_threshold <= 0.5
+    has_range = params.dynatemp_range > 0.0 and not params.mirostat
+    heat = (
+        dynamic_temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+        if has_range
+        else temperature(params.temperature)
+    )
+    known: dict[str, Step | None] = {
+        "penalties": None if penalties.is_neutral else penalties,
+        "dry": None if dry.is_neutral else dry,
+        "top_n_sigma": top_n_sigma(params.top_n_sigma) if params.top_n_sigma > 0.0 else None,
+        "top_k": top_k(params.top_k) if params.top_k > 0 else None,
+        "typ_p": typical(params.typical_p) if params.typical_p < 1.0 else None,
+        "top_p": top_p(params.top_p) if params.top_p < 1.0 else None,
+        "min_p": min_p(params.min_p) if params.min_p > 0.0 else None,
+        "xtc": xtc(params.xtc_probability, params.xtc_threshold, chance) if has_xtc else None,
+        "temperature": heat if has_range or params.temperature != 1.0 else None,
+    }
+    names: Iterable[str] = ("temperature",) if params.mirostat else params.samplers
+    if params.is_greedy:
+        names = [name for name in names if name in _ADJUSTING]
+    return {name: step for name in names if (step := known[name]) is not None}
+
+
+_NO_TOKEN = np.full(1, -1, np.int32)
+_FIRST_ROW = np.zeros(1, np.int32)
+_N_SPARE = 8  # more tokens are looked at than are wanted where a constraint may forbid some
+_N_TRIED = 128  # if it forbids too many of them, so many are; then all that it allows
+
+
+class Mask(Protocol):
+    """What a constraint is to a sampler."""
+
+    name: str
+
+    def allowed(self, history: np.ndarray, n_emitted: int) -> np.ndarray | None:
+        """Which tokens may follow, (V,) bool, None for all; see `augury.engine.constraint.ConstraintGuard`."""
+
+
+class Sampler:
+    """Draws the tokens of one request.
+
+    Attributes:
+        params: How, with the seed in force.
+        is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
+            call.
+        error: Why no token could be chosen, where a constraint or a logits processor is the reason.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        n_vocab: int,
+        forbidden: frozenset[int] = frozenset(),
+        late: frozenset[int] = frozenset(),
+        n_early: int = 0,
+        processors: tuple[Step, ...] = (),
+        constraint: Mask | None = None,
+        breakers: Breakers | None = None,
+    ) -> None:
+        """Prepare to draw.
+
+        Args:
+            params: How to draw.
+            n_vocab: V, of the logits.
+            forbidden: Tokens that are never drawn, such as end tokens that are to be ignored.
+            late: Tokens that are not among the first `n_early` of the request.
+            n_early: See `late`.
+            processors: Steps over whole rows, float32, before anything else.
+            constraint: What it does not allow is not drawn. Tokens are then asked for in the order of their indices; so they
+                are where mirostat is used.
+            breakers: Of `dry`.
+
+        Raises:
+            OptionError: A biased token is outside the vocabulary.
+        """
+        for token in params.logit_bias:
+            if not 0 <= token < n_vocab:
+                raise OptionError(f"logit_bias names token {token}, the vocabulary has tokens 0 to {n_vocab - 1}")
+        bias = dict(params.logit_bias) | {token: -np.inf for token in forbidden if token < n_vocab}
+        early_bias = bias | {token: -np.inf for token in (late if n_early else ()) if token < n_vocab}
+        if sum(each == -np.inf for each in early_bias.values()) >= n_vocab:
+            raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one that is no end token")
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.params = attrs.evolve(params, seed=seed)
+        self.error: Exception | None = None
+        self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
+        self._n_vocab = n_vocab
+        self._processors, self._constraint = processors, constraint
+        self._uniform, self._acceptance, chance = (_Numbers(seed, stream) for stream in (0, 1, 3))  # 2 is a draft model's
+        steps = _steps(params, breakers or {}, chance)
+        self.is_plain_argmax = not (steps or bias or processors or constraint) and params.is_greedy
+        self._early: list[Adjustment] = []  # they choose among all tokens
+        while isinstance(step := next(iter(steps.values()), None), Adjustment):
+            self._early.append(step)
+            del steps[next(iter(steps))]
+        self._steps = tuple(steps.values())
+        first = next((name for name in steps if name != "temperature" or params.dynatemp_range), None)
+        self._n_top = 1 if params.is_greedy else min(params.top_k, n_vocab) if first == "top_k" else n_vocab
+        self._mirostat: Mirostat | None = None
+        if params.mirostat and not params.is_greedy:
+            tuning = params.mirostat_tau, params.mirostat_eta
+            self._mirostat = Mirostat(params.mirostat, *tuning, n_vocab, params.mirostat_mu)
+
+    def choose(self, logits: Pass, row: int, history: np.ndarray, index: int) -> int:
+        """The token that follows `history`, or -1 where `distribution` has none.
+
+        Args:
+            logits: Of a pass.
+            row: Which of its rows.
+            history: (h,) int32, prompt and output before this token.
+            index: How many tokens the request emitted before this one.
+        """
+        ids, probabilities = self.distribution(logits, row, history, index)
+        if len(ids) == 1:
+            return int(ids[0])
+        sums = np.cumsum(probabilities)
+        return int(ids[np.searchsorted(sums, self._uniform(index + self.params.seed_offset) * sums[-1], side="right")])
+
+    def distribution(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """What the token that follows `history` is drawn from.
+
+        Args:
+            logits: Of a pass.
+            row: Which of its rows.
+            history: (h,) int32, prompt and output before this token.
+            index: How many tokens the request emitted before this one.
+
+        Returns:
+            ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0. Where
+            the row is not finite, or `error` says why there is no token, -1 is certain.
+        """
+        try:
+            ids, values = self._candidates(logits, row, history, index)
+        except (OptionError, PluginError) as error:  # the end of the request, if it comes as far as this token
+            self.error = error
+            return _NO_TOKEN, np.ones(1)
+        if not len(ids) or not np.isfinite(values[0]):
+            return _NO_TOKEN, np.ones(1)
+        for step in self._steps:
+            ids, values = step(history, ids, values)
+        if self.params.is_greedy:
+            return ids[:1], np.ones(1)
+        if self._mirostat is not None:
+            self._mirostat.go_on(history, index)
+            n = self._mirostat.keep(values)
+            ids, values = ids[:n], values[:n]
+        weights = np.exp(values - values[0])
+        probabilities = weights / weights.sum()
+        if self._mirostat is not None:
+            self._mirostat.draws_from(ids, probabilities)
+        return ids, probabilities
+
+    def uniforms(self, index: int) -> tuple[float, float]:
+        """Two numbers in [0, 1) for token `index`, to verify by rejection with; the second is the one that `choose` takes."""
+        return self._acceptance(index), self._uniform(index + self.params.seed_offset)
+
+    def going_on(self, history: np.ndarray, index: int) -> dict[str, Any]:
+        """The parameters with which a new request goes on with the text, whose token `index` is asked for next."""
+        params = attrs.asdict(self.params)
+        params["seed_offset"] += index
+        if self._mirostat is not None:
+            self._mirostat.go_on(history, index)
+            params["mirostat_mu"] = self._mirostat.mu
+        return params
+
+    def _candidates(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best tokens that are not forbidden, best first, equals by rising id; their logits in float64.
+
+        Raises:
+            OptionError: A logits processor failed, or left nothing.
+            PluginError: The constraint failed, or left nothing.
+        """
+        if self._processors:
+            logits, row = self._processed(logits, row, history), 0
+        biased, biases = self._bias if index >= self._n_early else self._early_bias
+        adjusted = [(each, *each.recent(history)) for each in self._early]
+        touched = np.unique(np.concatenate([biased, *(recent for _, recent, _ in adjusted)])) if adjusted else biased
+        allowed = None if self._constraint is None else self._constraint.allowed(history, index)
+        # whatever is untouched and among the best after the change was among the best n + m before it
+        n = self._n_top + len(touched)
+        ids, values = self._best(logits, row, n) if allowed is None else self._best_allowed(logits, row, n, allowed)
+        if ids is _NO_TOKEN:
+            return ids, values
+        values = values.astype(np.float64)
+        if len(touched):
+            changed = logits.gather(row, touched).astype(np.float64)
+            changed[np.searchsorted(touched, biased)] += biases
+            for adjustment, recent, counts in adjusted:
+                at = np.searchsorted(touched, recent)
+                changed[at] = adjustment.changed(changed[at], counts)
+            at = np.minimum(np.searchsorted(touched, ids), len(touched) - 1)
+            is_untouched = touched[at] != ids
+            if allowed is not None:
+                touched, changed = touched[allowed[touched]], changed[allowed[touched]]
+            ids, values = np.concatenate([ids[is_untouched], touched]), np.concatenate([values[is_untouched], changed])
+            ids, values = best_first(ids, values, self._n_top)
+        if self._constraint is not None and allowed is not None and not (len(ids) and values[0] > -np.inf):
+            told = f"after {index} tokens constraint {self._constraint.name} allows none that the request does not forbid"
+            raise PluginError(f"{told}; look at logit_bias, logits_processors, ignore_eos and min_tokens")
+        return ids, values
+
+    def _best(self, logits: Pass, row: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The n best tokens, best first, equals by rising id, and their logits; `_NO_TOKEN` where the row is not finite."""
+        ids, values = logits.top_k(np.array([row], np.int32), min(n, self._n_vocab))
+        return (ids[0], values[0]) if np.isfinite(values[0, 0]) else (_NO_TOKEN, values[0])
+
+    def _best_allowed(self, logits: Pass, row: int, n: int, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the tokens that are allowed; there may be fewer than n."""
+        for k in (n + _N_SPARE, _N_TRIED):
+            ids, values = self._best(logits, row, k)
+            if ids is _NO_TOKEN:
+                return ids, values
+            is_allowed = allowed[ids]
+            if np.count_nonzero(is_allowed) >= n or len(ids) == self._n_vocab:
+                return ids[is_allowed][:n], values[is_allowed][:n]
+            if _N_TRIED * np.count_nonzero(allowed) < 1.5 * n * self._n_vocab:  # there would be too few again
+                break
+        ids = np.flatnonzero(allowed).astype(np.int32)
+        (places,), (values,) = ArrayPass(logits.gather(row, ids)[None]).top_k(_FIRST_ROW, n)
+        return ids[places], values
+
+    def _processed(self, logits: Pass, row: int, history: np.ndarray) -> Pass:
+        """One row of logits as the request's processors leave it; one that is not finite as it is.
+
+        Raises:
+            OptionError: A processor failed, or left nothing.
+        """
+        values = logits.rows()[row].copy()
+        if not np.isfinite(values.max()):
+            return ArrayPass(values[None])
+        ids = np.arange(len(values), dtype=np.int32)
+        for i, processor in enumerate(self._processors):
+            try:
+                ids, values = processor(history, ids, values)
+                left = np.full(self._n_vocab, -np.inf, np.float32)
+                left[ids] = values
+            except BaseException as error:  # SystemExit, too: it is not meant for the engine's thread
+                told = f"{describe(error)}; it is to return ids and logits, (m,) each"
+                raise OptionError(f"logits_processors[{i}] failed: {told}") from error
+            if not np.isfinite(left.max()):
+                raise OptionError(f"logits_processors[{i}] leaves no token with a finite logit, or one with NaN or inf")
+        return ArrayPass(left[None])
+
+
+class _Numbers:
+    """The numbers of a stream of a seed, in [0, 1), by index."""
+
+    def __init__(self, seed: int, stream: int) -> None:
+        bits = np.random.Philox(key=seed)
+        self._generator = np.random.Generator(bits.jumped(stream) if stream else bits)
+        self._numbers = np.empty(0)
+
+    def __call__(self, index: int) -> float:
+        if index >= (n := len(self._numbers)):
+            self._numbers = np.concatenate([self._numbers, self._generator.random(index - n + 256)])
+        return float(self._numbers[index])
+
+
+def _arrays(bias: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Its tokens, rising, and what is added to their logits."""
+    tokens = sorted(bias)
+    return np.array(tokens, np.int32), np.array([bias[token] for token in tokens])
