@@ -9,6 +9,7 @@ export const newAnswer = () => ({
   runs: [],
   rounds: [],
   drafters: [],
+  pending: [], // what tokens said that was in no chunk's text yet, with round and drafter
   nTokens: 0,
   seconds: 0, // from the first token to the last one that came, of those after the first `nBefore`
   nBefore: 0, // tokens that an earlier request brought, which this one continues
@@ -25,13 +26,12 @@ export const resume = (answer) =>
 /** Add what a chunk of the stream brings. `now` is in seconds. */
 export function addChunk(answer, chunk, now) {
   const choice = chunk.choices?.[0];
-  const text = choice?.delta?.content ?? "";
+  const { content, reasoning_content: reasoning } = choice?.delta ?? {};
   const pieces = choice?.draft_origin ?? [];
-  const isWhole = pieces.map((piece) => piece.text).join("") === text; // not where the text was split or rewritten on its way
-  for (const piece of pieces) addPiece(answer, piece, isWhole ? piece.text : "");
-  if (!isWhole || !pieces.length) addText(answer, text, -1);
-  answer.reasoning += choice?.delta?.reasoning_content ?? "";
-  if (pieces.length || text || choice?.delta?.reasoning_content) {
+  for (const piece of pieces) addPiece(answer, piece);
+  if (reasoning) take(answer, reasoning, (text) => { answer.reasoning += text; });
+  if (content) take(answer, content, (...piece) => addText(answer, ...piece));
+  if (pieces.length || content || reasoning) {
     answer.status = "streaming";
     answer.startedAt ??= now;
     answer.seconds = now - answer.startedAt;
@@ -40,7 +40,7 @@ export function addChunk(answer, chunk, now) {
   answer.timings = chunk.timings ?? answer.timings;
 }
 
-function addPiece(answer, { text, drafter, n_drafted: nDrafted }, own) {
+function addPiece(answer, { text, drafter, n_drafted: nDrafted }) {
   answer.nTokens += 1;
   if (nDrafted != null || !answer.rounds.length) answer.rounds.push([nDrafted ?? 0, 0, -1]);
   let place = -1;
@@ -51,14 +51,30 @@ function addPiece(answer, { text, drafter, n_drafted: nDrafted }, own) {
     round[1] += 1;
     round[2] = place;
   }
-  addText(answer, own, place);
+  answer.pending.push([text, answer.rounds.length - 1, place]);
 }
 
-function addText(answer, text, place) {
-  if (!text) return;
+/** Find a text among what the tokens said, which may have come earlier and hold marks that belong to neither text nor reasoning. */
+function take(answer, text, put) {
+  let skipped = answer.pending.map(([each]) => each).join("").indexOf(text);
+  if (skipped < 0) {
+    put(text, 0, -1);
+    return;
+  }
+  for (let left = text.length; left > 0; ) {
+    const [piece, round, place] = answer.pending[0];
+    const part = piece.slice(skipped, skipped + left);
+    if (part) put(part, round, place);
+    left -= part.length;
+    if (skipped + part.length < piece.length) answer.pending[0][0] = piece.slice(skipped + part.length);
+    else answer.pending.shift();
+    skipped = Math.max(skipped - piece.length, 0);
+  }
+}
+
+function addText(answer, text, round, place) {
   answer.text += text;
   const last = answer.runs.at(-1);
-  const round = Math.max(answer.rounds.length - 1, 0);
   if (last && last[2] === place && (place < 0 || last[1] === round)) last[0] = answer.text.length;
   else answer.runs.push([answer.text.length, round, place]);
 }

@@ -53,7 +53,7 @@ export class Panel {
     this.drawnAt = performance.now();
     const fresh = document.createDocumentFragment();
     const { answer } = this;
-    if (!answer) fresh.append(this.idle());
+    if (!answer?.nTokens) fresh.append(this.idle());
     else fresh.append(this.speed(answer), this.shares(answer), this.rounds(answer), this.positions(answer), this.details(answer));
     const scroll = this.root.querySelector(".scroll");
     const isAtEnd = !scroll || scroll.scrollLeft > scroll.scrollWidth - scroll.clientWidth - 2 * STEP;
@@ -81,13 +81,13 @@ export class Panel {
       make("b", {}, value.toFixed(1)));
     const ratio = speed && plain ? make("p", { class: speed < plain ? "ratio slower" : "ratio" }, make("b", {}, `${(speed / plain).toFixed(2)}×`), " the plain speed") : null;
     return make("section", { class: "speed" },
-      make("p", { class: "big" }, make("b", {}, speed ? speed.toFixed(1) : "–"), " tokens per second"), ratio,
+      make("p", { class: "big" }, make("b", {}, speed ? speed.toFixed(1) : "…"), " tokens per second"), ratio,
       bar("this answer", speed, "own"), bar("plain", plain, "plain"),
       make("p", { class: "faint" }, plain ? "Plain: what the planner expects without drafts, here and now." : "The plain speed is not known: this server plans no drafts."));
   }
 
   shares(answer) {
-    const drafted = [...tokensByDrafter(answer)];
+    const drafted = [...tokensByDrafter(answer)].sort(([one], [other]) => this.colourOf(one) - this.colourOf(other));
     const own = answer.nTokens - drafted.reduce((sum, [, n]) => sum + n, 0);
     const all = [...drafted.map(([name, n]) => [name, n, `c${this.colourOf(name)}`]), ["the model alone", own, "alone"]];
     let x = 0;
@@ -100,7 +100,7 @@ export class Panel {
     return make("section", {}, make("h3", {}, "Who proposed it"),
       svg("svg", { class: "shares", height: 12, "aria-hidden": true }, ...segments),
       make("ul", { class: "legend" }, ...all.map(([name, n, kind]) =>
-        make("li", {}, make("span", { class: `swatch ${kind}` }), make("span", {}, name), make("span", { class: "faint" }, plural(n, "token")), make("b", {}, answer.nTokens ? percent(n, answer.nTokens) : "–")))));
+        make("li", {}, make("span", { class: `swatch ${kind}` }), make("span", {}, name), make("span", { class: "faint" }, plural(n, "token")), make("b", {}, percent(n, answer.nTokens))))));
   }
 
   rounds(answer) {

@@ -109,7 +109,8 @@ export class MessageView {
     fresh.append(ending(message, failed, act) || "");
     this.ending.replaceChildren(...fresh.childNodes);
     if (message.plain) this.verdict.replaceChildren(...verdictOn(message));
-    this.chip?.replaceChildren(this.summary());
+    this.chip.hidden = !message.answer.nTokens;
+    this.chip.replaceChildren(this.summary());
   }
 
   /** In a few words how fast it was, and how much of it was drafted; in even fewer for the strip above the keyboard of a phone. */

@@ -37,12 +37,14 @@ def stored(page):
     return [each for each in messages if each["role"] == "user"], [each for each in messages if each["role"] == "assistant"]
 
 
-def answer_with(page, *contents):
-    """Let the next answers be these texts, in the server's place."""
-    texts = iter(contents)
+def answer_with(page, *answers):
+    """Let the next answers be these texts, or have these chunks, in the server's place."""
+    left = iter(answers)
 
     def fulfill(route):
-        chunks = [{"choices": [{"delta": {"content": next(texts)}, "finish_reason": "stop"}]}]
+        answer = next(left)
+        choices = [{"delta": {"content": answer}, "finish_reason": "stop"}] if isinstance(answer, str) else answer
+        chunks = [{"choices": [choice]} for choice in choices]
         body = "".join(f"data: {json.dumps(each)}\r\n\r\n" for each in chunks) + "data: [DONE]\r\n\r\n"
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
@@ -140,6 +142,32 @@ def test_a_comparison_ends_in_identical(page, temperature):
     assert sent[0]["seed"] == sent[1]["seed"]
     assert page.locator(".both .answer").count() == 2
     assert page.locator(".both .answer >> nth=0 >> .d").count() == 0 < page.locator(".both .answer >> nth=1 >> .d").count()
+
+
+def test_reasoning_is_shown_apart_and_tints_stay_with_their_tokens(page):
+    def chunk(text, drafter=None, n_drafted=None, **delta):
+        return {"delta": delta, "draft_origin": [{"text": text, "token": 1, "drafter": drafter, "n_drafted": n_drafted}]}
+
+    answer_with(
+        page,
+        [
+            chunk("<thi", n_drafted=0),  # which the server holds back until it knows what it is
+            chunk("nk>Hm", n_drafted=2, reasoning_content="Hm"),
+            chunk(" so", "suffix", reasoning_content=" so"),
+            chunk("</think>", "suffix"),
+            chunk("\n\nThe", n_drafted=1, content="The"),
+            chunk(" ca", "suffix", content=" c"),
+            chunk("t.", n_drafted=0, content="at."),
+        ],
+    )
+    ask(page, "What sleeps?")
+    wait(page)
+    assert page.inner_text(f"{LAST} >> .text") == "The cat."
+    assert page.locator(f"{LAST} >> .d").all_inner_texts() == ["ca"]
+    assert not page.is_visible(".thoughts div")
+    page.click(".thoughts summary")
+    assert page.inner_text(".thoughts div") == "Hm so"
+    assert "7 tokens in 4 rounds, 3 of 3 draft tokens accepted" in page.inner_text("#figures")
 
 
 def test_a_comparison_shows_the_first_difference(page):
