@@ -9,7 +9,7 @@ from typing import Any
 
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.model_flags import add_model_flags
-from augury.cli.parser import count
+from augury.cli.parser import count, counts
 from augury.cli.prompts import add_prompt_flags
 from augury.cli.sampling_flags import add_sampling_flags
 from augury.cli.text_file import check_writable
@@ -18,6 +18,7 @@ from augury.plugins.bench.commands.drafters import TURNS, run_drafters
 from augury.plugins.bench.commands.passes import add_pass_flags, are_passes_wanted, pairs_of, run_passes
 from augury.plugins.bench.commands.prompts import run_prompts
 from augury.plugins.bench.commands.roofline import run_roofline
+from augury.plugins.bench.commands.servers import CLIENTS, run_servers
 from augury.plugins.bench.commands.startup import run_startup
 from augury.plugins.bench.workload import DEFAULT, add_workload_flag
 from augury.registry import Registry
@@ -67,6 +68,18 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         action="store_true",
         help="show the time of each kernel of a pass (--curve), against the machine's limits",
     )
+    group = parser.add_argument_group("servers")
+    group.add_argument(
+        "--vs-server",
+        metavar="URL",
+        help="take turns with the server at this address, which has llama.cpp's /completion, under the load of several clients",
+    )
+    group.add_argument(
+        "--clients",
+        type=counts(least=1),
+        metavar="N,N",
+        help=f"how many clients ask at once (default: {','.join(map(str, CLIENTS))})",
+    )
     add_pass_flags(parser)
     parser.set_defaults(run=_run)
 
@@ -84,6 +97,10 @@ def _run(args: argparse.Namespace) -> int:
         check_writable(args.html, "--html")
     if args.roofline and (args.startup or args.vs or args.html or args.compare or args.prompt or args.n_predict != -1):
         raise OptionError("--roofline profiles passes alone; give it --curve and -d, and measure the rest with another command")
+    if args.vs_server and (args.startup or is_about_passes or args.vs or args.html):
+        raise OptionError("--vs-server times answers of two servers alone; measure the rest with another command")
+    if args.clients and not args.vs_server:
+        raise OptionError("--clients is for --vs-server; leave it out")
     if args.roofline:
         return run_roofline(args)
     if args.startup:
@@ -93,4 +110,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.n_predict == 0:
         raise OptionError("-n is 0, but prompts are answered here; -p 512 -n 0 times the processing of 512 tokens alone")
     warn_of_synthetic(args)
+    if args.vs_server:
+        return run_servers(args)
     return run_prompts(args) if args.vs else run_drafters(args)

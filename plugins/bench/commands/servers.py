@@ -1,0 +1,204 @@
+"""`augury bench --vs-server URL`: `augury serve` beside another server, in turns, under the load of several clients."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from time import monotonic, sleep
+from typing import Any
+
+from augury.cli.model_flags import override_words
+from augury.cli.prompts import Prompt
+from augury.cli.report import print_json, print_lines
+from augury.cli.table import table
+from augury.errors import AuguryError, OptionError
+from augury.plugins.bench.abba import median_interval
+from augury.plugins.bench.commands.drafters import TURNS
+from augury.plugins.bench.machine import machine_facts
+from augury.plugins.bench.server_load import Load, median_of, run_load
+from augury.plugins.bench.workload import digest, prompts_to_compare
+
+__all__ = ["CLIENTS", "run_servers"]
+
+CLIENTS = (1, 4, 16)
+_N_PREDICT = 64
+_PER_CLIENT = 2  # requests of each client in a turn, four at least in all
+_READY_S = 300.0
+_N_SLOTS = 4
+_GREEDY = {"temperature": 0, "top_k": 1, "samplers": ["top_k"], "ignore_eos": True, "cache_prompt": False}
+_SIDES = ("plain", "speculative", "theirs")
+_FIGURES = {  # by name, of which requests, and which quantile
+    "first token p50": ("first_s", 0.5),
+    "first token p95": ("first_s", 0.95),
+    "per token p50": ("token_s", 0.5),
+    "per token p95": ("token_s", 0.95),
+}
+
+
+def run_servers(args: argparse.Namespace) -> int:
+    """Ask both servers, and print what their clients saw."""
+    if args.compare is not None or args.against or args.warm:
+        raise OptionError("--vs-server compares two servers; leave out --compare, --against and --warm")
+    prompts = prompts_to_compare(args)
+    n_predict = _N_PREDICT if args.n_predict == -1 else args.n_predict
+    clients = args.clients or CLIENTS
+    with _serving(args) as ours:
+        bodies = [_body(ours, prompt, n) for prompt, n in zip(prompts, cycle(_lengths(n_predict)), strict=False)]
+        found = {n: _turns(ours, args.vs_server, bodies, n, args.turns or TURNS) for n in clients}
+    if args.json:
+        about = {"model": args.model, "workload": digest(prompts), "max_tokens": n_predict, "peer": args.vs_server}
+        levels = [_as_json(n, loads) for n, loads in found.items()]
+        print_json(about | {"machine": machine_facts(), "servers": levels})
+    else:
+        print_lines([*_lines(found), *_notes(found)])
+    return 0
+
+
+def _lengths(n_predict: int) -> tuple[int, ...]:
+    """How many tokens answers have: short ones, long ones and between, for requests of one length end together."""
+    return n_predict, max(n_predict // 4, 2), max(n_predict // 2, 2)
+
+
+def _turns(ours: str, theirs: str, bodies: Sequence[dict[str, Any]], n_clients: int, n_turns: int) -> dict[str, list[Load]]:
+    """The loads of each side, turn by turn; the sides' order turns round from turn to turn."""
+    asked = list(islice(cycle(bodies), max(_PER_CLIENT * n_clients, 4)))
+    plain = [{**body, "speculative": False} for body in asked]
+    sides: dict[str, tuple[str, list[dict[str, Any]]]] = {
+        "plain": (ours, plain),
+        "speculative": (ours, asked),
+        "theirs": (theirs, asked),
+    }
+    found: dict[str, list[Load]] = {side: [] for side in _SIDES}
+    for turn in range(n_turns):
+        for side in _SIDES if turn % 2 == 0 else reversed(_SIDES):
+            found[side].append(run_load(*sides[side], n_clients))
+    return found
+
+
+def _body(ours: str, prompt: Prompt, n_predict: int) -> dict[str, Any]:
+    """A request that both servers take: conversations are written by augury's chat template."""
+    given = prompt.arguments()
+    if "messages" in given:
+        text = _post(f"{ours}/apply-template", {"messages": given["messages"]})["prompt"]
+        return {"prompt": text, "n_predict": n_predict, **_GREEDY}
+    return {"prompt": given["prompt"], "n_predict": n_predict, **_GREEDY}
+
+
+def _as_json(n_clients: int, loads: Mapping[str, Sequence[Load]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"clients": n_clients}
+    for side, turns in loads.items():
+        found[side] = {
+            "requests_per_s": statistics.median(load.requests_per_second for load in turns),
+            "tokens_per_s": statistics.median(load.tokens_per_second for load in turns),
+        } | {_key(name): median_of(turns, *what) * 1e3 for name, what in _FIGURES.items()}
+    for side in ("plain", "speculative"):
+        ratios = _ratios(loads, side)
+        found[side] |= {"ratio": statistics.median(ratios), "interval": list(median_interval(ratios))}
+    return found | {"same_text": _same(loads)}
+
+
+def _key(name: str) -> str:
+    return f"{name.replace(' ', '_')}_ms"
+
+
+def _ratios(loads: Mapping[str, Sequence[Load]], side: str) -> list[float]:
+    """Our requests per second over theirs, turn by turn."""
+    pairs = zip(loads[side], loads["theirs"], strict=True)
+    return [mine.requests_per_second / other.requests_per_second for mine, other in pairs]
+
+
+def _same(loads: Mapping[str, Sequence[Load]]) -> float:
+    """The share of answers that both servers' clients got alike."""
+    pairs = [
+        pair for a, b in zip(loads["plain"], loads["theirs"], strict=True) for pair in zip(a.requests, b.requests, strict=True)
+    ]
+    return sum(a.text == b.text for a, b in pairs) / len(pairs)
+
+
+def _lines(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
+    rows = [["clients", "server", "requests/s", "tokens/s", *(f"{name} ms" for name in _FIGURES), "ratio", "95 % interval"]]
+    for n, loads in found.items():
+        told = _as_json(n, loads)
+        for side in _SIDES:
+            each = told[side]
+            cells = [str(n), side, f"{each['requests_per_s']:.2f}", f"{each['tokens_per_s']:.1f}"]
+            cells += [f"{each[_key(name)]:.1f}" for name in _FIGURES]
+            low, high = each.get("interval", (0, 0))
+            rows.append([*cells, *([f"{each['ratio']:.2f}", f"{low:.2f} to {high:.2f}"] if "ratio" in each else ["", ""])])
+    return table(rows, [True, False, *[True] * 8])
+
+
+def _notes(found: Mapping[int, Mapping[str, Sequence[Load]]]) -> list[str]:
+    differ = [
+        n
+        for n, loads in found.items()
+        if any(
+            a.text != b.text
+            for x, y in zip(loads["plain"], loads["speculative"], strict=True)
+            for a, b in zip(x.requests, y.requests, strict=True)
+        )
+    ]
+    same = statistics.mean(_same(loads) for loads in found.values())
+    told = (
+        f"texts with and without speculation {'differ' if differ else 'are the same'}; {same:.0%} are those of the other server"
+    )
+    return ["", "ratio: our requests per second over theirs, the median of turns beside each other", told]
+
+
+@contextmanager
+def _serving(args: argparse.Namespace) -> Iterator[str]:
+    """Start `augury serve` with the command line's model, and give its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["-m", args.model, "-np", _N_SLOTS, "--backend", args.backend, "--memory", args.memory]
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args)]
+    given = {"-c": args.ctx_size, "-t": args.threads, "-md": args.model_draft}
+    words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    words += [word for text in args.spec_type for word in ("--spec-type", text)]
+    # -P: a folder named augury where the user stands is not what is timed
+    command = [sys.executable, "-P", "-m", "augury", "serve", "--port", port, "--no-ui", *words]
+    url = f"http://127.0.0.1:{port}"
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(  # noqa: S603 - this program
+            [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=os.environ
+        ) as process,
+    ):
+        try:
+            end = monotonic() + _READY_S
+            while not _is_ready(url):
+                if process.poll() is not None or monotonic() > end:
+                    log.seek(0)
+                    raise AuguryError(f"augury serve was not ready: {log.read().decode(errors='replace')[-500:]}")
+                sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:  # noqa: S310 - our own server
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _post(url: str, body: Mapping[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request) as answer:  # noqa: S310
+            return json.load(answer)
+    except OSError as error:
+        raise AuguryError(f"{url}: {error}") from None
