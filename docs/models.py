@@ -57,7 +57,6 @@ LACKS = {
     _MIXTURE: ("graniteswitch", "step35"),
     "embeddings per layer, and caches that layers share": ("gemma3n", "gemma4"),
     "an encoder, and attention to it": ("t5",),
-    "the activation xIELU": ("apertus",),
     "norms after attention instead of before, and logits of images that are masked": ("chameleon",),
 }
 

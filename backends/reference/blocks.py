@@ -104,9 +104,9 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     hidden, limit = np.empty_like(gates), math.inf if block.limit is None else block.limit
     for token, gate in enumerate(gates):
         bent = (
-            activate(gate, block.activation)
+            activate(gate, block.activation, block.constants)
             if block.gate is None
-            else gated(gate, ups[token], block.activation, limit, block.caps)
+            else gated(gate, ups[token], block.activation, limit, block.constants)
         )
         hidden[token] = bent / divisors
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
@@ -141,13 +141,13 @@ def _experts(block: MixtureOfExperts, weights: Weights, normed: np.ndarray, logi
             taken = share * seen if block.weighs_input else seen
             up = weights.product_of(block.up, index, taken)
             if block.gate is None:
-                hidden = activate(up, block.activation)
+                hidden = activate(up, block.activation, block.constants)
             else:
                 gate = weights.product_of(block.gate, index, taken)
                 limit = math.inf if block.limit is None else block.limit
                 if not block.limits_activated:
                     gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
-                hidden = gated(gate, up, block.activation, limit, block.caps)
+                hidden = gated(gate, up, block.activation, limit, block.constants)
             given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
     return added
@@ -225,10 +225,10 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Projection: (),
     Elementwise: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "caps"},
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},
     MixtureOfExperts: {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
-        *("caps", "latent_down", "latent_up", "latent_norm"),
+        *("constants", "latent_down", "latent_up", "latent_norm"),
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},

@@ -14,6 +14,8 @@ import numpy as np
 from augury.blocks import Activation, Gating, NormKind, Router
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from augury.blocks import Attention, Rope
 
 __all__ = ["activate", "attend", "choose_experts", "gated", "norm", "rotate", "sigmoid", "softcap", "softmax"]
@@ -106,10 +108,11 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return result
 
 
-def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
+def activate(x: np.ndarray, activation: Activation, constants: Sequence[float] = ()) -> np.ndarray:
     """Bend the gate (F,) of a feed-forward: SiLU g / (1 + e^-g), GELU in its tanh approximation, or ReLU, squared or not.
 
-    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2; So et al. 2021, "Primer", for squares.
+    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2; So et al. 2021, "Primer", for squares;
+    Huang and Schlag 2025, "Deriving Activation Functions Using Integration", for xIELU.
     """
     if activation is Activation.SILU:
         with np.errstate(over="ignore"):  # as in `sigmoid`
@@ -119,6 +122,9 @@ def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
     elif activation is Activation.GELU_HALF:
         inner = _gelu(np.clip(x, -10.0, 10.0).astype(np.float16).astype(np.float64)).astype(np.float16)
         bent = np.where(np.abs(x) < 10.0, inner, np.maximum(x, 0.0))
+    elif activation is Activation.XIELU:
+        below, above, slope, eps = constants
+        bent = slope * x + np.where(x > 0.0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x))
     elif activation is Activation.SWIGLU_OAI:
         limited = np.minimum(x, _OAI_LIMIT)
         bent = limited * sigmoid(_OAI_FACTOR * limited)
@@ -130,7 +136,7 @@ def activate(x: np.ndarray, activation: Activation) -> np.ndarray:
 
 
 def gated(
-    gate: np.ndarray, up: np.ndarray, activation: Activation, limit: float = math.inf, caps: tuple[float, float] | None = None
+    gate: np.ndarray, up: np.ndarray, activation: Activation, limit: float = math.inf, constants: Sequence[float] = ()
 ) -> np.ndarray:
     """The hidden values (F,) of a feed-forward with a gate: activation(gate) * up.
 
@@ -139,11 +145,13 @@ def gated(
     Source: gpt-oss's model card (arXiv 2508.10925) for its SwiGLU, which clamps both and adds 1 to `up`.
     """
     if activation is Activation.SITU:
-        of_gate, of_up = (cap or None for cap in caps or (0.0, 0.0))
-        return softcap(gate, of_gate) * sigmoid(gate) * softcap(up, of_up)
+        of_gate, of_up = (cap or None for cap in constants)
+        bent, up = softcap(gate, of_gate) * sigmoid(gate), softcap(up, of_up)
+    else:
+        bent = activate(gate, activation, constants)
     if activation is Activation.SWIGLU_OAI:
         up = up.clip(-_OAI_LIMIT, _OAI_LIMIT) + 1.0
-    return np.minimum(activate(gate, activation), limit) * up.clip(-limit, limit)
+    return np.minimum(bent, limit) * up.clip(-limit, limit)
 
 
 def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:

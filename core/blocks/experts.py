@@ -74,7 +74,7 @@ class MixtureOfExperts(Block):
     shared_gate: Vector | None = None  # (E,)
     post_norm: Norm | None = None
     adjugate: MixtureOfExperts | None = None  # without norms
-    caps: tuple[float, float] | None = None  # of SITU: of gate_e(n), and of up_e(n)
+    constants: tuple[float, ...] = ()  # of the activation
     latent_down: Linear | None = None
     latent_up: Linear | None = None
     latent_norm: Norm | None = None

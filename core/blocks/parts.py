@@ -38,7 +38,8 @@ class Activation(Enum):
     GELU_HALF = "gelu_half"  # the same, of g rounded to half precision, and rounded so; 0 below -10, g above 10: as ggml has it
     RELU = "relu"  # max(g, 0)
     RELU_SQUARED = "relu_squared"  # max(g, 0)^2
-    SITU = "situ"  # cap(g) * sigmoid(g), and cap(up), where cap(x) = c * tanh(x / c) with a c for each; x where c is 0
+    SITU = "situ"  # cap(g) * sigmoid(g), and cap(up), cap(x) = c * tanh(x / c), or x where c is 0; constants: c of g, of up
+    XIELU = "xielu"  # p g^2 + b g above 0, n (e^min(g, eps) - 1 - g) + b g below; constants: n, p, b, eps
     SWIGLU_OAI = "swiglu_oai"  # with g up to 7: g * sigmoid(1.702 g), and `up` between -7 and 7, plus 1
 
 

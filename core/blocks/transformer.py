@@ -97,7 +97,7 @@ class FeedForward(Block):
     hidden_norm: Norm | None = None
     divisors: Vector | None = None  # of what is activated
     limit: float | None = None  # what a gate is activated to is at most that, up(n) between it and its negative
-    caps: tuple[float, float] | None = None  # of SITU: of the gate, and of up(n)
+    constants: tuple[float, ...] = ()  # of the activation
 
 
 @frozen

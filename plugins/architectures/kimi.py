@@ -189,8 +189,8 @@ class KimiK3(KimiLinear):
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer."""
         keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
-        caps = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
-        how: dict[str, Any] = {"activation": Activation.SITU, "caps": caps, "has_scales": False}
+        constants = (keys.positive("activation.situ_beta"), keys.number("activation.situ_linear_beta"))
+        how: dict[str, Any] = {"activation": Activation.SITU, "constants": constants, "has_scales": False}
         if not has_experts(decoder, layer):
             return decoder.feed_forward(layer, has_biases=False, **how)
         if n_latent := keys.count("expert_latent_length", 0, least=0):
@@ -199,7 +199,7 @@ class KimiK3(KimiLinear):
             how["latent_up"] = decoder.linear(f"{at}.ffn_routed_up", n_latent, n_embd, **_MARKS)
             how["latent_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
         block = mixture(decoder, layer, has_weights_scale=True, n_latent=n_latent or None, **how)
-        return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, caps=caps))
+        return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, constants=constants))
 
 
 @hookimpl

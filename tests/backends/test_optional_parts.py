@@ -171,7 +171,8 @@ VARIANTS = {
     "no mixer": with_layers(mixer=None),
     "nothing but a norm": with_layers(mixer=None, feed_forward=None, norm=Norm("norm e", E, 1e-5)),
     "skip": with_layers(skip=0.7),
-    "capped feed-forward": feed_forward(activation=Activation.SITU, caps=(0.3, 0.2)),
+    "capped feed-forward": feed_forward(activation=Activation.SITU, constants=(0.3, 0.2)),
+    "xielu": feed_forward(gate=None, activation=Activation.XIELU, constants=(0.7, 0.9, 0.5, -1e-6)),
     "mixed streams": attrs.evolve(
         with_layers(banks=True, mix=LAYER_NORM, feed_forward_mix=LAYER_NORM),
         output=attrs.evolve(PLAN.output, mix=LAYER_NORM),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
 from augury.backends.numba_cpu.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
+from augury.backends.numba_cpu.blocks.feed_forward import ACTIVATIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
 from augury.backends.numba_cpu.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
 from augury.backends.numba_cpu.blocks.latent import LatentAttentionEmitter
@@ -85,10 +85,10 @@ KNOWN: dict[type, Container[Any]] = {
     Indexer: (),
     Projection: (),
     Elementwise: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "caps"},
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},
     MixtureOfExperts: {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
-        *("caps", "latent_down", "latent_up", "latent_norm"),
+        *("constants", "latent_down", "latent_up", "latent_norm"),
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
@@ -120,7 +120,7 @@ KNOWN: dict[type, Container[Any]] = {
     Rows: (),
     Temperature: {"offset"},
     Vector: {"stored"},
-    Activation: tuple(FUNCTIONS),
+    Activation: tuple(ACTIVATIONS),
     GateKind: tuple(GATES),
     Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),

@@ -14,12 +14,14 @@ from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.profile import Work
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cpu.tape import Tape
     from augury.blocks import Activation, Elementwise
+    from augury.types import ModelOptions
 
 __all__ = ["ElementwiseEmitter"]
 
@@ -46,6 +48,11 @@ class ElementwiseEmitter(Emitter):
     """One record."""
 
     block: Elementwise
+
+    def __init__(self, block: Elementwise, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        if block.activation not in FUNCTIONS:
+            raise UnsupportedError(f"{block.activation.name} without constants; use backend reference")
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""

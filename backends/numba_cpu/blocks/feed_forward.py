@@ -20,9 +20,10 @@ from augury.backends.numba_cpu.kernels.activation import (
     silu,
     swiglu_oai,
     swiglu_oai_up,
+    xielu,
 )
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
-from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import div, get_i64, maximum, minimum, mul, splat_f32, sub, zero_f32
 from augury.backends.numba_cpu.kernels.step import ENTRY_BYTES, LDY, PANEL_ROWS, Y, claim, multiply_panels
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from augury.blocks import FeedForward
     from augury.types import ModelOptions
 
-__all__ = ["FUNCTIONS", "FeedForwardEmitter"]
+__all__ = ["ACTIVATIONS", "FUNCTIONS", "FeedForwardEmitter"]
 
 
 FUNCTIONS = {
@@ -50,15 +51,26 @@ FUNCTIONS = {
     Activation.GELU_HALF: (gelu_half, as_it_is),
     Activation.RELU: (relu, as_it_is),
     Activation.RELU_SQUARED: (relu_squared, as_it_is),
-    Activation.SITU: (sigmoid, as_it_is),  # times the capped gate, and of the capped
     Activation.SWIGLU_OAI: (swiglu_oai, swiglu_oai_up),
 }
 """What becomes of the gate, and of what it is multiplied with."""
+ACTIVATIONS = FUNCTIONS | {Activation.SITU: (sigmoid, as_it_is), Activation.XIELU: (as_it_is, as_it_is)}
+"""Likewise, with those that have constants: there, the part that has none."""
 
 
 @cache
 def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
-    (activation, of_up), is_capped = FUNCTIONS[kind], kind is Activation.SITU
+    (activation, of_up), is_capped, is_xielu = ACTIVATIONS[kind], kind is Activation.SITU, kind is Activation.XIELU
+
+    @helper
+    def bent(value: Any, record: int) -> Any:
+        """What becomes of a gate."""
+        if is_xielu:
+            slope, eps = get_f64(record + 88), get_f64(record + 96)
+            return xielu(value, get_f64(record + 72), get_f64(record + 80), slope, eps)
+        if is_capped:
+            return mul(activation(value), capped(value, get_f64(record + 72)))
+        return activation(value)
 
     def activate(record: int, state: int, thread: int, n_threads: int) -> None:
         entry, n_panels, out, n_rows, divisors = (
@@ -82,10 +94,7 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
             for t in range(n):
                 for index in range(PANEL_ROWS * first, stop, 16):
                     place, left = 4 * (t * ldy + index), stop - index
-                    given = load_part(gate + place, left)
-                    value = activation(given)
-                    if is_capped:
-                        value = mul(value, capped(given, get_f64(record + 72)))
+                    value = bent(load_part(gate + place, left), record)
                     if is_limited:
                         value = minimum(limit, value)  # what comes second stays where it is NaN
                     if divisors != 0:
@@ -103,7 +112,7 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
     activate.__doc__ = """Out = activation(gate) / divisors * up, or activation(up) / divisors.
 
     Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both,
-    caps of both.
+    constants of the activation.
     """
     return kernel(activate)
 
@@ -146,7 +155,7 @@ class FeedForwardEmitter(Emitter):
         entries = tape.entries(x, products)
         matrices = [tape.weights.matrix(linear) for linear, _ in products]
         operands = (entries.ctypes.data, len(entries), matrices[0].n_panels, hidden, block.up.n_out, self._divisors)
-        bounds = (block.limit or 0.0, *(block.caps or (0.0, 0.0)))
+        bounds = (block.limit or 0.0, *block.constants)
         tape.add(Work.of_matrices(", ".join(self._products), matrices), self._kernel, *operands, *map(bits, bounds))
         if self._ways:
             tape.prepare(hidden, block.down.n_in, 1, block.down.n_in, self._ways)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
-from augury.backends.numba_cpu.blocks.feed_forward import FUNCTIONS, FeedForwardEmitter
+from augury.backends.numba_cpu.blocks.feed_forward import ACTIVATIONS, FUNCTIONS, FeedForwardEmitter
 from augury.backends.numba_cpu.heads import Ways
 from augury.backends.numba_cpu.kernels import experts, routing
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
@@ -32,9 +32,9 @@ __all__ = ["GATINGS", "MixtureEmitter"]
 
 _KERNELS = {
     (activation, is_gated): experts.hidden_kernel(
-        *functions, activation.value, is_gated=is_gated, is_capped=activation is Activation.SITU
+        *ACTIVATIONS[activation], activation.value, is_gated=is_gated, is_capped=activation is Activation.SITU
     )
-    for activation, functions in FUNCTIONS.items()
+    for activation in (*FUNCTIONS, Activation.SITU)
     for is_gated in (True, False)
 }
 GATINGS = {
@@ -57,6 +57,8 @@ class MixtureEmitter(Emitter):
                     f"experts of {part.n_out} rows in tensor {part.weight!r}, expected a multiple of {PANEL_ROWS}; "
                     "use backend reference"
                 )
+        if (block.activation, block.gate is not None) not in _KERNELS:
+            raise UnsupportedError(f"experts with the activation {block.activation.name}; use backend reference")
         self._kernel = _KERNELS[block.activation, block.gate is not None]
         self._shared = None if block.shared is None else FeedForwardEmitter(block.shared, options)
         self._adjugate = None if block.adjugate is None else MixtureEmitter(block.adjugate, options)
@@ -173,8 +175,8 @@ class MixtureEmitter(Emitter):
             matrix = matrices + experts.MATRIX_BYTES * place
             operands = (table, matrix, _quantize(tape, inputs[place]), *rows, int(private), int(block.weighs_input))
             tape.add(Work("quantising activations"), experts.quantize_inputs, *operands, is_private=private)
-        hidden, caps = buffers["experts' hidden"], map(bits, block.caps or (0.0, 0.0))
-        bounds = (bits(block.limit or 0.0), int(block.limits_activated), *caps)
+        hidden = buffers["experts' hidden"]
+        bounds = (bits(block.limit or 0.0), int(block.limits_activated), *map(bits, block.constants))
         tape.add(self._work(tape, "experts' gate, up", inputs), self._kernel, table, matrices, hidden, *bounds)
         down = self._matrices(tape, [block.down], [buffers["experts' rows"]])
         given = (table, down, _quantize(tape, block.down), hidden, int(private))

@@ -189,7 +189,7 @@ def hidden_kernel(activation: Any, of_up: Any, name: str, *, is_gated: bool, is_
     hide.__doc__ = """Out = activation(gate) * up, or activation(up).
 
     Operands: tables of the router and of the matrices, out, what limits gate and up (or 0), whether it does so after the
-    activation, caps of both.
+    activation, constants of the activation.
     """
     return kernel(hide)
 
