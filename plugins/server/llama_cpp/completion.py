@@ -60,13 +60,14 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
 def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any]:
     """What is in force for arguments of `Engine.submit`, in llama.cpp's names."""
     params = {**server.options.params, **params}
-    names = [field.name for field in attrs.fields(SamplingParams) if field.name != "seed_offset"]
+    names = [field.name for field in attrs.fields(SamplingParams) if field.name not in ("seed_offset", "mirostat_mu")]
     sampling = attrs.asdict(SamplingParams(**{name: value for name, value in params.items() if name in names}))
     limit = -1 if params.get("max_tokens") is None else params["max_tokens"]
     speculative = params.get("speculative") or server.engine.config["speculative"]
     return {name: sampling[name] for name in names} | {
         "seed": -1 if sampling["seed"] is None else sampling["seed"],
-        "samplers": list(sampling["samplers"]),
+        "adaptive_target": -1.0,  # off, as it always is
+        "adaptive_decay": 0.9,
         "logit_bias": [[token, _finite(bias)] for token, bias in sampling["logit_bias"].items()],
         "n_predict": limit,
         "max_tokens": limit,

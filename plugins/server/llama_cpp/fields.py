@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, model_validator
 
-from augury.engine.sampling import SAMPLERS
 from augury.errors import OptionError
 from augury.plugins.server.fields import EngineFields
 from augury.text.tokenizer import Tokenizer
@@ -26,7 +25,6 @@ _LETTERS = {  # of llama.cpp
     "t": "temperature",
     "i": "infill",
 }
-_OFF_SAMPLERS = {"adaptive_p"}  # that do nothing unless fields of their own say so
 # What augury does not do: it may be asked for by the value that leaves it undone, and by no other.
 _UNDONE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("n_indent", "n_discard", "n_cache_reuse"), lambda value: value == 0),
@@ -36,10 +34,9 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("verbose", "return_progress", "post_sampling_probs", "grammar_lazy"), lambda value: value is False),
     **dict.fromkeys(("backend_sampling", "reasoning_control"), lambda value: value is False),
     "min_keep": lambda value: value in {0, 1},
+    "adaptive_decay": lambda _: True,  # it tunes what is off
 }
-# They tune what is off, so any value does nothing.
-_WITHOUT_EFFECT = {"adaptive_decay"}
-
+_OFF_SAMPLER = "adaptive_p"  # which does nothing unless adaptive_target says so
 
 _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]
 
@@ -72,7 +69,7 @@ class CompletionFields(EngineFields):
         kept = {}
         for name, value in data.items():
             is_known = name in cls.model_fields
-            if value is None or (name in _WITHOUT_EFFECT and not is_known) or (name == "grammar" and value == ""):
+            if value is None or (name == "grammar" and value == ""):
                 continue
             if name == "samplers" and isinstance(value, str):
                 kept[name] = [_LETTERS.get(letter, letter) for letter in value]
@@ -101,7 +98,7 @@ class CompletionFields(EngineFields):
             params["stop"] = self.stops
         if self.samplers is not None:
             names = dict.fromkeys(self.samplers)
-            params["samplers"] = [name for name in names if name in SAMPLERS or name not in _OFF_SAMPLERS]
+            params["samplers"] = [name for name in names if name != _OFF_SAMPLER]
         if self.logit_bias:
             params["logit_bias"] = biases(self.logit_bias, tokenizer)
         params |= {"logprobs": self.n_probs} if self.n_probs else {}
