@@ -1,24 +1,27 @@
 """Kernels → machine code (cubin) for a compute capability. It takes neither a GPU nor a driver, and is kept on disk.
 
-numba makes PTX of a kernel, nvJitLink machine code of that. What is kept depends on the kernels' sources and on the versions of
-what compiled them. Nothing else imports numba's compiler, so that another one can take its place.
+numba makes PTX of a kernel, nvJitLink machine code of that. What is kept goes by the kernels' sources alone, so a machine
+without a compiler can be given what another one has made: `python -m augury.backends.numba_cuda.aot 9.0`, in the user's cache.
+Nothing else imports numba's compiler, so that another one can take its place.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import platformdirs
 from attrs import frozen
 from xxhash import xxh3_128_hexdigest
 
+from augury.backends.numba_cuda.probe import cubins_folder
 from augury.files.atomic_file import write_atomically
 from augury.log import get_logger
 
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Binary", "Compiler", "compile_kernel"]
+__all__ = ["Binary", "Compiler", "all_kernels", "compile_kernel"]
 
-_MADE_BY = ("numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "llvmlite")
+_ELEMENTS = {"w": "uint32", "f": "float32", "j": "int32", "b": "int8", "h": "uint16"}  # of pointers, see `Kernel`
 
 
 @frozen
@@ -59,9 +62,6 @@ def _ptx_of(kernel: Kernel, capability: tuple[int, int]) -> str:
     return str(ptx)
 
 
-_ELEMENTS = {"w": "uint32", "f": "float32", "j": "int32", "b": "int8", "h": "uint16"}
-
-
 @contextmanager
 def _device_of(capability: tuple[int, int]) -> Iterator[None]:
     """Let numba take the device for one of this capability: to type what a kernel calls, it asks the device, not its caller."""
@@ -75,6 +75,20 @@ def _device_of(capability: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = ask
 
 
+def all_kernels() -> list[Kernel]:
+    """Every kernel that any model may need."""
+    from augury.backends.numba_cuda import kernels
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+
+    found: dict[str, Kernel] = {}
+    for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
+        for value in vars(import_module(module.name)).values():
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(each, Kernel):
+                    found[each.name] = each
+    return list(found.values())
+
+
 class Compiler:
     """Compiles for one compute capability what no earlier start has compiled.
 
@@ -85,8 +99,7 @@ class Compiler:
 
     def __init__(self, capability: tuple[int, int], folder: Path | None = None) -> None:
         self.capability = capability
-        root = folder or Path(platformdirs.user_cache_dir("augury")) / "cubins"
-        self.folder = root / f"sm_{capability[0]}{capability[1]}-{_key()}"
+        self.folder = (folder or cubins_folder()) / f"sm_{capability[0]}{capability[1]}-{_key()}"
 
     def binaries(self, kernels: Sequence[Kernel], progress: Progress) -> dict[str, Binary]:
         """The machine code of kernels by name."""
@@ -122,17 +135,20 @@ def _checksum(entry: bytes, cubin: bytes) -> bytes:
 
 @cache
 def _key() -> str:
-    """What machine code depends on: the sources of all kernels, and who compiled them."""
-    made_of = [path.read_bytes() for path in sorted((Path(__file__).parent / "kernels").glob("*.py"))]
-    for name in _MADE_BY:
-        try:
-            made_of.append(f"{name} {version(name)}".encode())
-        except PackageNotFoundError:  # a toolkit that was not installed by pip
-            made_of.append(name.encode())
-    return xxh3_128_hexdigest(b"\0".join(made_of))
+    """What machine code depends on: the sources of all kernels."""
+    return xxh3_128_hexdigest(
+        b"\0".join(path.read_bytes() for path in sorted((Path(__file__).parent / "kernels").glob("*.py")))
+    )
 
 
 @cache
 def _warn(message: str) -> None:
     """Say once what would be the same for every kernel."""
     get_logger("augury.backends.numba_cuda").warning(message)
+
+
+if __name__ == "__main__":
+    from augury.interfaces import Progress
+
+    major, minor = sys.argv[1].split(".")
+    Compiler((int(major), int(minor))).binaries(all_kernels(), Progress())

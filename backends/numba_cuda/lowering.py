@@ -84,10 +84,11 @@ class Lowering:
         self.steps(largest, Parts((0, len(self._layers))))  # which loads all weights
 
     def kernels(self) -> list[Kernel]:
-        """The kernels of passes of every number of tokens."""
+        """The kernels of passes of every number of tokens, and of what comes between them."""
         whole, last = Parts((0, len(self._layers))), self.state_spec.n_ctx - 1
         tapes = [self.steps(size_of(n, last), whole) for n in _N_TOKENS]
-        return list(dict.fromkeys(step.kernel for tape in tapes for step in tape.steps if isinstance(step, Launch)))
+        steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
+        return list(dict.fromkeys(step.kernel for step in steps if isinstance(step, Launch)))
 
     def program(self, size: Size, parts: Parts, staged: np.ndarray, told: np.ndarray) -> Program:
         """A program for passes of a size.

@@ -7,7 +7,9 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["LEAST_CAPABILITY", "SIMULATOR", "find_compiler", "is_simulated", "unavailable_reason"]
+import platformdirs
+
+__all__ = ["LEAST_CAPABILITY", "SIMULATOR", "cubins_folder", "find_compiler", "is_simulated", "unavailable_reason"]
 
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
 LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
@@ -28,9 +30,14 @@ def unavailable_reason() -> str | None:
     missing = [name for name in ("numba_cuda", "cuda.bindings", "cuda.core") if not _is_there(name)]
     if missing:
         return f"{missing[0]} is not installed; {_INSTALL}"
-    if find_compiler() is None:
+    if find_compiler() is None and not any(cubins_folder().glob("*/*.cubin")):
         return f"there is no libnvvm, which compiles kernels; {_INSTALL}, or set CUDA_HOME to a CUDA toolkit"
     return _no_gpu()
+
+
+def cubins_folder() -> Path:
+    """Where the machine code of kernels is kept."""
+    return Path(platformdirs.user_cache_dir("augury")) / "cubins"
 
 
 def find_compiler() -> Path | None:

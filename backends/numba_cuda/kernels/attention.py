@@ -22,6 +22,8 @@ from augury.backends.numba_cuda.kernels.dialect import (
     larger,
     load16,
     mul,
+    quotient,
+    remainder,
     warp_max,
 )
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_seen
@@ -45,7 +47,7 @@ def _score(q, start, keys, at, dim, scale):
     """Scale * q k: of four neighbours each one sum, in rising order, then these in pairs."""
     a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(0, dim, 8):
-        first, second, third, fourth = load16(keys, (at + i) // 2)
+        first, second, third, fourth = load16(keys, (at + i) >> 1)
         k0, k1 = _halves(first)
         k2, k3 = _halves(second)
         a, b = fma(q[start + i], k0, a), fma(q[start + i + 1], k1, b)
@@ -84,14 +86,17 @@ def _weights_of(scores, most, thread):
 
 @lane
 def _mixed(inputs, t, scores, values, base, dim, pair, split, first, last, group, n_groups):
-    """Two neighbouring values of the mix of a group's positions."""
+    """Two neighbouring values of the mix of a group's positions: every n-th, of n groups."""
     a, b = np.float32(0), np.float32(0)
     start = split * SPLIT
-    for position in range(max(first, start), min(last + 1, start + SPLIT)):
-        if position % n_groups == group:
-            word = values[((base + cell_of(inputs, t, position)) * dim) // 2 + pair]
-            low, high = _halves(word)
-            a, b = fma(scores[position - start], low, a), fma(scores[position - start], high, b)
+    begin = max(first, start)
+    position, end = begin + group - remainder(begin, n_groups), min(last + 1, start + SPLIT)
+    if position < begin:
+        position += n_groups
+    while position < end:  # of a range that steps by a variable, numba divides to know its length
+        low, high = _halves(values[((base + cell_of(inputs, t, position)) * dim >> 1) + pair])
+        a, b = fma(scores[position - start], low, a), fma(scores[position - start], high, b)
+        position += n_groups
     return a, b
 
 
@@ -120,7 +125,7 @@ def attend(
     most_of_warps = cuda.shared.array(_WARPS, np.float32)
     staged = cuda.shared.array(_STAGED, np.float32)
     thread = cuda.threadIdx.x
-    base = (inputs[SLOTS + t] * n_kv_heads + head // (n_heads // n_kv_heads)) * length
+    base = (inputs[SLOTS + t] * n_kv_heads + quotient(head, quotient(n_heads, n_kv_heads))) * length
     start = t * stride + head * head_dim
     most = _scores_of(inputs, t, rows, start, keys, base, head_dim, scale, split, first, last, thread, scores)
     most = warp_max(most)
@@ -130,13 +135,13 @@ def attend(
     for warp in range(_WARPS):
         most = larger(most, most_of_warps[warp])
     total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
-    n_pairs = value_dim // 2
-    n_groups = max(1, ATTEND_THREADS // n_pairs)
+    n_pairs = value_dim >> 1
+    n_groups = max(1, quotient(ATTEND_THREADS, n_pairs))
     to = ((t * n_heads + head) * n_splits + split) * (value_dim + 2)
     if n_groups > 1:
-        group = thread // n_pairs
+        group = quotient(thread, n_pairs)
         if group < n_groups:
-            pair = thread % n_pairs
+            pair = remainder(thread, n_pairs)
             a, b = _mixed(inputs, t, scores, values, base, value_dim, pair, split, first, last, group, n_groups)
             staged[group * value_dim + 2 * pair] = a
             staged[group * value_dim + 2 * pair + 1] = b
@@ -188,8 +193,8 @@ def merge_splits(
     first = first_seen(last, window)
     value = np.float32(0)
     if i < n_heads * value_dim:
-        at = (t * n_heads + i // value_dim) * n_splits * (value_dim + 2)
-        value = _merged(parts, at, n_splits, first // SPLIT, last // SPLIT + 1, value_dim, i % value_dim)
+        at = (t * n_heads + quotient(i, value_dim)) * n_splits * (value_dim + 2)
+        value = _merged(parts, at, n_splits, first // SPLIT, last // SPLIT + 1, value_dim, remainder(i, value_dim))
     if as_floats:
         out[t * width + i] = value
     if as_bytes:

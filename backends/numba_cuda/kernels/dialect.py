@@ -147,6 +147,16 @@ if SIMULATED:
             return np.float32(np.nan)
         return max(a, b)
 
+    @_typed(int32(int32, int32))
+    def quotient(a, b):
+        """A / b of 32 bits, without the rest; neither is negative."""
+        return a // b
+
+    @_typed(int32(int32, int32))
+    def remainder(a, b):
+        """The rest of a / b; neither is negative."""
+        return a % b
+
     @_typed(int32(uint32, uint32, int32))
     def dp4a(a, b, c):
         """C plus the products of four pairs of signed bytes."""
@@ -209,6 +219,8 @@ else:
     root = _ptx("sqrt.rn.f32 $0, $1;", "=f,f", float32, float32)
     nearest = _ptx("cvt.rni.s32.f32 $0, $1;", "=r,f", int32, float32)
     larger = _ptx("max.NaN.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
+    quotient = _ptx("div.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
+    remainder = _ptx("rem.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
     dp4a = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", int32, uint32, uint32, int32)
     prmt = _ptx("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
     float_of_half = _ptx("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", "=f,r", float32, uint32)

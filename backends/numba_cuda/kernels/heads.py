@@ -12,6 +12,8 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     mul,
+    quotient,
+    remainder,
     warp_sum,
 )
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS
@@ -112,5 +114,5 @@ def move_cells(cache, moves, n_moves, n_kv_heads, dim, length):
         return
     for move in range(n_moves):
         slot, source, to = moves[3 * move], moves[3 * move + 1], moves[3 * move + 2]
-        start = (slot * n_kv_heads + i // dim) * length
-        cache[(start + to) * dim + i % dim] = cache[(start + source) * dim + i % dim]
+        start, at = (slot * n_kv_heads + quotient(i, dim)) * length, remainder(i, dim)
+        cache[(start + to) * dim + at] = cache[(start + source) * dim + at]

@@ -23,19 +23,19 @@ def _no_simulator(monkeypatch):
 def machine(monkeypatch, tmp_path):
     """A machine with everything, of which tests take something away."""
 
-    class Driver:  # whose functions are named as in cuda.h
+    class Driver:
         capability, error = (9, 0), 0
 
-        def cuInit(self, flags):  # noqa: N802
+        def cuInit(self, flags):
             return self.error
 
-        def cuDeviceGet(self, device, number):  # noqa: N802
+        def cuDeviceGet(self, device, number):
             return 0
 
-        def cuDeviceGetName(self, name, n, device):  # noqa: N802
+        def cuDeviceGetName(self, name, n, device):
             name.value = b"NVIDIA Abacus"
 
-        def cuDeviceGetAttribute(self, value, attribute, device):  # noqa: N802
+        def cuDeviceGetAttribute(self, value, attribute, device):
             value._obj.value = self.capability[attribute - 75]
 
     class Spec:

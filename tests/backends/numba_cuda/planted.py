@@ -1,0 +1,33 @@
+"""Kernels that are wrong on purpose: the check of machine code is to find each."""
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import cuda, kernel
+
+
+@kernel("f", name="others_doubles")
+def doubles(x):
+    x[cuda.threadIdx.x] = x[cuda.threadIdx.x] * 2.5 + 0.1
+
+
+@kernel("fi", name="others_stack")
+def stack(x, n):
+    values = cuda.local.array(64, np.float32)
+    for i in range(64):
+        values[i] = x[i]
+    for i in range(n):
+        values[i * n & 63] += x[i]
+    x[cuda.threadIdx.x] = values[n & 63]
+
+
+@kernel("fi", name="others_shared")
+def shared(x, n):
+    values = cuda.shared.array(4096, np.float32)
+    values[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+    cuda.syncthreads()
+    x[cuda.threadIdx.x] = values[n]
+
+
+@kernel("wf", name="multiply_Q4_K_1")
+def narrow(w, y):
+    y[0] = np.float32(w[0]) + np.float32(w[1])

@@ -1,0 +1,221 @@
+"""A model on a GPU, whose driver stands in for NVIDIA's: launches run in the simulator, graphs as they were recorded."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import attrs
+import numpy as np
+import pytest
+from oracles.passes import run_of, tree_of
+
+from augury.backends.numba_cuda import aot
+from augury.backends.numba_cuda.aot import Binary, Compiler, all_kernels
+from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda.device import ELEMENTS
+from augury.backends.numba_cuda.kernels import simulator
+from augury.errors import AuguryError, CapacityError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.interfaces import Progress
+from augury.loader import plan_of
+from augury.registry import Registry
+from augury.testing.tiny_model import write_tiny_model
+from augury.types import ModelOptions
+
+KERNELS = {kernel.name: kernel for kernel in all_kernels()}
+C_TYPES = {"i": ctypes.c_int32, "r": ctypes.c_float}
+
+
+class Driver:
+    """What of `cuda.bindings.driver` is used; memory of the device is the host's."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_OUT_OF_MEMORY=2)
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
+    CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=SimpleNamespace(value=0))
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76
+    )
+
+    def __init__(self):
+        self.held, self.recorded, self.calls, self.free = {}, None, [], 1 << 30
+
+    def __getattr__(self, name):
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        return lambda *arguments: (self.calls.append(name), (0, *self.does(name, *arguments)))[1]
+
+    def does(self, name, *arguments):
+        if name in ("cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuMemsetD8Async"):
+            if self.recorded is not None:
+                self.recorded.append((name, arguments))
+            else:
+                getattr(self, f"do_{name}")(*arguments)
+            return ()
+        return getattr(self, f"do_{name}", lambda *_: ("a handle",))(*arguments)
+
+    def do_cuDeviceGetCount(self):
+        return (1,)
+
+    def do_cuDeviceGetName(self, n, device):
+        return (b"Stand-in\0\0",)
+
+    def do_cuDeviceGetAttribute(self, attribute, device):
+        return ({75: 9, 76: 0}[attribute],)
+
+    def do_cuMemGetInfo(self):
+        return (self.free, 1 << 30)
+
+    def do_cuMemAlloc(self, n):
+        array = np.full(n, 0xAB, np.uint8)
+        self.held[array.ctypes.data] = array
+        return (array.ctypes.data,)
+
+    def do_cuMemHostAlloc(self, n, flags):
+        return self.do_cuMemAlloc(n)
+
+    def do_cuMemFree(self, address):
+        del self.held[address]
+        return ()
+
+    do_cuMemFreeHost = do_cuMemFree
+
+    def do_cuMemsetD8Async(self, address, value, n, stream):
+        ctypes.memset(address, value, n)
+
+    def do_cuMemcpyHtoDAsync(self, to, source, n, stream):
+        ctypes.memmove(to, source, n)
+
+    do_cuMemcpyDtoHAsync = do_cuMemcpyDtoDAsync = do_cuMemcpyHtoDAsync
+
+    def do_cuModuleGetFunction(self, module, entry):
+        return (KERNELS[entry.decode()],)
+
+    def do_cuStreamBeginCapture(self, stream, mode):
+        self.recorded = []
+        return ()
+
+    def do_cuStreamEndCapture(self, stream):
+        graph, self.recorded = self.recorded, None
+        return (graph,)
+
+    def do_cuGraphInstantiate(self, graph, flags):
+        return (graph,)
+
+    def do_cuGraphLaunch(self, graph, stream):
+        for name, arguments in graph:
+            self.does(name, *arguments)
+        return ()
+
+    def do_cuEventElapsedTime(self, first, second):
+        return (2.0,)
+
+    def do_cuLaunchKernel(self, kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+        assert (by, bz, shared, extra) == (1, 1, 0, 0)
+        places = (ctypes.c_void_p * len(kernel.parameters)).from_address(parameters)
+        arguments = []
+        for kind, place in zip(kernel.parameters, places, strict=True):
+            value = C_TYPES.get(kind, ctypes.c_uint64).from_address(place).value
+            arguments.append(self.view(value).view(ELEMENTS[kind]) if kind in ELEMENTS else value)
+        simulator.run(kernel.function, (gx, gy, gz), bx, arguments)
+
+    def view(self, address):
+        """The memory from an address on, in the allocation that has it."""
+        start = max(each for each in self.held if each <= address)
+        return self.held[start][address - start :]
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    from augury.backends.numba_cuda import backend
+
+    made = Driver()
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=SimpleNamespace(driver=made)))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=made))
+    monkeypatch.setattr(backend.probe, "is_simulated", lambda: False)
+    monkeypatch.setattr(
+        Compiler, "binaries", lambda self, kernels, progress: {each.name: Binary(each.name, b"") for each in kernels}
+    )
+    return made
+
+
+def load(path, **options):
+    file = ModelFile.open(path)
+    plan = plan_of(file, Registry.discover())
+    plan = attrs.evolve(plan, layers=plan.layers[:1])
+    return NumbaCuda(NumbaCudaOptions(**options)).load(file, plan, ModelOptions(n_ctx=32, n_slots=2), Progress())
+
+
+def told(model):
+    """What a model says of some passes, one of them with a path of a tree that moves."""
+    first = model.forward(run_of([4, 5, 6]))
+    found = [first.argmax(), first.rows(), *first.top_k(np.int32([2]), 4)]
+    found.append(model.forward(tree_of([7, 8], [-1, -1], start=3)).rows())
+    moved = attrs.evolve(run_of([9], start=4), accepted=np.array([[0, 4, 3]], np.int32))
+    found.append(model.forward(moved).rows())
+    model.restore(1, model.save(0, 4))
+    return [*found, model.forward(run_of([9], slot=1, start=4)).rows()]
+
+
+def test_graphs_and_single_launches_give_what_the_simulator_gives(driver, tmp_path, monkeypatch):
+    write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
+    found = []
+    for has_graphs in (True, False):
+        model = load(tmp_path / "tiny.gguf", graphs=has_graphs)
+        found.append(told(model))
+        n_allocated = driver.calls.count("cuMemAlloc")
+        assert model.forward(run_of([4, 5, 6])).wait() == 0.002
+        assert driver.calls.count("cuMemAlloc") == n_allocated, "a pass allocates nothing"
+        assert ("cuGraphLaunch" in driver.calls) == has_graphs
+        model.close()
+        model.close()
+        assert not driver.held
+        driver.calls.clear()
+    monkeypatch.undo()
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    found.append(told(load(tmp_path / "tiny.gguf")))
+    for each in zip(*found, strict=True):
+        assert np.array_equal(each[0], each[1])
+        assert np.array_equal(each[0], each[2])
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(driver, tmp_path):
+    write_tiny_model(tmp_path / "tiny.gguf")
+    driver.free = 1 << 16
+    with pytest.raises(
+        CapacityError, match=r"tiny.gguf with 2 slots of 32 positions does not fit: .* GiB are free on Stand-in"
+    ):
+        load(tmp_path / "tiny.gguf")
+    assert not driver.held
+    with pytest.raises(UnsupportedError, match="there is no GPU 3; expected a number below 1"):
+        load(tmp_path / "tiny.gguf", device=3)
+
+
+def test_an_error_of_the_driver_is_named(driver, tmp_path):
+    write_tiny_model(tmp_path / "tiny.gguf")
+    driver.cuModuleLoadData = lambda image: (SimpleNamespace(name="CUDA_ERROR_NO_BINARY_FOR_GPU"), None)
+    with pytest.raises(AuguryError, match="cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU; see what nvidia-smi says"):
+        load(tmp_path / "tiny.gguf")
+
+
+def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
+    made = []
+
+    def compile_kernel(kernel, capability):
+        made.append(kernel.name)
+        return Binary(kernel.name, b"\n" + kernel.name.encode() + b"\n")
+
+    monkeypatch.setattr(aot, "compile_kernel", compile_kernel)
+    kernels = list(KERNELS.values())[:3]
+
+    def binaries(capability=(9, 0)):
+        made.clear()
+        return Compiler(capability, tmp_path).binaries(kernels, Progress())
+
+    first = binaries()
+    assert (len(made), binaries(), made) == (3, first, [])
+    (path, *_) = tmp_path.glob("sm_90-*/*.cubin")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (binaries(), made) == (first, [path.stem])
+    binaries((8, 0))
+    assert len(made) == 3

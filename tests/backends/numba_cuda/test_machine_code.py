@@ -1,0 +1,37 @@
+"""Every kernel compiles for every generation of GPUs, to machine code that is as it was meant to be."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import machine_code
+import pytest
+
+from augury.backends.numba_cuda.probe import SIMULATOR
+
+HERE = Path(__file__).parent
+N_KERNELS = 90
+
+
+def compiled(tmp_path, *words):
+    out = tmp_path / "found.json"
+    environment = {key: value for key, value in os.environ.items() if key != SIMULATOR}
+    words = [sys.executable, machine_code.__file__, words[0], out, *words[1:]]
+    subprocess.run(words, check=True, env=environment)
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0"])
+def test_machine_code_is_as_it_was_meant_to_be(capability, tmp_path):
+    found = compiled(tmp_path, capability)
+    assert [told for name, facts in found.items() for told in machine_code.problems(name, facts)] == []
+    assert len(found) == N_KERNELS, "the number of kernels has changed; so may it here"
+    planted = compiled(tmp_path, capability, HERE / "planted.py")
+    told = {name: " ".join(machine_code.problems(name, facts)) for name, facts in planted.items()}
+    assert "of double precision" in told["others_doubles"]
+    assert "a stack of 256 bytes" in told["others_stack"]
+    assert "bytes of shared memory" in told["others_shared"]
+    assert "loads of 16 bytes" in told["multiply_Q4_K_1"]
+    assert "byte dot products" in told["multiply_Q4_K_1"]

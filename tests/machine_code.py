@@ -1,0 +1,84 @@
+"""The machine code of CUDA kernels, and what is wrong with it: `python tests/machine_code.py 9.0 OUT.json [MODULE]`.
+
+A process of its own compiles: there kernels are written in CUDA, in other tests in what simulates it. MODULE is a file with
+kernels to compile in place of augury's. Needs the dependency group `cuda`, and no GPU.
+"""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+MOST_REGISTERS = {"multiply": 96}  # 128 threads of these leave room for five blocks of a multiprocessor
+OTHERS_REGISTERS = 64
+MOST_SHARED = 8192  # bytes
+WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
+
+
+def problems(name, found):
+    """What is wrong with a kernel's machine code."""
+    most = MOST_REGISTERS.get(name.split("_")[0], OTHERS_REGISTERS)
+    if found["registers"] > most:
+        yield f"{name} has {found['registers']} registers, expected {most} at most"
+    if found["shared"] > MOST_SHARED:
+        yield f"{name} has {found['shared']} bytes of shared memory, expected {MOST_SHARED} at most"
+    if found["stack"] or found["spills"]:
+        yield f"{name} has a stack of {found['stack']} bytes and {found['spills']} loads and stores of it, expected none"
+    if found["doubles"]:
+        yield f"{name} has {found['doubles']} instructions of double precision, expected none"
+    if name.startswith("multiply"):
+        if found["wide_loads"] < WIDE_LOADS:
+            yield f"{name} has {found['wide_loads']} loads of 16 bytes, expected {WIDE_LOADS} at least"
+        is_float = re.search(r"_B?F\d", name) is not None
+        if not is_float and found["dot_products"] < 8:
+            yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token"
+
+
+def report(kernels, capability):
+    """What there is to know about kernels, by name."""
+    from augury.backends.numba_cuda.aot import compile_kernel
+
+    told = {}
+    with TemporaryDirectory() as folder:
+        for kernel in kernels:
+            path = Path(folder) / f"{kernel.name}.cubin"
+            path.write_bytes(compile_kernel(kernel, capability).cubin)
+            told[kernel.name] = facts(path)
+    return told
+
+
+def facts(path):
+    usage = disassembled("-res-usage", path)
+    code = disassembled("-sass", path)
+    (numbers,) = re.findall(r"Function (?!__cuda)\S+\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+    registers, stack, shared = map(int, numbers)
+    patterns = {
+        "spills": r"\b(LDL|STL)\b",
+        "doubles": r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|MUFU\.RCP64H|[FI]2F\.F64|F2[FI]\S*\.F64)",
+        "wide_loads": r"\bLDG\S*\.128",
+        "dot_products": r"\bIDP\.4A",
+    }
+    counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}
+    return {"registers": registers, "stack": stack, "shared": shared, **counts}
+
+
+def disassembled(how, path):
+    import nvidia
+
+    (tool,) = [each for root in nvidia.__path__ for each in Path(root).glob("*/bin/cuobjdump")]
+    environment = {"PATH": str(tool.parent)}  # where it finds nvdisasm
+    return subprocess.run([tool, how, path], capture_output=True, text=True, check=True, env=environment).stdout
+
+
+if __name__ == "__main__":
+    from augury.backends.numba_cuda.aot import all_kernels
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+
+    major, minor = sys.argv[1].split(".")
+    kernels = all_kernels()
+    if len(sys.argv) > 3:
+        kernels = [value for value in runpy.run_path(sys.argv[3]).values() if isinstance(value, Kernel)]
+    Path(sys.argv[2]).write_text(json.dumps(report(kernels, (int(major), int(minor)))))
