@@ -16,10 +16,7 @@ from augury.plugins.constraints.guided import Guided
 pytestmark = pytest.mark.bench
 
 CACHE = user_cache_path("augury") / "models"
-MODELS = {
-    "smollm2": CACHE / "smollm2-135m-instruct-q4_1.gguf",
-    "qwen2.5-coder-0.5b": CACHE / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-}
+MODELS = {"smollm2": "smollm2"} | {path.stem: path for path in CACHE.glob("qwen2.5-coder-0.5b*.gguf")}
 N, TURNS = 300, 3
 PERSON = {"first_name": "string", "last_name": "string", "age": "integer", "city": "string", "occupation": "string"}
 SCHEMA = {

@@ -30,6 +30,7 @@ class ToolFormat:
         leads: The same at the beginning of an answer alone, written without white space.
         head: What is read before a call, up to its JSON, with the group `name` where the name stands in it.
         tail: What may stand after the last call and is no content.
+        ignored: What models write in calls besides.
         n_most: Calls in one answer; None for any number.
         is_described: Whether the template tells the model of its tools; otherwise a system message does.
     """
@@ -45,8 +46,15 @@ class ToolFormat:
     leads: tuple[str, ...] = ()
     head: re.Pattern[str] = _OBJECT_HEAD
     tail: re.Pattern[str] = _OBJECT_TAIL
+    ignored: tuple[str, ...] = ()
     n_most: int | None = None
     is_described: bool = True
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All that it writes beside names and arguments."""
+        parts = (self.begin, self.before_name, self.before_arguments, self.after_arguments, self.between, self.end)
+        return (*parts, *self.triggers, *self.ignored)
 
     @property
     def is_object(self) -> bool:
@@ -81,7 +89,9 @@ MISTRAL = ToolFormat(
     end="]",
     triggers=("[TOOL_CALLS]",),
 )
-MISTRAL_11 = ToolFormat("mistral-v11", "[TOOL_CALLS]", "[ARGS]", "", triggers=("[TOOL_CALLS]",), head=_MISTRAL_HEAD)
+MISTRAL_11 = ToolFormat(
+    "mistral-v11", "[TOOL_CALLS]", "[ARGS]", "", triggers=("[TOOL_CALLS]",), head=_MISTRAL_HEAD, ignored=("[CALL_ID]",)
+)
 DEEPSEEK = ToolFormat(
     "deepseek",
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",  # noqa: RUF001 - its vertical line is not the ASCII one

@@ -14,7 +14,7 @@ from augury.plugins.server.tools.format import ToolFormat
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerGrammar"]
+__all__ = ["AnswerGrammar", "control_tokens"]
 
 _ONE_LINE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 _ANYTHING = r"/(?s:.*)/"
@@ -64,22 +64,23 @@ class AnswerGrammar:
 
     def _thought(self, end: str) -> str:
         """A rule of a text up to its first end."""
-        if self._control(end):
+        if control_tokens(self.tokenizer, end):
             return f"thought: {_ANYTHING} {self._literal(end)}"
         return f"thought[lazy]: /(?s:.*){re.escape(end).replace('/', chr(92) + '/')}/"
 
     def _literal(self, text: str) -> str:
         """A text in a grammar; control tokens in it are named by their ids."""
-        control = self._control(text)
+        control = {name: token for token, name in control_tokens(self.tokenizer, text).items()}
         parts = re.split(f"({'|'.join(map(re.escape, control))})", text) if control else [text]
         return " ".join(f"<[{control[part]}]>" if part in control else json.dumps(part) for part in parts if part)
 
-    def _control(self, text: str) -> dict[str, int]:
-        """The control tokens that a text names."""
-        if self.tokenizer is None:
-            return {}
-        ids = self.tokenizer.encode(text, add_special=False, parse_special=True)
-        return {self.tokenizer.text(token): token for token in ids if self.tokenizer.is_special(token)}
+
+def control_tokens(tokenizer: Tokenizer | None, text: str) -> dict[int, str]:
+    """The control tokens that a text names, and their names."""
+    if tokenizer is None:
+        return {}
+    ids = tokenizer.encode(text, add_special=False, parse_special=True)
+    return {token: tokenizer.text(token) for token in ids if tokenizer.is_special(token)}
 
 
 def _json(schema: Mapping[str, Any]) -> str:

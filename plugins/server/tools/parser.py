@@ -141,7 +141,7 @@ def parse(
     if tags is not None:
         opening, closing = tags
         begun = text.lstrip()
-        if not is_reasoning and not is_whole and opening.startswith(begun):
+        if not is_whole and opening.startswith(begun):
             return answer
         if is_reasoning or begun.startswith(opening):
             body = begun.removeprefix(opening).lstrip()

@@ -10,7 +10,7 @@ from attrs import Factory, define, field, frozen
 
 from augury.errors import OptionError
 from augury.plugins.server.tools.format import GENERIC, ToolFormat, reasoning_tags, tool_format
-from augury.plugins.server.tools.grammar import AnswerGrammar
+from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.types import Token
 
@@ -51,10 +51,8 @@ class ChatPlan:
         return AnswerParser(self._format.tools, self._tags, has_tools=self._has_tools, is_reasoning=self._is_reasoning)
 
     def text(self, token: Token) -> str:
-        """What a token says to the parser: its text; of a control token that ends nothing its name."""
-        tokenizer = self._format.tokenizer
-        is_control = not token.text and tokenizer is not None and tokenizer.is_special(token.token)
-        return tokenizer.text(token.token) if is_control and token.token not in tokenizer.eog else token.text  # type: ignore[union-attr]
+        """What a token says to the parser: its text; of a control token that the format is written with its name."""
+        return token.text or self._format.control.get(token.token, "")
 
 
 @define
@@ -65,6 +63,7 @@ class ChatFormat:
         tools: How it writes calls.
         tags: What stands around its reasoning.
         may_reason: Whether its template knows of reasoning.
+        control: The names of the control tokens that it writes calls and reasoning with.
     """
 
     template: ChatTemplate | None
@@ -72,12 +71,14 @@ class ChatFormat:
     tools: ToolFormat = field(init=False)
     tags: tuple[str, str] = field(init=False)
     may_reason: bool = field(init=False)
+    control: dict[int, str] = field(init=False)
     _begins: dict[str, bool] = Factory(dict)  # whether prompts end within reasoning, by the template's variables
 
     def __attrs_post_init__(self) -> None:
         source = "" if self.template is None else self.template.source
         self.tools, self.tags = tool_format(source), reasoning_tags(source)
         self.may_reason = self.tags[1] in source
+        self.control = control_tokens(self.tokenizer, "".join([*self.tools.marks, *self.tags]))
 
     def plan(
         self,

@@ -4,6 +4,7 @@
 import json
 
 import pytest
+from hypothesis import given, strategies as st
 
 from augury.plugins.server.tools.format import FORMATS, REASONING_TAGS, tool_format
 from augury.plugins.server.tools.parser import AnswerParser, Call, collect, parse
@@ -109,6 +110,43 @@ def test_harmony_has_channels(is_told_apart):
     assert answer.calls == [Call("f", ARGUMENTS)]
     assert (answer.reasoning, answer.content) == (("Hm.", "Look: ") if is_told_apart else ("", "Hm.Look: "))
     assert both("<|channel|>final<|message|>Yes.", FORMATS["harmony"], THINK).content == "Yes."
+
+
+FRAGMENTS = (
+    *("a", " ", "\n", "<", "<think>", "</think>", "{", "}", "[", "]", '"', ":", ",", ";", "```json\n", "\n```", "\\"),
+    *('{"name": "f", "arguments": {"a": 1}}', '{"name": "f"', ', "parameters": {', '"x": "y"', '{"tool_calls": ['),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "f",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁sep｜>",
+    ),
+    *(
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "<|channel|>",
+        "analysis",
+        "final",
+        "<|message|>",
+    ),
+    *("<|end|>", "<|start|>", "assistant", " to=functions.f", "<|constrain|>json"),
+)
+
+
+@given(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
+    st.sampled_from(sorted(FORMATS)),
+    st.sampled_from([THINK, None]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_is_written_a_stream_takes_nothing_back(text, name, tags, has_tools, is_reasoning):
+    both(text, FORMATS[name], tags, has_tools=has_tools, is_reasoning=is_reasoning)
 
 
 def test_pieces_come_as_soon_as_they_are_certain():

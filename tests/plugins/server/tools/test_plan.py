@@ -159,10 +159,12 @@ def test_arguments_reach_templates_as_mappings():
     assert made["tool_calls"][0]["function"] == {"name": "now", "arguments": {"a": 1}}
 
 
-def test_control_tokens_are_text_to_the_parser_but_for_the_end():
-    plan, control = planned(), TOKENIZER.encode("[TOOL_CALLS]", add_special=False, parse_special=True)
-    assert [plan.text(Token(token, "")) for token in (*control, *TOKENIZER.eog)] == ["[TOOL_CALLS]"] + [""] * len(TOKENIZER.eog)
-    assert plan.text(Token(5, "x")) == "x"
+def test_control_tokens_are_text_to_the_parser_where_the_format_is_written_with_them():
+    (control,) = TOKENIZER.encode("[TOOL_CALLS]", add_special=False, parse_special=True)
+    texts = [planned(source).text(Token(control, "")) for source in ("[TOOL_CALLS]", "<tool_call>")]
+    assert texts == ["[TOOL_CALLS]", ""]
+    assert [planned().text(Token(token, "")) for token in TOKENIZER.eog] == [""] * len(TOKENIZER.eog)
+    assert planned().text(Token(5, "x")) == "x"
 
 
 @pytest.mark.parametrize(
