@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 
@@ -26,12 +26,11 @@ class DeepSeek2(Transformer):
     name = "deepseek2"
     experts = {"has_weights_scale": True, "has_scales": False}
     feeding = {"has_scales": False}
-    yarn_keys: ClassVar[tuple[str, ...]] = ("beta_fast", "beta_slow")  # see `rope.of_file`
 
     @classmethod
     def rope(cls, decoder: Decoder) -> Rope:
         """The rotary positions of all layers."""
-        rope, multiplier = decoder.rope(is_interleaved=True, yarn_keys=cls.yarn_keys), cls.multiplier(decoder)
+        rope, multiplier = decoder.rope(is_interleaved=True), cls.multiplier(decoder)
         if not multiplier or not _is_yarn(decoder):
             return rope
         return attrs.evolve(rope, magnitude=rope.magnitude / _sharpness(decoder) * cls.stretched(decoder, multiplier))

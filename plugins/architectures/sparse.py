@@ -13,7 +13,7 @@ from augury.blocks import Gating, Indexer, Layer, Norm, NormKind, Rope
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.latent import DeepSeek2, latent_attention
+from augury.plugins.architectures.latent import DeepSeek2, Mistral4, latent_attention
 from augury.plugins.architectures.rope import local_base
 
 _EPS = 1e-6  # of the norm of what is compared; files do not state it
@@ -40,13 +40,12 @@ def indexer(decoder: Decoder, layer: int, rope: Rope) -> Indexer:
     )
 
 
-class DeepSeek32(DeepSeek2):
-    """DeepSeek 3.2: every layer has an indexer, whose pairs lie as NeoX has them."""
+class DeepSeek32(Mistral4):
+    """DeepSeek 3.2: every layer has an indexer, whose pairs lie as NeoX has them; its multiplier is as that of Mistral 4."""
 
     name = "deepseek32"
     experts = {"has_weights_scale": True}
     feeding = {}
-    yarn_keys = ()
 
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
@@ -60,7 +59,6 @@ class GlmDsa(DeepSeek2):
     name = "glm-dsa"
     experts = {"has_weights_scale": True, "fallback": Gating.SIGMOID}
     feeding = {}
-    yarn_keys = ()
 
     @classmethod
     def multiplier(cls, decoder: Decoder) -> float:  # noqa: ARG003 - as DeepSeek's

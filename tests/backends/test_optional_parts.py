@@ -288,7 +288,7 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
         assert np.array_equal(rows(model, run_of(tokens[n:][path], slot=1, start=n)), tree[path])
 
 
-@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_what_an_indexer_compares_moves_with_its_position(backend):
     model = load(backend, VARIANTS["latent attention to what an indexer chooses"])
     tokens, parents, path = some_tokens(30), [-1, 0, 0, 1, 2, 4], [0, 2, 4, 5]
@@ -305,7 +305,7 @@ def test_what_an_indexer_compares_moves_with_its_position(backend):
     assert all(np.array_equal(*pair) for pair in zip(*memory, strict=True))
 
 
-@pytest.mark.parametrize("backend", sorted(REGISTRY.backends))
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_chose(backend):
     model = load(backend, VARIANTS["latent attention to what an indexer chooses"])
     hidden = np.zeros((3, E), np.float32)
