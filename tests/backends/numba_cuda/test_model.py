@@ -7,7 +7,7 @@ from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Engine, Registry
-from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress

@@ -59,9 +59,12 @@ def test_an_ignored_flag_takes_its_value_and_nothing_more(capsys):
     args = parsed(*line.split(), "-m", "x", "-p", "text", "--override-tensor=exps=CPU", "-n", "-2")
     assert (args.model, args.prompt, args.n_predict, args.file) == ("x", ["text"], -2, [])
     lines = capsys.readouterr().err.splitlines()
-    assert "augury run: -ngl, -sm, -ts, -ngld, -devd, --override-tensor are ignored: augury computes on the CPU" in lines
+    told = "--backend numba-cuda computes all layers on a GPU, numba-cuda:device=1 on the second one"
+    assert f"augury run: -ngl, -sm, -ts are ignored: {told}" in lines
+    told = "--spec-draft-model-backend numba-cuda computes the draft model on a GPU"
+    assert f"augury run: -ngld, -devd are ignored: {told}" in lines
     assert "augury run: --keep is ignored: a full context ends the text" in lines
-    assert sum(line.count(" ignored: ") for line in lines) == len(lines) == 8
+    assert sum(line.count(" ignored: ") for line in lines) == len(lines) == 10
 
 
 @pytest.mark.parametrize("words", [["-fa"], ["-fa", "auto"], ["-fa=1"], ["--color"]])
