@@ -23,6 +23,8 @@ _SPACES: Mapping[str, Mapping[str, Any]] = {
     "any": {"whitespace_flexible": True},
 }
 
+_ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
+
 
 @frozen
 class JsonSchemaOptions:
@@ -126,13 +128,28 @@ class Grammar(Guided):
 
     def grammar(self) -> str:
         """The grammar, translated if it is GBNF."""
-        from llguidance import grammar_from
+        if "::=" not in self.options.text:
+            return self.options.text
+        from llguidance.gbnf_to_lark import gbnf_to_lark
 
         try:
-            return grammar_from("grammar", self.options.text).removeprefix("%llguidance {}")
-        except ValueError as error:
-            told = str(error).removeprefix("Failed to convert the grammar from GBNF to Lark: ")
-            raise OptionError(f"grammar: {told}; expected GBNF with a rule root, or Lark with a rule start") from None
+            return gbnf_to_lark(_ESCAPES.sub(_spelled, self.options.text)).removeprefix("%llguidance {}")
+        except Exception as error:  # noqa: BLE001 - the library's own are of several types
+            raise OptionError(f"grammar: {self.explained(str(error))}") from None
+
+    def explained(self, error: str) -> str:
+        """Say what is expected where the library points at no place."""
+        return (
+            error if re.search(r"\d\(\d+\):", error) else f"{error}; expected GBNF with a rule root, or Lark with a rule start"
+        )
+
+
+def _spelled(escape: re.Match[str]) -> str:
+    """What an escape of GBNF stands for, which the translation does not know."""
+    if (digits := escape[1] or escape[2]) is None:
+        return escape[0]
+    code = int(digits, 16)
+    return f"\\x{code:02X}" if code < 0x80 else chr(code)
 
 
 @frozen
