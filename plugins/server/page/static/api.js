@@ -2,9 +2,10 @@
 
 /** An answer that was refused or broke off, in words for people. */
 export class ServerError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, progress = null) {
     super(message);
     this.status = status;
+    this.progress = progress; // of a model that is being loaded: task, done, total
   }
 }
 
@@ -27,7 +28,7 @@ async function ask(path, key, options = {}) {
     // a body that says nothing
   }
   const message = told?.error?.message ?? `The server answered with status ${response.status}.`;
-  throw new ServerError(message, response.status);
+  throw new ServerError(message, response.status, told?.error?.progress);
 }
 
 /** What the server says of itself. */

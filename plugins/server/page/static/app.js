@@ -308,7 +308,9 @@ async function connect() {
       status.replaceChildren(button("sliders", "Enter the API key", () => editSettings("key"), { text: "Enter the API key" }));
       return;
     }
-    status.textContent = error.status === 503 ? error.message : "No connection";
+    const { task, done, total } = error.progress ?? {};
+    const share = total ? `, ${task} ${Math.floor((100 * done) / total)}%` : "";
+    status.textContent = error.status === 503 ? error.message + share : "No connection";
     connecting = setTimeout(connect, error.status === 503 ? 700 : 3000);
   }
 }

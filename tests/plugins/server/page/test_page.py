@@ -210,14 +210,35 @@ def test_a_connection_that_breaks_off_loses_nothing(open_page, proxy):
     assert (answer["status"], answer["text"].startswith(begun["text"])) == ("done", True)
 
 
+def test_an_answer_without_an_end_has_broken_off(page):
+    body = 'data: {"choices": [{"delta": {"content": "Once upon"}, "finish_reason": null}]}\n\n'
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    ask(page, STORY)
+    assert "connection was lost" in page.wait_for_selector("[role=alert]").inner_text()
+    assert page.inner_text(f"{LAST} >> .text") == "Once upon"
+
+
 def test_a_server_with_keys_asks_for_one(open_page, strict_server):
     page = open_page(strict_server.url)
     page.click("text=Enter the API key")
-    page.fill("[name=key]", "two")
+    page.keyboard.press("Escape")
+    ask(page, "Hello")
+    assert "API key" in page.wait_for_selector("[role=alert]").inner_text()
+    page.click("[role=alert] >> text=Enter a key")
+    page.keyboard.type("two")
     page.click("#settings >> text=Save")
     page.wait_for_selector("#model >> text=drafter")
-    ask(page, "Hello")
-    assert "tokenizer" in page.wait_for_selector("[role=alert]").inner_text()  # this model has none
+    page.click("text=Retry")
+    page.wait_for_selector("[role=alert] >> text=tokenizer")  # this model has none
+
+
+def test_the_page_waits_for_a_model_that_is_being_loaded(page):
+    error = {"message": "the model is being loaded", "progress": {"task": "compile", "done": 3, "total": 10}}
+    page.route("**/props", lambda route: route.fulfill(status=503, json={"error": error}))
+    page.reload()
+    page.wait_for_selector("#model >> text=the model is being loaded, compile 30%")
+    page.unroute("**/props")
+    page.wait_for_selector("#model >> text=smollm2")
 
 
 def test_options_and_the_system_prompt_reach_the_server(page):
@@ -293,6 +314,10 @@ def test_a_phone_has_room_for_everything(open_page, server, theme):
     assert page.evaluate(
         "[document.documentElement, document.querySelector('#scroller')].every(each => each.scrollWidth <= 390)"
     )
+    for wide in ("pre", ".table"):
+        assert (
+            page.locator(f"{LAST} >> {wide}").evaluate("element => { element.scrollLeft = 999; return element.scrollLeft }") > 0
+        )
     page.tap("#open-sidebar")
     page.tap("#new")
     assert page.is_visible("#welcome")
