@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.fields import EngineFields, Fields
-from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
 from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.llama_cpp.tokenize import n_prompt_tokens
 from augury.plugins.server.server import Server, Serving
@@ -177,7 +177,7 @@ class MessagesRequest(CountRequest):
         return self
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", responses=STREAMED)
 async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
     plan, params = await body.plan(server)

@@ -35,6 +35,8 @@ _ROUTERS = (
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads; so is what lies below /static/
 _ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do not wake a server that sleeps
+_ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+_ERRORS: dict[int | str, str] = {"4XX": "What is wrong with the request.", "5XX": "Why there is no answer."}
 _LOCAL = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
@@ -60,6 +62,7 @@ def make_app(server: Server) -> FastAPI:
         docs_url=None,  # pages that would load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        responses={status: {"description": told, "content": _ERROR} for status, told in _ERRORS.items()},
     )
     app.state.server, app.state.sleep = server, None
     for router in _ROUTERS:

@@ -25,7 +25,10 @@ from augury.types import Result, Token
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["Generation", "event", "generate", "stream"]
+__all__ = ["STREAMED", "Generation", "event", "generate", "stream"]
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What the OpenAPI document says of routes that may answer by server-sent events."""
 
 Pieces = AsyncIterator[tuple[int, Token | Result]]
 

@@ -6,7 +6,7 @@ import time
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.server import Serving
@@ -25,7 +25,7 @@ def health(server: Serving) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 def metrics(server: Serving) -> Response:
     """Give the counters of the server's life, for Prometheus."""
     if server.metrics is None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from augury.engine.sampling import SamplingParams
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
@@ -36,7 +36,7 @@ class CompletionRequest(CompletionFields):
     prompt: Prompt
 
 
-@router.post("/completion")
+@router.post("/completion", responses=STREAMED)
 @router.post("/completions", include_in_schema=False)
 async def completion(body: CompletionRequest, http: Request, server: Serving) -> Any:
     """Continue one prompt, or several: then the answer is a list."""

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
+from augury.plugins.server.generation import STREAMED
 from augury.plugins.server.llama_cpp.completion import answer
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
@@ -43,7 +44,7 @@ class InfillRequest(CompletionFields):
     prompt: str = ""
 
 
-@router.post("/infill")
+@router.post("/infill", responses=STREAMED)
 async def infill(body: InfillRequest, http: Request, server: Serving) -> Any:
     """Fill a gap."""
     tokenizer, limit = server.engine.tokenizer, body.n_predict or 0

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields, draft_origin
-from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
@@ -133,7 +133,7 @@ class ChatRequest(OpenAIFields):
         return plan, params
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMED)
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Serving
 from augury.plugins.server.timings import timings
@@ -38,7 +38,7 @@ class CompletionRequest(OpenAIFields):
         return list(self.prompt) if is_several else [self.prompt]
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMED)
 async def completions(body: CompletionRequest, http: Request, server: Serving) -> Any:
     """Continue one prompt, or several."""
     if body.best_of not in {None, body.n}:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields, Fields
-from augury.plugins.server.generation import Pieces, event, generate, stream
+from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
 from augury.plugins.server.openai.response_output import Output, item_id
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
@@ -79,7 +79,7 @@ class ReasoningOptions(Fields):
 class ResponsesRequest(EngineFields):
     """A conversation that is to be continued."""
 
-    input: str | list[InputItem]
+    input: str | list[InputItem] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
@@ -100,6 +100,8 @@ class ResponsesRequest(EngineFields):
             return [*found, {"role": "user", "content": self.input}]
         for i, item in enumerate(self.input):
             _append(found, item, f"input.{i}")
+        if not found:
+            raise RequestError(400, "input holds no message", param="input")
         return found
 
     def schema_of_answer(self) -> dict[str, Any] | None:
@@ -134,7 +136,7 @@ def _text_of(content: str | list[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=STREAMED)
 async def responses(body: ResponsesRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
     effort = None if body.reasoning is None else body.reasoning.effort

@@ -27,6 +27,7 @@ def llm(server, tmp_path_factory):
     return run
 
 
+@pytest.mark.sample(0)  # a process of its own, which takes seconds to start, for every question
 def test_llm_asks_goes_on_and_keeps_to_a_schema(llm):
     first = llm("-m", "here", "-o", "max_tokens", "12", "Name a colour.")
     assert first.strip()

@@ -106,6 +106,8 @@ def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "expected 'function'"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input holds no message"),
         ({"input": [{"role": "user"}]}, "lacks its role or content"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"input": "a b " * 600}, "a sequence can use 512"),
