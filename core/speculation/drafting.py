@@ -77,10 +77,10 @@ class Drafting:
         speculation = sequence.request.speculation
         if not speculation.members or not speculation.n_max:
             return n_reused
-        drafters = RequestDrafters() if self._planner is None else self._planner.new_request()
+        indices = [self._names.index(member.name) for member in speculation.members]
+        drafters = RequestDrafters() if self._planner is None else self._planner.new_request(indices)
         self._drafters[sequence.slot] = drafters
-        for member in speculation.members:
-            index = self._names.index(member.name)
+        for index, member in zip(indices, speculation.members, strict=True):
             drafter = self._chains[sequence.slot][index]
             guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, self.on_failure)
             drafters.guards[index] = guard

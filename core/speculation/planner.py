@@ -110,10 +110,11 @@ class DraftPlanner:
         self.plain_s = plain_s = costs.seconds(1, 0)  # of a pass of one token
         self._costly_budgets = [LossBudget(_COSTLY_LOSES * plain_s, _COSTLY_SHARE, _MOST_SAVED * plain_s) for _ in is_costly]
 
-    def new_request(self) -> RequestDrafters:
-        """What is known of the drafters when a request begins."""
+    def new_request(self, members: Sequence[int] | None = None) -> RequestDrafters:
+        """What is known of the drafters when a request begins that these of them serve; None for all."""
         n, plain_s = len(self.is_costly), self.plain_s
-        n_lookups = max(n - sum(map(max, self.is_costly, self._is_certain)), 1)
+        serving = range(n) if members is None else members
+        n_lookups = max(sum(not (self.is_costly[m] or self._is_certain[m]) for m in serving), 1)
         budgets = [
             shared
             if is_costly

@@ -277,6 +277,9 @@ def test_a_certain_draft_is_taken_whole_at_once_and_less_of_it_once_it_was_wrong
     planner = DraftPlanner(costs, [False, False], [True, False])
     drafters = planner.new_request()
     assert drafters.budgets[1].seconds == 0.4, "a certain one takes no share of what lookups may lose"
+    assert [each.seconds for each in planner_of(False, False).new_request([1]).budgets] == [0.4, 0.4], (
+        "nor one that is not asked"
+    )
     both = slot_of(drafters, {0: 8, 1: 16})
     planner.choose([both])
     assert (both.drafter, both.k) == (0, 8)
