@@ -55,15 +55,15 @@ LACKS = {
     _HYPER: ("deepseek4", "hy_v4", "qwen4exp", "glm5-next"),
     "attention to chosen blocks of positions": ("minimax-m3",),
     _MIXTURE: ("graniteswitch", "step35"),
-    "embeddings per layer, and caches that layers share": ("gemma3n", "gemma4"),
+    "embeddings per layer, and caches that layers share": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
     "norms after attention instead of before, and logits of images that are masked": ("chameleon",),
 }
 
 
 NOT_EXACTLY = """
-Nor does `qwen3tts` run with a vocabulary of its own for speech. Files of other architectures that ask for something that a page
-does not know are refused with the key that says so.
+Nor do Gemma 4 E2B and E4B run, which have such embeddings and caches, or `qwen3tts` with a vocabulary of its own for speech.
+Files of other architectures that ask for something that a page does not know are refused with the key that says so.
 """
 
 

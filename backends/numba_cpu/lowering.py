@@ -142,6 +142,8 @@ class Lowering:
             if layer.turn is not None and other is not None:
                 writing.take_turn(layer.turn, other)
             self._emit_blocks(writing, i)
+            if layer.scale != 1.0:
+                writing.scale_x(layer.scale)
             if layer.skip and embedded is not None:
                 writing.norm_x(None)
                 writing.add_to_x(embedded, layer.skip)

@@ -208,6 +208,14 @@ class Tape:
         operands = (x.address, x.stride, y.address, y.stride, x.width, int(private), bits(factor))
         self.add(Work("adding rows"), step.add_rows, *operands, is_private=private)
 
+    def scale_x(self, factor: float) -> None:
+        """Write that x, with what blocks left, is multiplied by a number."""
+        self.norm_x(None)
+        x, private = self.space.x, self.space.is_private
+        self.add(
+            Work("scaling rows"), step.scale_rows, x.address, x.stride, x.width, int(private), bits(factor), is_private=private
+        )
+
     def begin_other(self, other: Rows, first: Vector) -> None:
         """Write that all rows of the second residual stream are a vector."""
         row = memory_at(self.weights.vector(first.weight, first.size), 4 * first.size).view(np.float32)

@@ -115,14 +115,17 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
 def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray, before: np.ndarray) -> np.ndarray:
     """What a mixture of experts adds to x (n, E), which was `before` at the beginning of its layer."""
     normed = each_normed(x, block.norm, weights)
-    logits = weights.product(block.router.logits, before if block.router.is_early else normed)
+    judged = before if block.router.is_early else normed
+    judged = judged if block.router.norm is None else each_normed(x, block.router.norm, weights)
+    logits = weights.product(block.router.logits, judged)
     added = _experts(
         block, weights, normed if block.latent_down is None else weights.product(block.latent_down, normed), logits
     )
+    added = each_normed(added, block.sum_norm, weights)
     if block.latent_up is not None:
-        added = weights.product(block.latent_up, each_normed(added, block.latent_norm, weights))
+        added = weights.product(block.latent_up, added)
     if block.shared is not None:
-        shared = feed_forward(block.shared, weights, normed)
+        shared = feed_forward(block.shared, weights, normed if block.shared.norm is None else x)
         if block.shared_gate is not None:
             gate = weights.vector(block.shared_gate.weight)
             shared *= np.array([[sigmoid(gate @ seen)] for seen in normed])
@@ -228,9 +231,9 @@ KNOWN: dict[type, Container[Any]] = {
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},
     MixtureOfExperts: {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
-        *("constants", "latent_down", "latent_up", "latent_norm"),
+        *("constants", "latent_down", "latent_up", "sum_norm"),
     },
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "is_early", "n_alike"},
+    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     Output: {"softcap", "mix"},
     Layer: {
@@ -242,6 +245,7 @@ KNOWN: dict[type, Container[Any]] = {
         "beside",
         "turn",
         "apart",
+        "scale",
         "banks",
         "mix",
         "feed_forward_mix",

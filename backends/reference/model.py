@@ -117,6 +117,7 @@ class ReferenceModel(Model):
                 after = after + mixture(block, weights, seen, x)
             else:
                 after = after + STATELESS[type(block)](block, weights, seen)
+        after = layer.scale * after
         if layer.skip:
             after = after + layer.skip * embedded
         return each_normed(after, layer.norm, weights)

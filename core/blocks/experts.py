@@ -44,6 +44,7 @@ class Router:
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
+    norm: Norm | None = None  # the logits are of this norm of x, not of the experts' input
     is_early: bool = False  # the logits are of x as it is before the layer, without a norm
     n_alike: int = 1  # candidates that are one expert
 
@@ -58,7 +59,7 @@ class MixtureOfExperts(Block):
     s = sigmoid(shared_gate · n), or 1 where there is no such gate. What comes of all is sent through the `adjugate` mixture,
     too, whose router has the same logits, and both are added.
 
-    With `latent_down` and `latent_up`, experts are of another size: expert_e(latent_down(n)), and latent_up(latent_norm(sum)).
+    With `latent_down` and `latent_up`, experts are of another size: expert_e(latent_down(n)), and latent_up(sum_norm(sum)).
     """
 
     norm: Norm | None
@@ -70,17 +71,17 @@ class MixtureOfExperts(Block):
     limit: float | None = None  # gate_e(n) is at most that, up_e(n) between it and its negative
     limits_activated: bool = False  # not the gate is at most that, but what the activation makes of it
     weighs_input: bool = False  # expert_e(w_e * n) instead of w_e * expert_e(n)
-    shared: FeedForward | None = None  # without norms: it is given n
+    shared: FeedForward | None = None  # given n; given x where it has a norm
     shared_gate: Vector | None = None  # (E,)
     post_norm: Norm | None = None
     adjugate: MixtureOfExperts | None = None  # without norms
     constants: tuple[float, ...] = ()  # of the activation
     latent_down: Linear | None = None
     latent_up: Linear | None = None
-    latent_norm: Norm | None = None
+    sum_norm: Norm | None = None  # of the experts' sum, before anything is added
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices and norms, those of the router, of the shared expert and of the adjugate mixture among them."""
-        router = (self.router.logits, *(() if self.router.bias is None else (self.router.bias,)))
+        router = [part for part in (self.router.logits, self.router.norm, self.router.bias) if part is not None]
         others = [part for block in (self.shared, self.adjugate) if block is not None for part in block.tensors()]
         return (*router, *super().tensors(), *others)

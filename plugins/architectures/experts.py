@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -45,6 +46,7 @@ def mixture(
     has_gate: bool = True,
     norm: str | Norm = "ffn_norm",
     has_post_norm: bool = False,
+    has_router_norm: bool = False,
     n_latent: int | None = None,
     factor: float = 1.0,
     **others: Any,
@@ -63,6 +65,7 @@ def mixture(
         has_gate: Whether experts have gates.
         norm: Of its input, or the name of its tensor.
         has_post_norm: Whether what is added to the residual stream is normed.
+        has_router_norm: Whether the router has a norm of its own, whose weights are called its scale.
         n_latent: The values that go into experts and come out, where these are not E.
         factor: What is added to the residual stream is multiplied by it.
         **others: Other fields of `MixtureOfExperts`.
@@ -78,13 +81,17 @@ def mixture(
     n_groups_used = keys.count("expert_group_used_count", 0, least=0, most=n_groups) or n_groups
     if n_groups_used * (n_experts // n_groups) < n_used:
         keys.fail("expert_group_used_count", n_groups_used, f"groups with at least the {n_used} experts that are used")
+    name, n_embd = f"{at}.ffn_gate_inp", decoder.n_embd
+    logits = decoder.linear(name, n_embd, n_experts, has_scale=not has_router_norm)
+    router_norm = decoder.norm(name, suffix=".scale") if has_router_norm else None
     router = Router(
-        logits=decoder.linear(f"{at}.ffn_gate_inp", decoder.n_embd, n_experts),
+        logits=attrs.evolve(logits, scale=1.0 / math.sqrt(n_embd)) if has_router_norm else logits,
         n_used=n_used,
         gating=_gating(decoder, fallback) if gating is None else gating,
         bias=_vector(decoder, f"{at}.exp_probs_b.bias", n_experts) or _vector(decoder, f"{at}.exp_probs_b", n_experts),
         is_normalised=keys.flag("expert_weights_norm", default=False) if is_normalised is None else is_normalised,
         scale=factor * ((keys.number("expert_weights_scale", 0.0) or 1.0) if has_weights_scale else 1.0),
+        norm=router_norm,
         n_groups=n_groups,
         n_groups_used=n_groups_used,
     )

@@ -197,7 +197,7 @@ class KimiK3(KimiLinear):
             norm = f"{at}.ffn_routed_norm"
             how["latent_down"] = decoder.linear(f"{at}.ffn_routed_down", n_embd, n_latent, **_MARKS)
             how["latent_up"] = decoder.linear(f"{at}.ffn_routed_up", n_latent, n_embd, **_MARKS)
-            how["latent_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
+            how["sum_norm"] = decoder.norm(norm, n_latent) if f"{norm}.weight" in decoder.file.tensors else None
         block = mixture(decoder, layer, has_weights_scale=True, n_latent=n_latent or None, **how)
         return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, constants=constants))
 

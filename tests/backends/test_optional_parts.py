@@ -177,6 +177,7 @@ VARIANTS = {
         with_layers(banks=True, mix=LAYER_NORM, feed_forward_mix=LAYER_NORM),
         output=attrs.evolve(PLAN.output, mix=LAYER_NORM),
     ),
+    "scaled layers": with_layers(scale=0.6, skip=0.7),
     "norm of a layer": with_layers(norm=LAYER_NORM),
     "parallel with a skip": with_layers(is_parallel=True, skip=0.7, norm=Norm(None, E, 1e-5)),
     "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),

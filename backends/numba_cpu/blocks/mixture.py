@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
     from augury.backends.numba_cpu.tape import Tape
     from augury.backends.numba_cpu.weights import Weights
-    from augury.blocks import Linear, Matrices, MixtureOfExperts
+    from augury.blocks import Matrices, MixtureOfExperts
     from augury.types import ModelOptions
 
 __all__ = ["GATINGS", "MixtureEmitter"]
@@ -68,8 +68,8 @@ class MixtureEmitter(Emitter):
         own = (self._kernel, experts.multiply_experts, routing.route, experts.combine)
         rest = (experts.quantize_inputs, experts.quantize_hidden, routing.group)
         others = [kernel for emitter in (self._shared, self._adjugate) if emitter for kernel in emitter.kernels()]
-        norm = () if self.block.latent_norm is None else (prepare_head, prepare_rows)
-        return (*own, *rest, *others, *norm)
+        norms = (self.block.sum_norm, None if self.block.shared is None else self.block.shared.post_norm)
+        return (*own, *rest, *others, *((prepare_head, prepare_rows) if any(norms) else ()))
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -89,8 +89,8 @@ class MixtureEmitter(Emitter):
         }
         if self._shared is not None:
             needed |= {"shared expert": row_bytes(n_embd)} | dict(self._shared.buffers(n_threads))
-        if block.latent_down is not None:
-            needed |= {"latents": row_bytes(size), "latents' sum": row_bytes(size), "experts' output": row_bytes(n_embd)}
+        if block.sum_norm is not None or block.latent_up is not None:
+            needed |= {"latents": row_bytes(size), "experts' sum apart": row_bytes(size), "experts' output": row_bytes(n_embd)}
         if self._adjugate is not None:
             needed = {"experts' sum": row_bytes(n_embd), **needed}
             for name, n_bytes in self._adjugate.buffers(n_threads).items():
@@ -114,8 +114,9 @@ class MixtureEmitter(Emitter):
                 scales = 0 if part.scales is None else arena.keep(np.array(part.scales, np.float32), "weights")
                 biases = 0 if part.bias is None else arena.keep(weights.values(part.bias, part.shapes[part.bias]), "weights")
                 self._tables[part.weight] = (scales, biases)
-        self._latent_ways = Ways(norm=block.latent_norm).place(weights, arena, self.options.n_ctx)
-        if block.latent_down is not None:
+        norms = (block.sum_norm, None if block.shared is None else block.shared.post_norm)
+        self._sum_ways, self._shared_ways = (Ways(norm=norm).place(weights, arena, self.options.n_ctx) for norm in norms)
+        if block.sum_norm is not None or block.latent_up is not None:
             self._one_each = self._routes_of_one()
         if self._shared is not None:
             self._shared.place(weights, buffers, arena)
@@ -129,32 +130,55 @@ class MixtureEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        x, y = tape.norm(self.block.norm), tape.y
-        if not self.block.router.is_early:
+        block, y = self.block, tape.y
+        has_own_norm = block.shared is not None and block.shared.norm is not None
+        if block.shared is not None and has_own_norm:
+            self._emit_shared(tape, tape.norm(block.shared.norm))
+        if block.router.norm is not None:
+            self._emit_logits(tape, tape.norm(block.router.norm))
+        x = tape.norm(block.norm)
+        if block.router.norm is None and not block.router.is_early:
             self._emit_logits(tape, x)
-        first = y if self._adjugate is None else tape.buffers["experts' sum"]
         shared: tuple[int, ...] = ()
-        if self._shared is not None:
-            self._shared.emit_products(tape, x, tape.buffers["shared expert"])
+        if block.shared is not None:
+            if not has_own_norm:
+                self._emit_shared(tape, x)
             shared = (tape.buffers["shared expert"], self._gate, x.address, x.stride)
-        if self.block.latent_down is None or self.block.latent_up is None:
+        first = y if self._adjugate is None else tape.buffers["experts' sum"]
+        if block.sum_norm is None and block.latent_up is None:
             self.emit_experts(tape, x, first, shared)
         else:
-            self._emit_latent_experts(tape, x, self.block.latent_down, self.block.latent_up)
-            summed = (self._one_each, tape.buffers["experts' output"], up(x.width, PANEL_ROWS), first, x.width, 1)
+            rows = self._emit_apart(tape, x)
+            summed = (self._one_each, rows.address, up(x.width, PANEL_ROWS), first, x.width, 1)
             tape.add(Work("sum of experts"), experts.combine, *summed, *shared)
         if self._adjugate is not None:
             self._adjugate.emit_experts(tape, Rows(first, 0, x.width), y, (first,))
-        tape.leave(self.block.post_norm)
+        tape.leave(block.post_norm)
 
-    def _emit_latent_experts(self, tape: Tape, x: Rows, down: Linear, to: Linear) -> None:
-        """Write what the experts give of fewer values, brought back to as many as before."""
-        latents, summed = (Rows(tape.buffers[name], 0, down.n_out) for name in ("latents", "latents' sum"))
-        tape.multiply("latents", x, ((down, latents.address),))
-        self.emit_experts(tape, latents, summed.address, ())
-        if self._latent_ways:
-            tape.prepare(summed.address, down.n_out, 1, down.n_out, self._latent_ways)
-        tape.multiply("experts' output", summed, ((to, tape.buffers["experts' output"]),))
+    def _emit_shared(self, tape: Tape, x: Rows) -> None:
+        """Write what the shared expert gives."""
+        assert self._shared is not None
+        self._shared.emit_products(tape, x, tape.buffers["shared expert"])
+        if self._shared_ways:
+            ld = up(x.width, PANEL_ROWS)
+            tape.prepare(tape.buffers["shared expert"], ld, 1, x.width, self._shared_ways)
+
+    def _emit_apart(self, tape: Tape, x: Rows) -> Rows:
+        """Write the experts' sum, normed, of fewer values where it is so, and brought back to as many as before."""
+        block = self.block
+        if block.latent_down is not None:
+            latents = Rows(tape.buffers["latents"], 0, block.latent_down.n_out)
+            tape.multiply("latents", x, ((block.latent_down, latents.address),))
+            x = latents
+        summed = Rows(tape.buffers["experts' sum apart"], 0, x.width)
+        self.emit_experts(tape, x, summed.address, ())
+        if self._sum_ways:
+            tape.prepare(summed.address, x.width, 1, x.width, self._sum_ways)
+        if block.latent_up is None:
+            return summed
+        output = tape.buffers["experts' output"]
+        tape.multiply("experts' output", summed, ((block.latent_up, output),))
+        return Rows(output, 0, block.latent_up.n_out)
 
     def _emit_logits(self, tape: Tape, x: Rows) -> None:
         """Write the logits of the router."""

@@ -98,6 +98,18 @@ def add_rows(record, state, thread, n_threads):
 
 
 @kernel
+def scale_rows(record, state, thread, n_threads):
+    """X[t] *= factor. Operands: x, stride, E, is_private, factor."""
+    x, size = get_i64(record + 16) + thread * get_i64(record + 24), get_i64(record + 32)
+    factor = splat_f32(np.float32(get_f64(record + 48)))
+    first, end = share(get_i64(state + N_TOKENS), thread, n_threads, get_i64(record + 40))
+    for t in range(first, end):
+        for index in range(0, size, 16):
+            left, place = size - index, x + 4 * (t * size + index)
+            store_part(place, mul(load_part(place, left), factor), left)
+
+
+@kernel
 def quantize(record, state, thread, n_threads):
     """Activations → operands of the matrix kernels. Operands: kernel, x, stride, out, stride, k, n_blocks, is_private, rows."""
     n = get_i64(state + N_TOKENS)

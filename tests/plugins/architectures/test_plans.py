@@ -223,6 +223,18 @@ def test_gemma3_may_cap_its_logits():
     assert plan_with("gemma3", final_logit_softcapping=0.0).output.softcap is None
 
 
+def test_a_gemma4_layer_is_scaled_as_its_tensor_says():
+    plan = plan_with("gemma4", arrays={"blk.1.layer_output_scale.weight": [0.75]})
+
+    assert [layer.scale for layer in plan.layers] == [1.0, 0.75, 1.0]
+
+
+@pytest.mark.parametrize("key", ["embedding_length_per_layer_input", "attention__shared_kv_layers"])
+def test_what_the_small_gemma4_have_besides_is_refused(key):
+    with pytest.raises(UnsupportedError, match="not supported; use a larger Gemma 4"):
+        plan_with("gemma4", **{key: 1})
+
+
 def test_scales_cover_the_bias_in_feed_forwards_only():
     attention, feed_forward = plan_with("llama").layers[0].blocks
 
