@@ -261,7 +261,7 @@ class Drafter(Plugin, ABC):
         return len(history)
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:  # noqa: ARG002 - for subclasses that want it
-        """A request's prompt was processed; its first `n_reused` tokens the slot held already from an earlier request.
+        """A request's prompt was processed; its first `n_reused` tokens the slot held from an earlier request, or were copied.
 
         Returns:
             None; or, where a long prompt takes long, as the prefill of a second model does, an iterator over the rest of the

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.files.models import resolve
 from augury.log import get_logger
+from augury.memory_limit import lack_of_memory
 from augury.options import Spec, build, options_of, parse_specs
 from augury.text.tokenizer import Tokenizer, load_tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
@@ -49,6 +51,17 @@ def make_backend(registry: Registry, text: str) -> Backend:
     if (reason := backend.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {backend.name} cannot run here: {reason}")
     return backend(build(backend.options_class, dict(spec.values), f"--backend {backend.name}"))
+
+
+def check_names(**names: Any) -> None:
+    """See that what is to name a plugin is a text.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    for what, name in names.items():
+        if not isinstance(name, str):
+            raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
 
 
 def _only(what: str, text: str) -> Spec:
@@ -245,6 +258,17 @@ class Loader:
             for number, context in enumerate(self.contexts)
             for line in (*context.model.memory_table(), *context.memory.memory_table())
         ]
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close everything where something fails, and say so where memory was lacking."""
+        try:
+            yield
+        except BaseException as error:
+            self.close()
+            if (lack := lack_of_memory(error)) is not None:
+                raise lack from error
+            raise
 
     def close_files(self) -> None:
         """Close the files that are open; what was loaded from them stays."""

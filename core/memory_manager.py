@@ -46,8 +46,8 @@ class MemoryManager(Plugin, ABC):
     def open(self, tokens: np.ndarray, *, may_reuse: bool, slot: int | None = None) -> Opened | None:
         """Give a free slot to a request with the prompt `tokens` (n,), or None while all are taken.
 
-        `slot`, if one is named, is free, and the one to give. At least one token of the prompt is never counted as reused, for
-        its logits are needed. Raising gives no slot.
+        `slot`, if one is named, is free, and the one to give. What it reuses may be copied from a slot that is in use. At least
+        one token of the prompt is never counted as reused, for its logits are needed. Raising gives no slot.
         """
 
     @abstractmethod

@@ -63,6 +63,20 @@ class SlotStates:
             array[...] = np.frombuffer(body[start : start + array.nbytes], array.dtype).reshape(array.shape)
             start += array.nbytes
 
+    def copy(self, source: int, target: int, n: int) -> None:
+        """Let a slot hold the first n positions of another, and its state of the sequence as it stands. Not during a pass.
+
+        Raises:
+            UnsupportedError: The backend cannot copy slots.
+        """
+        try:
+            views = zip(self.slot_memory(source, n), self.slot_memory(target, n), strict=True)
+        except UnsupportedError:  # it may save and restore in a way of its own
+            self.restore(target, self.save(source, n))
+            return
+        for there, here in views:
+            here[...] = there
+
     def _digest(self, n: int, body: Sequence[memoryview]) -> bytes:
         from xxhash import xxh3_128
 

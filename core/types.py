@@ -146,7 +146,7 @@ class Allocation:
 
 @frozen
 class Opened:
-    """A slot given to a request, and how many of its first tokens the slot already holds.
+    """A slot given to a request, and how many of its first tokens the slot already holds, its own or copied ones.
 
     `n_shared` is how many of them some slot was found to have computed; those that are not reused are computed again.
     """
@@ -341,7 +341,7 @@ class Summary:
     id: str = ""  # of the request
     slot: int | None = None  # that it had; None of one that ended before it got one
     n_prompt: int = 0
-    n_reused: int = 0  # prompt tokens that the slot still held
+    n_reused: int = 0  # prompt tokens that the slot still held, or that were copied from another
     n_recomputed: int = 0  # prompt tokens that a slot shared with the prompt, and that were computed again all the same
     n_restores: int = 0  # passes that began by setting the recurrent state back, after a rejected draft
     n_replayed: int = 0  # accepted tokens that were computed again because of that

@@ -79,6 +79,7 @@ continued.
 | `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
 | `echo` | false | the result holds the prompt's tokens and text |
 | `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
+| `n` | None | in Python alone: so many [answers](library.md#four-ways-to-ask), with the seeds `seed`, `seed + 1`, ... |
 | `prediction` | None | a text or token ids that the answer will resemble, to [draft from](library.md#four-ways-to-ask) |
 | `speculative` | as loaded | false, or options by drafter as above |
 

@@ -40,6 +40,8 @@ class Prompt:
         """
         if self.error:
             raise AuguryError(f"{self.where}: {self.error}")
+        if "n" in self.params:
+            raise AuguryError(f"{self.where}: n is given, but a line has one answer; repeat the line with other seeds")
         if self.messages is not None:
             return {"messages": self.messages, **self.params}
         return {"prompt": self.text if self.tokens is None else list(self.tokens), **self.params}

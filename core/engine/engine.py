@@ -19,7 +19,7 @@ from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import checked_pooling
 from augury.engine.loop import Loop
-from augury.engine.request import Request, checked_rows, checked_tokens, is_several, make_request
+from augury.engine.request import Request, checked_rows, checked_tokens, is_several, make_requests
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
@@ -28,8 +28,7 @@ from augury.engine.stats import EngineStats
 from augury.engine.worker import Worker
 from augury.errors import OptionError
 from augury.interfaces import Drafter, Progress
-from augury.loader import Loader, context_size, make_backend, plan_of
-from augury.memory_limit import lack_of_memory
+from augury.loader import Loader, check_names, context_size, make_backend, plan_of
 from augury.options import check_count
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
@@ -82,8 +81,8 @@ class Engine:
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
-        self._request: Callable[[np.ndarray, Mapping[str, Any]], Request] = partial(
-            make_request,
+        self._requests: Callable[..., list[Request]] = partial(
+            make_requests,
             speculation=speculation,
             n_vocab=self._n_vocab,
             n_slots=context.spec.n_slots,
@@ -93,9 +92,8 @@ class Engine:
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
-        self._drafting = Drafting(
-            chains, planner, context.info.n_vocab, may_branch=context.may_branch, features=context.model.features
-        )
+        features = context.model.features
+        self._drafting = Drafting(chains, planner, self.info.n_vocab, may_branch=context.may_branch, features=features)
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
         self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
@@ -173,9 +171,7 @@ class Engine:
         for count, n in (("n_ctx", n_ctx or 1), ("slots", slots), ("threads", threads), ("max_queue", max_queue)):
             if n is not None or count == "slots":
                 check_count(count, n)
-        for what, name in (("backend", backend), ("memory", memory)):
-            if not isinstance(name, str):
-                raise OptionError(f"{what} is {name!r}, expected the name of a plugin, or 'auto'")
+        check_names(backend=backend, memory=memory)
         registry = registry or Registry.discover()
         synthetic = synthetic_rates(spec_synth_rates, spec_synth_len)
         is_fixed = spec_fixed or spec_verify == "rejection"
@@ -187,7 +183,7 @@ class Engine:
         speculation = Speculation(members, draft_max, draft_min, is_fixed, spec_verify, synthetic, spec_timeout)
         device = make_backend(registry, backend)
         loader = Loader(registry, device, progress or Progress(), {str(model): override_kv or {}})
-        try:
+        with loader.closed_on_failure():
             file = loader.open(model)
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max)
@@ -202,8 +198,8 @@ class Engine:
             chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
             planner = None if is_fixed or draft_max == 0 else planner_for(context, chains[0], draft_max)
             loader.close_files()
-            plugins = {"model": str(model), "backend": device.name, "memory": context.memory.name}
-            effective = attrs.asdict(options) | {"threads": target.n_threads, "isa": target.isa}
+            config = {"model": str(model), "backend": device.name, "memory": context.memory.name, **attrs.asdict(options)}
+            config |= {"threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
             engine = cls(
                 context,
                 chains,
@@ -212,17 +208,18 @@ class Engine:
                 template=template,
                 speculation=speculation,
                 planner=planner,
-                config=plugins | effective | {"spec_type": str(speculation), "speculative": speculation.effective()},
+                config=config | {"speculative": speculation.effective()},
                 observers=(registry.observers("augury_round_done"), registry.observers("augury_request_done")),
                 max_queue=max_queue,
             )
             engine.load_s = perf_counter() - start
-            return engine  # noqa: TRY300 - whatever fails above gives back what was loaded
-        except BaseException as error:
-            loader.close()
-            if (lack := lack_of_memory(error)) is not None:
-                raise lack from error
-            raise
+            return engine
+
+    @overload
+    def submit(self, prompt: Prompt | None = None, *, n: None = None, **params: Any) -> Running: ...
+
+    @overload
+    def submit(self, prompt: Prompt | None = None, *, n: int, **params: Any) -> list[Running]: ...
 
     def submit(
         self,
@@ -231,8 +228,9 @@ class Engine:
         messages: Items[Message] | None = None,
         tools: Items[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        n: int | None = None,
         **params: Any,
-    ) -> Running:
+    ) -> Running | list[Running]:
         """Start a request and return at once; beyond the slots it waits for its turn.
 
         Args:
@@ -242,6 +240,7 @@ class Engine:
                 missing beside `tool_calls`.
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
+            n: So many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
             **params: How to sample, see `augury.engine.sampling.SamplingParams`, and the rest that
                 `augury.engine.request.make_request` knows.
 
@@ -253,18 +252,20 @@ class Engine:
         """
         self._worker.check_queue()  # before a template is rendered for nothing
         tokens = self._tokens(prompt, messages, tools=tools, kwargs=chat_template_kwargs)
-        request = self._request(tokens, params)
-        if request.echo:
-            decode = "" if self.tokenizer is None else self.tokenizer.decode(request.prompt.tolist(), skip_special=False)
-            request = attrs.evolve(request, prompt_text=prompt if isinstance(prompt, str) else decode)
-        channel = Channel()
-        running = Running(channel, self._worker, request.id)
+        requests = self._requests(tokens, params, n=n, text=prompt if isinstance(prompt, str) else None)
+        runnings, leader = list[Running](), None
         try:
-            self._worker.submit(self._sequence(request, channel))
-        except BaseException:  # Ctrl-C among others: nobody will hold the request
-            running.cancel()
+            for request in requests:
+                channel = Channel()
+                runnings.append(Running(channel, self._worker, request.id))
+                sequence = self._sequence(request, channel)
+                sequence.leader, leader = leader, leader or sequence
+                self._worker.submit(sequence)
+        except BaseException:  # Ctrl-C among others: nobody will hold the requests
+            for running in runnings:
+                running.cancel()
             raise
-        return running
+        return runnings[0] if n is None else runnings
 
     def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
@@ -273,30 +274,38 @@ class Engine:
         return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 
     @overload
-    def generate(self, prompt: list[str] | list[Items[int]], **params: Any) -> list[Result]: ...
+    def generate(self, prompt: list[str] | list[Items[int]], *, n: None = None, **params: Any) -> list[Result]: ...
 
     @overload
-    def generate(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Result: ...
+    def generate(self, prompt: Prompt | None = None, *, n: None = None, **params: Any) -> Result: ...
 
-    def generate(self, prompt: Any = None, *, messages: Items[Message] | None = None, **params: Any) -> Result | list[Result]:
+    @overload
+    def generate(self, prompt: Any = None, *, n: int, **params: Any) -> list[Any]: ...
+
+    def generate(self, prompt: Any = None, *, n: int | None = None, **params: Any) -> Any:
         """Answer one prompt, or several at once: a list of texts or of token lists gives a list of results in its order.
 
-        Arguments and errors are those of `submit`.
+        Arguments and errors are those of `submit`; with `n` there is a list of results for each prompt.
         """
         self._worker.check_may_wait()
-        several = messages is None and is_several(prompt)
+        several = params.get("messages") is None and is_several(prompt)
         runnings: list[Running] = []
         try:
-            runnings.extend(self.submit(each, messages=messages, **params) for each in (prompt if several else [prompt]))
-            results = [running.result() for running in runnings]
+            for each in prompt if several else [prompt]:
+                runnings += self.submit(each, n=1 if n is None else n, **params)
+            results: list[Any] = [running.result() for running in runnings]
         except BaseException:
             for running in runnings:
                 running.cancel()
             raise
+        if n is not None:
+            results = [results[i : i + n] for i in range(0, len(results), n)]
         return results if several else results[0]
 
     def stream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
-        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`."""
+        """Answer token by token; an iterator that is given up cancels the request. Arguments as in `submit`, but for `n`."""
+        if "n" in params:
+            raise OptionError("a stream is one answer; submit(n=...) gives several, each of which can be iterated")
         return iter(self.submit(prompt, messages=messages, **params))
 
     def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
@@ -340,9 +349,7 @@ class Engine:
             (E,) float32 of one text, (n, E) of several; with `none` (T, E), or a list of such.
 
         Raises:
-            OptionError: There is no such pooling, a token is out of range, or a text has none.
-            UnsupportedError: The backend has no embeddings, or the file asks for a pooling that augury does not have.
-            CapacityError: A text does not fit into the context.
+            AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
         """
         several = is_several(texts)
         pooling = checked_pooling(pooling, self.info)

@@ -231,14 +231,19 @@ class Loop:
         for sequence in tuple(self._waiting):
             if len(self._taken) == self._context.spec.n_slots:
                 return
-            if sequence.request.slot not in self._taken:
+            if sequence.request.slot not in self._taken and not self._is_led(sequence):
                 self._attempt([sequence], self._start, sequence)
+
+    def _is_led(self, sequence: Sequence) -> bool:
+        """Whether the prompt of a sequence is being processed for another one, of which it can be copied afterwards."""
+        leader = sequence.leader
+        return leader is not None and not leader.n_emitted and (leader in self._running or leader in self._waiting)
 
     def _start(self, sequence: Sequence) -> None:
         """Give a sequence a slot, if there is one."""
         opened = self._open(sequence.request.prompt, may_reuse=sequence.request.cache_prompt, slot=sequence.request.slot)
         if opened is not None:
-            sequence.slot = opened.slot
+            sequence.slot, sequence.leader = opened.slot, None
             n_reused = self._drafting.open(sequence, opened.n_reused)
             if n_reused < opened.n_reused:
                 n_reused = self._context.truncate(opened.slot, n_reused)

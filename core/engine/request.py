@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 from attrs import frozen
 
@@ -21,7 +22,7 @@ from augury.speculation.config import Speculation, speculative_params
 from augury.text.tokenizer import Tokenizer
 from augury.types import tokens_array
 
-__all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request"]
+__all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request", "make_requests"]
 
 
 _FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
@@ -102,6 +103,30 @@ def checked_rows(rows: Any, n: int) -> np.ndarray:
 def is_several(prompt: Any) -> bool:
     """Whether a prompt is a list of prompts."""
     return isinstance(prompt, list | tuple) and len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
+
+
+def make_requests(
+    prompt: np.ndarray, params: Mapping[str, Any], *, n: int | None, text: str | None, **how: Any
+) -> list[Request]:
+    """Requests for n answers to one prompt: a seed that is given is followed by the next ones.
+
+    Args:
+        prompt: As in `make_request`.
+        params: As in `make_request`.
+        n: How many; None: one.
+        text: The prompt as it was given, if that was a text.
+        **how: The other arguments of `make_request`, whose errors are raised.
+    """
+    requests = []
+    for i in range(1 if n is None else check_count("n", n)):
+        seed = params.get("seed")
+        request = make_request(prompt, {**params, "seed": (seed + i) % 2**64} if i and isinstance(seed, int) else params, **how)
+        if request.echo:
+            tokenizer: Tokenizer | None = how["tokenizer"]
+            decoded = "" if tokenizer is None else tokenizer.decode(prompt.tolist(), skip_special=False)
+            request = attrs.evolve(request, prompt_text=decoded if text is None else text)
+        requests.append(request)
+    return requests
 
 
 def make_request(

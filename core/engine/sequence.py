@@ -52,6 +52,7 @@ class Sequence:
             AuguryError: The request's sampling or constraint does not fit the model.
         """
         self.request = request
+        self.leader: Sequence | None = None  # the first answer to the same prompt: this one waits until the prompt is processed
         self.channel = channel
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits

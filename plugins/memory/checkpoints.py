@@ -199,6 +199,16 @@ class Checkpoints(Contiguous):
             return min(n, state.n)
         return max((each for each in (at.saved or 0, *(copy.n for copy in at.copies)) if each <= n), default=0)
 
+    def _shareable(self, slot: int, n: int) -> int:
+        return max((copy.n for copy in self._at[slot].copies if copy.n <= n), default=0)
+
+    def _share(self, source: int, target: int, n: int) -> int:
+        (copy,) = (each for each in self._at[source].copies if each.n == n)
+        if n := super()._share(source, target, n):
+            self.states.restore(target, copy.data)
+            self._keep(target, n, copy.data)
+        return n
+
     def _cut(self, slot: int, n: int) -> None:
         taken_in = self._taken_in(slot)
         if n < self._slots[slot].n and (taken_in is None or n < taken_in):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.batch import Step
-from augury.errors import CapacityError
+from augury.errors import CapacityError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.interfaces import MemoryManager
 from augury.slot_states import join_parts, split_parts
@@ -41,7 +41,7 @@ class Contiguous(MemoryManager):
     """KV caches that grow at their end and are cut back there.
 
     A request goes to the free slot of which it can reuse most; among equals to the one that was left unused for the longest
-    time, so that prefixes worth keeping survive.
+    time, so that prefixes worth keeping survive. Where a slot in use holds more of its prompt, that is copied.
     """
 
     name = "contiguous"
@@ -50,6 +50,7 @@ class Contiguous(MemoryManager):
         super().__init__(options, spec, states)
         self._slots = [SlotText(spec.n_ctx) for _ in range(spec.n_slots)]
         self._clock = 0
+        self._can_share = True  # whether the backend can copy slots; known once it was asked to
 
     @classmethod
     def suitable(cls, spec: StateSpec) -> str | None:
@@ -66,12 +67,17 @@ class Contiguous(MemoryManager):
                 f"the prompt has {len(tokens)} tokens, a sequence can use {self.spec.n_ctx}; "
                 "shorten it or load the model with a larger context (-c, n_ctx)"
             )
-        shared = {i: self._slots[i].n_shared(tokens[:-1]) if may_reuse else 0 for i in free}
+        shared = [each.n_shared(tokens[:-1]) if may_reuse else 0 for each in self._slots]
         reusable = {i: self._reusable(i, shared[i]) for i in free}
         best = min(free, key=lambda i: (-reusable[i], self._slots[i].last_used))
-        self._cut(best, reusable[best])
+        n = reusable[best]
+        shareable = [0 if each.is_free else self._shareable(i, shared[i]) for i, each in enumerate(self._slots)]
+        if max(shareable) > n and self._can_share:
+            best = min(free, key=lambda i: self._slots[i].last_used)
+            n = self._share(shareable.index(max(shareable)), best, max(shareable))
+        self._cut(best, n)
         self._slots[best].is_free = False
-        return Opened(best, reusable[best], max(shared.values()))
+        return Opened(best, n, max(shared))
 
     def room(self, slot: int) -> int:
         """See `MemoryManager.room`."""
@@ -136,6 +142,22 @@ class Contiguous(MemoryManager):
     def _reusable(self, slot: int, n: int) -> int:
         """How much can be kept of a slot of which n tokens are wanted."""
         return min(n, self._slots[slot].n)
+
+    def _shareable(self, slot: int, n: int) -> int:
+        """How much can be copied of a slot in use of which n tokens are wanted."""
+        return min(n, self._n_in_place(slot))
+
+    def _share(self, source: int, target: int, n: int) -> int:
+        """Let a free slot hold the first n tokens of another; returns how many it holds then."""
+        self._cut(target, 0)
+        try:
+            self.states.copy(source, target, n)
+        except UnsupportedError:
+            self._can_share = False
+            return 0
+        state = self._slots[target]
+        state.tokens[:n], state.n, state.accepted = self._slots[source].tokens[:n], n, ()
+        return n
 
     def _cut(self, slot: int, n: int) -> None:
         """Forget everything from position n on, which can be kept up to there."""

@@ -53,6 +53,7 @@ def test_parameters_of_a_line_go_with_its_prompt():
         ('{"prompt": 5}', "prompt is 5, expected a text"),
         ('{"tokens": "x"}', "tokens is 'x', expected a list of token ids"),
         ('{"tokens": [1, true]}', "expected a list of token ids"),
+        ('{"prompt": "a", "n": 2}', "n is given, but a line has one answer"),
         ('{"messages": ["Hi"]}', "messages is ..Hi.., expected a list of"),
     ],
 )
