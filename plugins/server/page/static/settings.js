@@ -39,7 +39,7 @@ export function parameters({ isPlain = false } = {}) {
   const chosen = known.filter((name) => !off.includes(name));
   if (off.length && chosen.length && chosen.length < known.length) speculative.type = chosen.join(";");
   const isOff = isPlain || !speculate || (known.length > 0 && !chosen.length);
-  return { max_tokens: MAX_TOKENS, ...given, ...(isOff ? { speculative: false } : Object.keys(speculative).length ? { speculative } : {}) };
+  return { max_tokens: MAX_TOKENS, ...given, ...settings.more, ...(isOff ? { speculative: false } : Object.keys(speculative).length ? { speculative } : {}) };
 }
 
 let known = []; // drafters of the server
@@ -49,24 +49,38 @@ export function setDrafters(names) {
   known = names;
 }
 
+/** What a text says as a JSON object, or null where it is none. */
+function asObject(text) {
+  try {
+    const value = JSON.parse(text.trim() || "{}");
+    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+  } catch {
+    return null;
+  }
+}
+field("more").oninput = () => field("more").setCustomValidity(asObject(field("more").value) ? "" : "A JSON object is expected, such as {\"top_n_sigma\": 1.5}");
+
 /** Show the dialog; `onSave` is told of the conversation's system prompt. */
 export function openSettings({ system, focus = null, onSave }) {
   field("system").value = system;
   field("speculate").checked = settings.speculate;
   for (const name of [...NUMBERS, ...LIMITS]) field(name).value = settings.sampling[name] ?? "";
+  field("more").value = Object.keys(settings.more ?? {}).length ? JSON.stringify(settings.more, null, 1) : "";
+  field("more").setCustomValidity("");
   field("key").value = apiKey();
   document.getElementById("drafters").replaceChildren(
     ...known.map((name) => make("label", { class: "check" }, make("input", { type: "checkbox", name: "drafter", value: name, checked: !settings.off?.includes(name) }), name)));
   dialog.returnValue = "";
   dialog.onclose = () => {
     if (dialog.returnValue === "reset") {
-      Object.assign(settings, { sampling: {}, speculate: true, off: [] });
+      Object.assign(settings, { sampling: {}, more: {}, speculate: true, off: [] });
       saveSettings();
     }
     if (dialog.returnValue !== "save") return;
     settings.speculate = field("speculate").checked;
     settings.off = [...form.querySelectorAll("[name=drafter]:not(:checked)")].map((box) => box.value);
     settings.sampling = Object.fromEntries([...NUMBERS, ...LIMITS].filter((name) => field(name).value !== "").map((name) => [name, Number(field(name).value)]));
+    settings.more = asObject(field("more").value);
     keepKey(field("key").value.trim());
     saveSettings();
     onSave(field("system").value.trim());
