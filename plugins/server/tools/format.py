@@ -8,8 +8,9 @@ from attrs import frozen
 
 __all__ = ["FORMATS", "REASONING_TAGS", "ToolFormat", "reasoning_tags", "tool_format"]
 
-_OBJECT_HEAD = re.compile(r"(?:[\s,;\[\]]|</?tool_call>|<\|python_tag\|>|\[TOOL_CALLS\]|\{\s*\"tool_calls\"\s*:)*(?=\{)")
-_OBJECT_TAIL = re.compile(r"(?:[\s,;\]}]|</?tool_call>|<\|python_tag\|>|\[TOOL_CALLS\])*")
+_AROUND = r"[\s,;\]]|```(?:json)?|</?(?:tool_call|tools|function_call)>|<\|python_tag\|>|\[TOOL_CALLS\]"  # JSON objects
+_OBJECT_HEAD = re.compile(rf"(?:{_AROUND}|\[|\{{\s*\"tool_calls\"\s*:)*(?=\{{)")
+_OBJECT_TAIL = re.compile(rf"(?:{_AROUND}|\}})*")
 _MISTRAL_HEAD = re.compile(r"\s*\[TOOL_CALLS\]\s*(?P<name>[^\[{\s]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 _DEEPSEEK_HEAD = re.compile(  # the vertical line is not the ASCII one
     r"(?:\s|```|<｜tool▁calls▁begin｜>|<｜tool▁call▁end｜>)*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"  # noqa: RUF001
@@ -69,6 +70,7 @@ HERMES = ToolFormat(
     "}\n</tool_call>",
     between="\n",
     triggers=("<tool_call>",),
+    leads=tuple(before + '{"name":' for before in ("", "```json", "```", "<tools>", "<function_call>")),  # of small models
 )
 LLAMA_3 = ToolFormat(
     "llama-3",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import Factory, define, frozen
 
@@ -85,11 +85,16 @@ class AnswerParser:
     """
 
     def __init__(
-        self, tools: ToolFormat, tags: tuple[str, str] | None, *, has_tools: bool = True, is_reasoning: bool = False
+        self,
+        tools: ToolFormat,
+        tags: tuple[str, str] | None,
+        names: Collection[str] | None = None,
+        *,
+        is_reasoning: bool = False,
     ) -> None:
         """Begin to read; arguments are those of `parse`."""
         self.answer = ParsedAnswer()
-        self._how = tools, tags, has_tools, is_reasoning
+        self._how = tools, tags, names, is_reasoning
         self._text = ""
 
     def push(self, text: str) -> list[Delta]:
@@ -120,7 +125,7 @@ def parse(
     text: str,
     tools: ToolFormat,
     tags: tuple[str, str] | None,
-    has_tools: bool = True,  # noqa: FBT001, FBT002
+    names: Collection[str] | None = None,
     is_reasoning: bool = False,  # noqa: FBT001, FBT002
     *,
     is_whole: bool = True,
@@ -131,12 +136,13 @@ def parse(
         text: The answer, with control tokens.
         tools: How the model writes calls.
         tags: What stands around reasoning; None to leave it in the content.
-        has_tools: Whether calls are looked for.
+        names: Of the tools that there are: what begins an answer and is marked by nothing is a call of one of these alone.
+            None for any; without any no calls are looked for.
         is_reasoning: Whether the prompt ends within reasoning.
         is_whole: Whether nothing follows.
     """
     if tools.name == "harmony":
-        return _parse_messages(text, splits=tags is not None, has_tools=has_tools, is_whole=is_whole)
+        return _parse_messages(text, splits=tags is not None, has_tools=names is None or bool(names), is_whole=is_whole)
     answer = ParsedAnswer()
     if tags is not None:
         opening, closing = tags
@@ -150,15 +156,16 @@ def parse(
             if at < 0:
                 return answer
             text = body[at + len(closing) :].lstrip()
-    if not has_tools:
+    if names is not None and not names:
         answer.content = text
         return answer
     start, is_undecided = _start_of_calls(text, tools)
-    if start is None:
+    calls, end = ([], 0) if start is None else _calls(text, start, tools)
+    is_marked = start is not None and text.startswith(tools.triggers, start)
+    if start is None or (calls and not is_marked and names is not None and calls[0].name not in names):
         answer.content = "" if is_undecided and not is_whole else _certain(text, tools.triggers, is_whole=is_whole)
         return answer
-    answer.content = text[:start].rstrip()
-    answer.calls, end = _calls(text, start, tools)
+    answer.content, answer.calls = text[:start].rstrip(), calls
     if is_whole:
         answer.content = answer.content + tools.tail.sub("", text[end:], count=1).strip() if answer.calls else text
     return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Factory, define, field, frozen
@@ -42,13 +42,13 @@ class ChatPlan:
 
     params: dict[str, Any]
     _format: ChatFormat
-    _has_tools: bool
+    _names: Collection[str]  # of the tools that may be called
     _is_reasoning: bool
     _tags: tuple[str, str] | None
 
     def parser(self) -> AnswerParser:
         """For one answer."""
-        return AnswerParser(self._format.tools, self._tags, has_tools=self._has_tools, is_reasoning=self._is_reasoning)
+        return AnswerParser(self._format.tools, self._tags, self._names, is_reasoning=self._is_reasoning)
 
     def text(self, token: Token) -> str:
         """What a token says to the parser: its text; of a control token that the format is written with its name."""
@@ -107,12 +107,12 @@ class ChatFormat:
         """
         described = [_described(tool) for tool in tools or ()]
         forced = _forced(described, tool_choice)
-        has_tools = bool(described) and tool_choice != "none"
+        names = () if tool_choice == "none" else tuple(each["name"] for each in described)
         is_reasoning = messages[-1].get("role") != "assistant" and self._begins_reasoning(kwargs)
         params: dict[str, Any] = {"messages": [_for_template(message) for message in messages]}
-        if has_tools and self.tools is GENERIC:
+        if names and self.tools is GENERIC:
             params["messages"] = _told(described, params["messages"])
-        elif has_tools:
+        elif names:
             params["tools"] = list(tools or ())
         tags = self.tags if self.may_reason else None
         grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning)
@@ -122,7 +122,7 @@ class ChatFormat:
             params["grammar"] = grammar.json(json_schema)
         elif json_schema is not None:
             params["json_schema"] = json_schema
-        return ChatPlan(params, self, has_tools, is_reasoning, None if reasoning == "none" else self.tags)
+        return ChatPlan(params, self, names, is_reasoning, None if reasoning == "none" else self.tags)
 
     def _begins_reasoning(self, kwargs: Mapping[str, Any] | None) -> bool:
         if self.template is None or not self.may_reason:

@@ -88,7 +88,7 @@ def test_reasoning_stays_in_the_content_where_the_flag_says_so():
 
     class Format:
         def plan(self, messages, **how):
-            return ChatPlan({"messages": messages}, None, False, False, how["reasoning"])
+            return ChatPlan({"messages": messages}, None, (), False, how["reasoning"])
 
     server = Server(options, lambda _: None)
     server._chat_format = Format()

@@ -56,6 +56,8 @@ def test_reasoning_and_content_may_come_before_calls(form):
         ("hermes", '<tool_call>{"id": 3, "name": "f"}</tool_call>', [F]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', [Call("f", '{"a": [1')]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}</tool_call>', [F, G]),
+        ("hermes", '```json\n{\n  "name": "f",\n  "arguments": {}\n}\n```', [F]),
+        ("hermes", '{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}', [F, G]),
         ("llama-3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [Call("f", '{"a": 1}')]),
         ("llama-3", '{\n "type": "function", "name": "f", "parameters": {}}\n{"name": "g", "parameters": {}}', [F, G]),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]', [F]),
@@ -89,10 +91,19 @@ def test_what_is_no_call_is_content(name, text):
     assert (answer.content.replace(" ", ""), answer.calls, answer.reasoning) == (text.replace(" ", ""), [], "")
 
 
+def test_json_with_a_name_is_a_call_if_it_is_that_of_a_tool():
+    text = '```json\n{"name": "Ada", "arguments": {"a": 1}}\n``` is JSON.'
+    for form in (FORMATS["hermes"], FORMATS["llama-3"]):
+        assert both(text.strip("`json\n"), form, THINK, ("f",)).calls == []
+    assert both(text, FORMATS["hermes"], THINK, ("f",)).content == text
+    assert both(text, FORMATS["hermes"], THINK, ("f", "Ada")).calls == [Call("Ada", '{"a": 1}')]
+    assert both(f"<tool_call>{text[8:]}", FORMATS["hermes"], THINK, ("f",)).calls == [Call("Ada", '{"a": 1}')]
+
+
 def test_without_tools_and_tags_the_answer_is_content_to_the_letter():
     for text in ("<think>a</think> \n", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', ' {"name":'):
         for form in ("hermes", "llama-3", "generic"):
-            assert both(text, FORMATS[form], None, has_tools=False).content == text
+            assert both(text, FORMATS[form], None, ()).content == text
 
 
 def test_reasoning_goes_on_from_the_prompt_and_may_be_cut_short():
@@ -142,11 +153,11 @@ FRAGMENTS = (
     st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),
     st.sampled_from(sorted(FORMATS)),
     st.sampled_from([THINK, None]),
-    st.booleans(),
+    st.sampled_from([None, (), ("f",), ("g",)]),
     st.booleans(),
 )
-def test_whatever_is_written_a_stream_takes_nothing_back(text, name, tags, has_tools, is_reasoning):
-    both(text, FORMATS[name], tags, has_tools=has_tools, is_reasoning=is_reasoning)
+def test_whatever_is_written_a_stream_takes_nothing_back(text, name, tags, names, is_reasoning):
+    both(text, FORMATS[name], tags, names, is_reasoning=is_reasoning)
 
 
 def test_pieces_come_as_soon_as_they_are_certain():
