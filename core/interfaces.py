@@ -200,7 +200,7 @@ class Drafter(Plugin, ABC):
     scope: ClassVar[Literal["request", "slot", "process"]] = "slot"
 
     serves: ClassVar[Literal["constraint", "prediction"] | None] = None
-    """A parameter of requests that it drafts from. Such a drafter needs no naming: it is loaded beside those that are, and
+    """A parameter of requests that it drafts from. Such a drafter needs no naming. It is loaded beside those that are, and
     serves the requests that have the parameter, before all others."""
 
     is_costly: bool = False
@@ -208,7 +208,7 @@ class Drafter(Plugin, ABC):
     asks; the others it asks every round, and takes from their drafts what promises to pay."""
 
     is_certain: bool = False
-    """Whether what it drafts is right, as far as anybody can know: no patience is needed to find out whether that pays."""
+    """Whether what it drafts is right, as far as anybody can know. No patience is needed to find out whether that pays."""
 
     n_top: int = 0
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 CONTENTS = {
-    "Use": ["docs/README", "docs/guide", "docs/library", "docs/server", "docs/options", "docs/models", "docs/benchmarks"],
+    "Use": [
+        "docs/README",
+        "docs/guide",
+        "docs/library",
+        "docs/server",
+        "docs/security",
+        "docs/options",
+        "docs/models",
+        "docs/benchmarks",
+    ],
     "Extend": [
         "docs/plugins",
         "docs/write-a-drafter",

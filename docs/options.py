@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,8 +145,13 @@ def _plugin(name: str, kind: str, options_class: type) -> Iterator[str]:
 
 def _options(options: Iterable[Option]) -> str:
     return "| option | default | meaning |\n|---|---|---|\n" + "\n".join(
-        f"| `{option.name}` | {'' if option.default is None else option.default} | {option.help} |" for option in options
+        f"| `{option.name}` | {_default(option)} | {option.help} |" for option in options
     )
+
+
+def _default(option: Option) -> str:
+    told = "" if option.default is None else str(option.default)
+    return told if re.fullmatch(r"[\w .-]*", told) else f"`{told}`"  # a grammar holds what Markdown would read
 
 
 def _notes(option: Option) -> str:
