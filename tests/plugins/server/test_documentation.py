@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from augury.plugins.server.fields import IGNORED
+from augury.plugins.server.llama_cpp.fields import _UNDONE
 
 PAGE = (Path(__file__).parents[3] / "docs/server.md").read_text()
 ADDRESS = "http://127.0.0.1:8080"
@@ -37,3 +38,13 @@ def test_every_endpoint_is_named(client):
 
 def test_every_ignored_field_is_named():
     assert [field for field in IGNORED if f"`{field}`" not in PAGE] == []
+
+
+def test_every_field_that_is_not_done_is_named():
+    assert [field for field in _UNDONE if f"`{field}`" not in PAGE] == []
+
+
+def test_every_counter_is_named(client):
+    client.post("/completion", json={"prompt": "one two one two one two", "n_predict": 12})
+    names = {line.split("{")[0].split()[0] for line in client.get("/metrics").text.splitlines() if line[0] != "#"}
+    assert [name for name in names if f"`{name}`" not in PAGE] == []
