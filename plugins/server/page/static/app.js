@@ -135,12 +135,13 @@ async function run(conversation, message) {
     message.seed ??= settings.sampling.seed ?? Math.floor(Math.random() * 2 ** 31);
     panel.show(message.plain);
     await complete(conversation, message, message.plain, { ...body, ...parameters({ isPlain: true }), seed: message.seed }, stopper.signal);
-    panel.show(message.answer);
+    if (conversation === current) panel.show(message.answer);
   }
   if (!message.plain || message.plain.status === "done")
     await complete(conversation, message, message.answer, { ...body, ...parameters(), ...(message.plain ? { seed: message.seed } : {}) }, stopper.signal);
   else message.answer.status = "stopped";
   running.delete(message.id);
+  if (!all.includes(conversation)) return; // it was deleted meanwhile
   conversation.changed = Date.now();
   store.save(conversation);
   drawSoon(conversation, message, message.answer);
@@ -206,7 +207,6 @@ function forget(conversation) {
   store.forget(conversation);
   all = all.filter((each) => each !== conversation);
   if (conversation === current) open(all[0] ?? store.newConversation());
-  store.forget(conversation); // opening another one saved it
   showList();
 }
 

@@ -70,7 +70,7 @@ class AnswerView {
 const ENDINGS = { length: "The limit of tokens is reached.", context: "The context is full." };
 
 function ending(message, answer, act) {
-  const goesOn = answer.text && !message.plain && button("play", "Continue", () => act("continue", message), { text: "Continue" });
+  const goesOn = answer.text && !message.plain && button("play", "Continue", () => act("continue", message), { text: "Continue", class: "quiet small continue" });
   if (answer.status === "failed") {
     const again = button("redo", "Retry", () => act("retry", message), { text: "Retry" });
     const key = answer.needsKey && button("sliders", "Enter a key", () => act("settings", message), { text: "Enter a key" });

@@ -414,6 +414,22 @@ def test_markdown_paints_every_character_at_most_once_and_in_order(page):
     assert wrong is None
 
 
+def test_a_conversation_deleted_while_it_is_answered_stays_deleted(open_page, proxy):
+    page = open_page(proxy.url)
+    proxy.n_events = 5
+    ask(page, STORY)
+    page.wait_for_selector(f"{ANSWER} .text p")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.hover("#conversations li")
+    page.click("#conversations [data-act=forget]")
+    page.wait_for_selector("#welcome")
+    proxy.n_events = None
+    ask(page, "Say a word.")  # by when the other has ended
+    wait(page)
+    page.reload()
+    assert [each.strip() for each in page.locator("#conversations li").all_inner_texts()] == ["Say a word."]
+
+
 def test_two_windows_see_each_others_conversations(page):
     other = page.context.new_page()
     other.goto(page.url)
