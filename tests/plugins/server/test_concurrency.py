@@ -12,13 +12,13 @@ N_CLIENTS = 64
 N_TRIES = 200
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
-CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 8}
-TEXT = {"prompt": "The sea is the sea is the", "max_tokens": 8}
+CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 5}
+TEXT = {"prompt": "The sea is the sea is the", "max_tokens": 5}
 KINDS = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True, "return_draft_origin": False}),
     ("/v1/chat/completions", CHAT | {"n": 2, "seed": 3, "temperature": 1.2}),
-    ("/v1/chat/completions", CHAT | {"json_schema": SCHEMA, "max_tokens": 12}),
+    ("/v1/chat/completions", CHAT | {"json_schema": SCHEMA, "max_tokens": 10}),
     ("/v1/completions", TEXT),
     ("/v1/completions", TEXT | {"logprobs": 2, "speculative": False}),
     ("/v1/completions", TEXT | {"stream": True, "seed": 5, "temperature": 0.9, "logprobs": 0}),
