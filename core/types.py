@@ -113,7 +113,7 @@ class ModelOptions:
         for flag in ("cache_type_k", "cache_type_v"):
             if (found := getattr(self, flag)) not in CACHE_TYPES:
                 raise UnsupportedError(f"{flag} is {found!r}, expected one of {', '.join(CACHE_TYPES)}")
-            sizes = [size for block in plan.blocks() for option, size in block.cached() if option == flag]
+            sizes = [size for block in plan.blocks() for option, _, size in block.cached() if option == flag]
             if found.startswith("q") and (odd := [size for size in sizes if size % CACHE_BLOCK]):
                 raise UnsupportedError(
                     f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}; "

@@ -53,7 +53,6 @@ LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm"),
     _HYPER: ("deepseek4", "hy_v4", "qwen4exp", "glm5-next"),
-    "attention to chosen blocks of positions": ("minimax-m3",),
     _MIXTURE: ("graniteswitch", "step35"),
     "embeddings per layer, and caches that layers share": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),

@@ -16,6 +16,7 @@ from augury.backends.reference.formula import activate, attend, choose_experts, 
 from augury.blocks import (
     Activation,
     Attention,
+    BlockIndexer,
     Elementwise,
     Embedding,
     FeedForward,
@@ -67,8 +68,9 @@ def attention(
     values = each_normed(values, block.v_norm, weights)
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), positions, cells.tolist(), strict=True))
+    compared = _compared(block.indexer, weights, normed, positions)
     for token, (slot, _, cell) in enumerate(places):
-        cache.store(slot, cell, keys[token], values[token])
+        cache.store(slot, cell, keys[token], values[token], *(part[token] for part in compared[:1]))
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, _) in enumerate(places):
@@ -76,13 +78,40 @@ def attention(
         first = first if block.chunk is None else max(first, position // block.chunk * block.chunk)
         seen = slice(first, position + 1) if tree is None else tree.seen(token)[first:]
         query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
-        keys_seen, values_seen = cache.seen(slot, seen)
-        mixed[token] = attend(block, query, keys_seen, values_seen, sinks).reshape(-1)
+        keys_seen, values_seen, *compared_seen = cache.seen(slot, seen)
+        chosen = None
+        if block.indexer is not None:
+            chosen = _chosen(block.indexer, compared[1][token], compared_seen[0][0], first)
+        mixed[token] = attend(block, query, keys_seen, values_seen, sinks, chosen).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
         gates = sigmoid(gates) if block.gate_kind is GateKind.SIGMOID else np.logaddexp(gates, 0.0)
         mixed *= np.repeat(gates, block.o.n_in // block.gate.n_out, axis=1)
     return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
+
+
+def _compared(indexer: BlockIndexer | None, weights: Weights, x: np.ndarray, positions: list[int]) -> list[np.ndarray]:
+    """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E); nothing where there is none."""
+    if indexer is None:
+        return []
+    made = []
+    for linear, each_norm in ((indexer.k, indexer.k_norm), (indexer.q, indexer.q_norm)):
+        heads = each_normed(weights.product(linear, x).reshape(len(x), -1, each_norm.size), each_norm, weights)
+        turned = [rotate(each, position, indexer.rope) for each, position in zip(heads, positions, strict=True)]
+        made.append(np.array(turned).reshape(heads.shape))
+    return made
+
+
+def _chosen(indexer: BlockIndexer, queries: np.ndarray, keys: np.ndarray, first: int) -> np.ndarray:
+    """What takes part (G, T) of what is seen, with keys (T, D_i) from position `first` on."""
+    blocks = np.arange(first, first + len(keys)) // indexer.size
+    chosen = np.empty((len(queries), len(keys)), bool)
+    for group, query in enumerate(queries):
+        scores = np.full(blocks[-1] + 1, -np.inf)
+        np.maximum.at(scores, blocks, keys @ query)
+        scores[max(len(scores) - indexer.n_local, 0) :] = np.inf
+        chosen[group] = np.isin(blocks, np.argsort(-scores, kind="stable")[: indexer.n_chosen])
+    return chosen
 
 
 def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray:
@@ -224,8 +253,21 @@ KNOWN: dict[type, Container[Any]] = {
     Embedding: {"scale", "positions", "norm", "other"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
-        *("is_rope_first", "window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind"),
+        *(
+            "is_rope_first",
+            "window",
+            "chunk",
+            "clamp",
+            "temperature",
+            "softcap",
+            "slopes",
+            "sinks",
+            "gate",
+            "gate_kind",
+            "indexer",
+        ),
     },
+    BlockIndexer: (),
     Projection: (),
     Elementwise: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},

@@ -61,9 +61,9 @@ class LayerCache:
         options: ModelOptions,
         weights: Weights,  # noqa: ARG002 - as states that need some
     ) -> None:
-        shape = (options.n_slots, layer.n_kv_heads, options.n_ctx)
+        n_slots, n_ctx = options.n_slots, options.n_ctx
         try:
-            self._parts = [_Rows(shape, size, getattr(options, kind)) for kind, size in layer.cached()]
+            self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind)) for kind, n, size in layer.cached()]
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
             size = f"{options.n_slots} slots with {options.n_ctx} positions"
             raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
@@ -71,7 +71,7 @@ class LayerCache:
     @staticmethod
     def bytes_per_position(layer: Attention | LatentAttention, options: ModelOptions) -> int:
         """Bytes of one position of one slot."""
-        return layer.n_kv_heads * sum(_row_bytes(size, getattr(options, kind)) for kind, size in layer.cached())
+        return sum(n * _row_bytes(size, getattr(options, kind)) for kind, n, size in layer.cached())
 
     @property
     def n_bytes(self) -> int:

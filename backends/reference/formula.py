@@ -67,7 +67,12 @@ def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
 
 
 def attend(
-    block: Attention, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, sinks: np.ndarray | None = None
+    block: Attention,
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    sinks: np.ndarray | None = None,
+    chosen: np.ndarray | None = None,
 ) -> np.ndarray:
     """Mix the values that the queries ask for: softmax(scale * K q)^T V, head by head.
 
@@ -77,6 +82,7 @@ def attend(
         keys: (G, T, D), of the positions that the token sees, its own the last.
         values: (G, T, D_v).
         sinks: (H,) scores that take part of the softmax with nothing to mix.
+        chosen: (G, T) bool, what takes part; None: all.
 
     Returns:
         (H, D_v). Query head h reads KV head h // (H / G).
@@ -92,6 +98,8 @@ def attend(
         scores = softcap(block.scale * (keys[group] @ queries[head]), block.softcap)
         if block.slopes is not None:
             scores -= block.slopes[head] * distances
+        if chosen is not None:
+            scores = np.where(chosen[group], scores, -np.inf)
         mixed[head] = softmax(scores, None if sinks is None else sinks[head]) @ values[group]
     return mixed
 

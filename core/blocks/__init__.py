@@ -9,7 +9,8 @@ modules are the blocks.
 """
 
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
-from augury.blocks.latent import Indexer, LatentAttention
+from augury.blocks.indexer import BlockIndexer, Indexer
+from augury.blocks.latent import LatentAttention
 from augury.blocks.parts import (
     Activation,
     Block,
@@ -43,6 +44,7 @@ __all__ = [
     "Activation",
     "Attention",
     "Block",
+    "BlockIndexer",
     "Convolution",
     "Elementwise",
     "Embedding",

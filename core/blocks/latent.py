@@ -9,27 +9,10 @@ from attrs import frozen
 from augury.blocks.parts import Block
 
 if TYPE_CHECKING:
+    from augury.blocks.indexer import Indexer
     from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Temperature
 
-__all__ = ["Indexer", "LatentAttention"]
-
-
-@frozen
-class Indexer:
-    """Chooses the `n_chosen` tokens that a token attends to, of those that it sees; all of them while there are no more.
-
-    A token keeps k = rope(k_norm(k(n))). Its q has H_i heads, turned too, and is made of what attention's q is made of. The
-    score of a token is the sum of w_h * max(q_h · k, 0) over heads, with w = weights(n); of equal ones the earlier is chosen.
-
-    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2.1. Its Hadamard transforms leave products as they are.
-    """
-
-    q: Linear  # → H_i * D_i
-    k: Linear  # E → D_i
-    k_norm: Norm
-    weights: Linear  # E → H_i
-    rope: Rope
-    n_chosen: int
+__all__ = ["LatentAttention"]
 
 
 @frozen
@@ -70,11 +53,6 @@ class LatentAttention(Block):
         return self.keys.n
 
     @property
-    def n_kv_heads(self) -> int:
-        """All heads share what is kept."""
-        return 1
-
-    @property
     def latent_dim(self) -> int:
         """L."""
         return self.kv_norm.size
@@ -87,9 +65,9 @@ class LatentAttention(Block):
     def tensors(self) -> tuple[Part, ...]:
         """Its own, and those of the indexer."""
         indexer = self.indexer
-        return super().tensors() + (() if indexer is None else (indexer.q, indexer.k, indexer.k_norm, indexer.weights))
+        return super().tensors() + (() if indexer is None else indexer.tensors())
 
-    def cached(self) -> tuple[tuple[str, int], ...]:
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
         """Latent vectors and turned values, and what the indexer compares."""
-        latents = (("cache_type_k", self.cached_dim),)
-        return latents if self.indexer is None else (*latents, ("cache_type_k", self.indexer.k.n_out))
+        latents = (("cache_type_k", 1, self.cached_dim),)
+        return latents if self.indexer is None else (*latents, ("cache_type_k", 1, self.indexer.k.n_out))

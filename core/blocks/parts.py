@@ -244,8 +244,8 @@ class Block:
         parts = (getattr(self, each.name) for each in fields(type(self)))
         return tuple(part for part in parts if isinstance(part, Part))
 
-    def cached(self) -> tuple[tuple[str, int], ...]:
-        """What it keeps per head and position: the option of `ModelOptions` that gives a type, and how many values of it."""
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """What it keeps per position: the option of `ModelOptions` that gives a type, how many heads, values of each."""
         return ()
 
     def states(self) -> tuple[SequenceState, ...]:

@@ -124,7 +124,7 @@ class ModelPlan:
         yield from self.output.tensors()
 
     def for_context(self, n_ctx: int) -> ModelPlan:
-        """The same for slots of `n_ctx` positions, which ropes may depend on.
+        """The same for slots of `n_ctx` positions, which ropes may depend on, and without indexers that would choose all.
 
         Raises:
             CapacityError: The model has learned fewer positions.
@@ -134,7 +134,16 @@ class ModelPlan:
                 f"{self.architecture}: a context of {n_ctx} positions, but the model has learned {positions.n_out}; ask for "
                 "at most that many"
             )
-        return evolve(self, layers=tuple(_layer_for_context(layer, n_ctx) for layer in self.layers))
+        layers, chooses = [], False
+        for layer in (_layer_for_context(layer, n_ctx) for layer in self.layers):
+            if isinstance(layer.mixer, Attention | LatentAttention) and layer.mixer.indexer is not None:
+                chooses = n_ctx > layer.mixer.indexer.reach
+                layers.append(layer if chooses else evolve(layer, mixer=evolve(layer.mixer, indexer=None)))
+            elif isinstance(layer.mixer, LatentAttention) and layer.mixer.reuses_choice and not chooses:
+                layers.append(evolve(layer, mixer=evolve(layer.mixer, reuses_choice=False)))
+            else:
+                layers.append(layer)
+        return evolve(self, layers=tuple(layers))
 
     def check_blocks(self, known: Mapping[type, Container[Any]]) -> None:
         """Refuse a plan with what a backend does not compute.

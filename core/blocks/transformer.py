@@ -9,6 +9,7 @@ from attrs import frozen
 from augury.blocks.parts import Block, GateKind, Linear
 
 if TYPE_CHECKING:
+    from augury.blocks.indexer import BlockIndexer
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
 
 __all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "Output", "Projection"]
@@ -70,10 +71,17 @@ class Attention(Block):
     )
     gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
+    indexer: BlockIndexer | None = None  # of those that are seen, it chooses what takes part
 
-    def cached(self) -> tuple[tuple[str, int], ...]:
-        """Keys and values."""
-        return (("cache_type_k", self.head_dim), ("cache_type_v", self.value_dim))
+    def tensors(self) -> tuple[Part, ...]:
+        """Its own, and those of the indexer."""
+        return super().tensors() + (() if self.indexer is None else self.indexer.tensors())
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """Keys and values, and what the indexer compares."""
+        n, indexer = self.n_kv_heads, self.indexer
+        states = (("cache_type_k", n, self.head_dim), ("cache_type_v", n, self.value_dim))
+        return states if indexer is None else (*states, ("cache_type_k", 1, indexer.k.n_out))
 
 
 @frozen

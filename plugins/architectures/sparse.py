@@ -1,4 +1,4 @@
-"""Families that attend to what an indexer chooses: DeepSeek 3.2, GLM 5 and dots3.note."""
+"""Families that attend to what an indexer chooses: DeepSeek 3.2, GLM 5, dots3.note and MiniMax-M3."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from augury.blocks import Gating, Indexer, Layer, Norm, NormKind, Rope
+from augury.blocks import Activation, BlockIndexer, Gating, Indexer, Layer, Norm, NormKind, Rope
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts
 from augury.plugins.architectures.latent import DeepSeek2, Mistral4, latent_attention
 from augury.plugins.architectures.rope import local_base
+from augury.plugins.architectures.transformer import Transformer
 
 _EPS = 1e-6  # of the norm of what is compared; files do not state it
 _N_CTX_SHARED = 1 << 20  # a GLM for so many positions is 5.2, where layers share choices; its first files do not say which
@@ -116,7 +118,39 @@ class Dots3Note(DeepSeek2):
         return decoder.rope(is_interleaved=True)
 
 
+class MinimaxM3(Transformer):
+    """Layers with experts attend to chosen blocks of positions; what is chosen differs by KV head."""
+
+    name = "minimax-m3"
+    experts = {"activation": Activation.SWIGLU_OAI, "has_weights_scale": True, "has_scales": False}
+    feeding = {"activation": Activation.SWIGLU_OAI, "has_scales": False, "has_biases": False}
+    mixing = {"has_head_norms": True, "has_output_bias": False}
+
+    @classmethod
+    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
+        """The indexer of layers with experts."""
+        if not has_experts(decoder, layer):
+            return {}
+        keys, at = decoder.keys, f"blk.{layer}.indexer"
+        n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
+        if n_heads != decoder.n_kv_heads[layer]:
+            keys.fail("attention.indexer.head_count", n_heads, f"the number of KV heads, {decoder.n_kv_heads[layer]}")
+        if size < decoder.n_rot:
+            keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
+        own = BlockIndexer(
+            q=decoder.linear(f"{at}.q_proj", decoder.n_embd, n_heads * size, has_scale=False, has_bias=False),
+            k=decoder.linear(f"{at}.k_proj", decoder.n_embd, size, has_scale=False, has_bias=False),
+            q_norm=decoder.norm(f"{at}.q_norm", size),
+            k_norm=decoder.norm(f"{at}.k_norm", size),
+            rope=decoder.rope(),
+            size=keys.count("attention.indexer.block_size"),
+            n_chosen=keys.count("attention.indexer.top_k"),
+            n_local=keys.count("attention.indexer.local_blocks", least=0),
+        )
+        return {"indexer": own}
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer the architectures of this page."""
-    return (DeepSeek32, Dots3Note, GlmDsa)
+    return (DeepSeek32, Dots3Note, GlmDsa, MinimaxM3)

@@ -379,3 +379,12 @@ def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, na
             if attention.rope is not None:
                 assert np.isfinite(attention.rope.frequencies).all()
                 assert math.isfinite(attention.rope.magnitude)
+
+
+def test_indexers_are_left_out_of_contexts_where_they_would_choose_everything():
+    plan = plan_of(tiny_file("glm-dsa-moe-shared"))
+
+    small, large = plan.for_context(10), plan.for_context(11)
+
+    assert [(mixer.indexer, mixer.reuses_choice) for mixer in small.mixers] == [(None, False)] * 2
+    assert large.mixers == plan.mixers
