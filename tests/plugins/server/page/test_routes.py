@@ -29,7 +29,8 @@ def test_the_page_needs_no_key_and_no_model_and_may_load_nothing_else(path):
     (answer,) = get(path)
     assert answer.status_code == 200
     policy = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
-    assert policy["default-src"] == "'none'"
+    forbidden = ("default-src", "base-uri", "form-action", "frame-ancestors")
+    assert {policy[name] for name in forbidden} == {"'none'"}
     assert {policy[name] for name in ("script-src", "style-src", "img-src", "connect-src")} == {"'self'"}
     assert policy["require-trusted-types-for"] == "'script'"
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
