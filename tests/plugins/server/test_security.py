@@ -98,7 +98,7 @@ def test_every_origin_may_ask_without_credentials():
 
 
 def test_a_fault_is_told_by_its_kind_alone():
-    client = in_process(ServerOptions())
+    client = in_process(ServerOptions(has_page=False))  # whose files would be at that address
 
     async def ask():
         async with client:
