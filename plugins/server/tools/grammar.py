@@ -1,4 +1,4 @@
-"""Grammars, in llguidance's Lark, of answers that must call a tool, or be JSON, perhaps after reasoning."""
+"""Grammars, in llguidance's Lark, of answers that call tools, or are JSON, perhaps after reasoning."""
 
 from __future__ import annotations
 
@@ -29,25 +29,57 @@ class AnswerGrammar:
     tags: tuple[str, str] | None  # around the reasoning that may come first; None for none
     is_reasoning: bool  # whether the prompt ends within it
 
-    def calls(self, described: Sequence[Mapping[str, Any]], *, is_single: bool) -> str:
-        """Of an answer that calls some of these functions, each with a `name` and perhaps `parameters`, a schema."""
+    def calls(
+        self,
+        described: Sequence[Mapping[str, Any]],
+        *,
+        is_single: bool,
+        is_required: bool = True,
+        schema: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Of an answer that calls functions, each with a `name` and perhaps `parameters`, a schema.
+
+        Args:
+            described: The functions.
+            is_single: Whether there may be one call alone.
+            is_required: Whether there must be one; otherwise the answer may be text, and text may come before calls.
+            schema: Where no call is required: of the answer, which is JSON instead of text. If calls begin as JSON does there
+                are none, for llguidance reads both from their first letter on as one or as the other.
+        """
         form = self.tools
-        kinds = {f"call_{i}": self._call(each) for i, each in enumerate(described)}
-        more = "" if is_single or form.n_most == 1 else f" ({self._literal(form.between)} call)*".replace("( ", "(")
-        rules = [f"start: {self._before()}{self._literal(form.begin)} call{more} {self._literal(form.end)}"]
-        rules.append(f"call: {' | '.join(kinds)}")
-        return "\n".join([*rules, *(f"{name}: {body}" for name, body in kinds.items()), *self._reasoning()])
+        trigger = next((each for each in form.triggers if (form.begin + form.before_name).startswith(each)), "")
+        begin = form.begin or trigger
+        before_name = form.before_name if form.begin else form.before_name.removeprefix(trigger)
+        between = form.between if form.begin else form.between + trigger
+        kinds = {f"call_{i}": self._call(before_name, each) for i, each in enumerate(described)}
+        more = "" if is_single or form.n_most == 1 else f" ({self._literal(between)} call)*".replace("( ", "(")
+        called = f"{self._literal(begin)} call{more} {self._literal(form.end)}"
+        rules = [f"call: {' | '.join(kinds)}", *(f"{name}: {body}" for name, body in kinds.items()), *self._reasoning()]
+        if is_required:
+            return "\n".join([f"start: {self._before()}{called}", *rules])
+        if schema is not None and form.leads and not trigger:
+            return self.json(schema)
+        if schema is not None or form.name == "harmony":
+            final = f"{self._final()} {'TEXT' if schema is None else _json(schema)}"
+            return "\n".join([f"start: {self._before()}({final} | {called})", f"TEXT: {_ANYTHING}", *rules])
+        if not trigger:  # what begins as calls do is one
+            return "\n".join([f"start: {self._before()}(TEXT | {called})", r"TEXT: /([^{\s](?s:.*))?/", *rules])
+        called = f"until {self._literal(begin.removeprefix(trigger))} call{more} {self._literal(form.end)}"
+        rest = "" if control_tokens(self.tokenizer, trigger) else f" & ~/(?s:.*){_escaped(trigger)}(?s:.*)/"
+        rules += [self._until("until", trigger), f"TEXT: {_ANYTHING}{rest}"]
+        return "\n".join([f"start: {self._before()}(TEXT | {called})", *rules])
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """Of an answer that is JSON of a schema."""
-        final = self._literal("<|channel|>final<|message|>") if self.tools.name == "harmony" else ""
-        return "\n".join([f"start: {self._before()}{final} {_json(schema)}", *self._reasoning()])
+        return "\n".join([f"start: {self._before()}{self._final()} {_json(schema)}", *self._reasoning()])
 
-    def _call(self, described: Mapping[str, Any]) -> str:
-        form = self.tools
+    def _final(self) -> str:
+        return self._literal("<|channel|>final<|message|>") if self.tools.name == "harmony" else ""
+
+    def _call(self, before_name: str, described: Mapping[str, Any]) -> str:
+        before = self._literal(before_name + described["name"] + self.tools.before_arguments)
         schema = described.get("parameters") or {"type": "object"}
-        before = self._literal(form.before_name + described["name"] + form.before_arguments)
-        return f"{before} {_json(schema)} {self._literal(form.after_arguments)}"
+        return f"{before} {_json(schema)} {self._literal(self.tools.after_arguments)}"
 
     def _before(self) -> str:
         if self.tools.name == "harmony":
@@ -59,14 +91,14 @@ class AnswerGrammar:
     def _reasoning(self) -> list[str]:
         if self.tools.name == "harmony":
             analysis = f"{self._literal('<|channel|>analysis<|message|>')} thought {self._literal('<|start|>assistant')}"
-            return [f"analysis: {analysis}", self._thought("<|end|>")]
-        return [] if self.tags is None else [r"space: /[ \n]{1,4}/", self._thought(self.tags[1])]
+            return [f"analysis: {analysis}", self._until("thought", "<|end|>")]
+        return [] if self.tags is None else [r"space: /[ \n]{1,4}/", self._until("thought", self.tags[1])]
 
-    def _thought(self, end: str) -> str:
-        """A rule of a text up to its first end."""
+    def _until(self, name: str, end: str) -> str:
+        """A rule of a text up to its first `end`, that included."""
         if control_tokens(self.tokenizer, end):
-            return f"thought: {_ANYTHING} {self._literal(end)}"
-        return f"thought[lazy]: /(?s:.*){re.escape(end).replace('/', chr(92) + '/')}/"
+            return f"{name}: {_ANYTHING} {self._literal(end)}"
+        return f"{name}[lazy]: /(?s:.*){_escaped(end)}/"
 
     def _literal(self, text: str) -> str:
         """A text in a grammar; control tokens in it are named by their ids."""
@@ -81,6 +113,11 @@ def control_tokens(tokenizer: Tokenizer | None, text: str) -> dict[int, str]:
         return {}
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     return {token: tokenizer.text(token) for token in ids if tokenizer.is_special(token)}
+
+
+def _escaped(text: str) -> str:
+    """A text in a regular expression between slashes."""
+    return re.escape(text).replace("/", r"\/")
 
 
 def _json(schema: Mapping[str, Any]) -> str:

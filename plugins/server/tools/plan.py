@@ -97,10 +97,11 @@ class ChatFormat:
             messages: The conversation, as OpenAI's clients send it.
             tools: As they send them: `{"type": "function", "function": {"name", "description", "parameters"}}`.
             tool_choice: `auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`.
-            is_parallel: Whether an answer may hold several calls, where that can be kept it from: with `required`.
+            is_parallel: Whether an answer may hold several calls; it is kept from that where its form is: with `required` or a
+                name, and with functions that are `strict`, whose arguments fit their schema however they come to be called.
             reasoning: `none` leaves reasoning in the content.
             kwargs: Variables of the template.
-            json_schema: What the content must fit.
+            json_schema: What the content must fit, if there is any.
 
         Raises:
             OptionError: Tools, choice or messages are malformed.
@@ -118,6 +119,9 @@ class ChatFormat:
         grammar = AnswerGrammar(self.tools, self.tokenizer, tags, is_reasoning)
         if forced:
             params["grammar"] = grammar.calls(forced, is_single=not is_parallel or isinstance(tool_choice, Mapping))
+        elif names and (json_schema is not None or any(each.get("strict") for each in described)):
+            loose = [each if each.get("strict") else {"name": each["name"]} for each in described]
+            params["grammar"] = grammar.calls(loose, is_single=not is_parallel, is_required=False, schema=json_schema)
         elif json_schema is not None and (self.may_reason or self.tools.name == "harmony"):
             params["grammar"] = grammar.json(json_schema)
         elif json_schema is not None:

@@ -53,6 +53,16 @@ def test_a_call_and_what_it_returned_go_back(ai):
     assert found.choices[0].message.content
 
 
+def test_strict_functions_leave_the_model_the_choice_and_so_does_a_form_of_the_answer(ai):
+    strict = [{"type": "function", "function": each["function"] | {"strict": True}} for each in TOOLS]
+    asked = ASKED | {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+    texts = [ai.chat.completions.create(**asked | {"tools": each}).choices[0].message.content for each in (TOOLS, strict)]
+    assert texts[0] == texts[1] != ""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}, "strict": True}}
+    found = ai.chat.completions.create(**asked | {"tools": strict, "response_format": form}).choices[0]
+    assert found.message.tool_calls or found.message.content in ('"a"', '"b"')
+
+
 def test_tools_that_may_not_be_called_change_nothing(ai):
     plain = ai.chat.completions.create(**ASKED | {"max_tokens": 8})
     found = ai.chat.completions.create(**ASKED | {"max_tokens": 8, "tools": TOOLS, "tool_choice": "none"})

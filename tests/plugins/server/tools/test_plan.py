@@ -79,6 +79,23 @@ def test_the_grammar_of_a_required_call_holds_calls_that_fit_and_nothing_else(fo
     assert not follows(single, form.begin + call_of(form, "now", "{}") + form.end)
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_a_call_that_is_not_required_fits_too_or_there_is_text(form):
+    grammar = AnswerGrammar(form, TOKENIZER, None, is_reasoning=False)
+    free = grammar.calls([WEATHER, NOW], is_single=False, is_required=False)
+    final = "<|channel|>final<|message|>" if form.name == "harmony" else ""
+    one, two = (form.begin + form.between.join([call_of(form)] * n) + form.end for n in (1, 2))
+    for text in (f"{final}It is <b>.\n", one, *([] if form.n_most else [two])):
+        assert follows(free, text)
+    assert not follows(free, form.begin + call_of(form, arguments='{"city": "Bonn"}') + form.end)
+    if (form.begin + form.before_name).startswith(form.triggers or "no"):
+        assert follows(free, f"Look: {one}")
+    either = grammar.calls([WEATHER], is_single=True, is_required=False, schema=CITY)
+    assert follows(either, one) == (form.name not in ("llama-3", "generic"))
+    assert follows(either, final + '{"city": "Oslo"}')
+    assert not follows(either, final + '{"city": "Bonn"}')
+
+
 @pytest.mark.parametrize("tags", [("<think>", "</think>"), ("[THINK]", "[/THINK]")], ids=str)
 def test_reasoning_may_come_before_what_is_required(tags):
     form, (opening, closing) = FORMATS["hermes"], tags
@@ -110,6 +127,10 @@ def test_what_a_request_adds():
     assert planned().params == {"messages": ASKED}
     assert planned(tools=TOOLS).params == {"messages": ASKED, "tools": TOOLS}
     assert "grammar" in planned(tools=TOOLS, tool_choice="required").params
+    strict = [{"type": "function", "function": WEATHER | {"strict": True}}, *TOOLS]
+    assert planned(tools=strict, tool_choice="none").params == {"messages": ASKED}
+    assert planned(tools=strict).params["grammar"].count("Rome") == 1
+    assert "Rome" in planned(tools=TOOLS[1:], json_schema=CITY).params["grammar"]
     named = planned(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "now"}}).params["grammar"]
     assert "now" in named
     assert "weather" not in named
