@@ -10,7 +10,12 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile
 # Half of the tests to each of two processes, and the rest to whoever is ready: what a module has made serves its next tests.
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-all test-page dev install lint bench docs docs-site clean
+# A machine with a GPU may have no network: what it lacks comes with the checkout, made by gpu-kit where there is one.
+KIT := .gpu
+KIT_PYTHON ?= 3.11
+GPU_PYTHON = $(if $(wildcard $(KIT)/site),PYTHONPATH=$(KIT)/site XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(PYTHON),$(BIN)/python)
+
+.PHONY: demo test test-all test-page dev install lint bench docs docs-site clean gpu-kit test-gpu bench-gpu
 
 demo: install
 	$(BIN)/augury pull smollm2
@@ -69,5 +74,24 @@ docs-site: dev
 bench: dev
 	$(BIN)/python -m pytest -m bench
 
+# For Python $(KIT_PYTHON) all but numba and numpy, and kernels compiled ahead: less than 64 MiB.
+gpu-kit: dev
+	rm -rf $(KIT)
+	$(PIP) --group cuda
+	$(PIP) --target $(KIT)/site --no-deps --no-build-isolation .
+	$(PIP) --target $(KIT)/site --no-deps --python-version $(KIT_PYTHON) --only-binary=:all: \
+	  attrs cuda-bindings cuda-core cuda-pathfinder gguf jinja2 markupsafe numba-cuda packaging platformdirs pluggy pyyaml structlog \
+	  tqdm xxhash
+	find $(KIT)/site -name '*.pxd' -delete
+	rm -rf $(KIT)/site/cuda/core/cu12
+	for capability in 8.0 9.0 10.0; do \
+	  XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(BIN)/python -m augury.backends.numba_cuda.aot $$capability || exit 1; done
+
+test-gpu:
+	$(GPU_PYTHON) tests/gpu test test-gpu.json
+
+bench-gpu:
+	$(GPU_PYTHON) tests/gpu bench bench-gpu.json
+
 clean:
-	rm -rf build dist site *.egg-info $(VENV)
+	rm -rf build dist site *.egg-info $(VENV) $(KIT)

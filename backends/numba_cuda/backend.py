@@ -61,7 +61,7 @@ class NumbaCuda(Backend):
         total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in parts}.values())
         device = self._open()
         try:
-            lowering.place(device, Weights(file, device, total, progress))
+            lowering.place(device, Weights(file, device, total, options.threads, progress))
             device.prepare(lowering.kernels(), progress)
             identity = f"numba-cuda, {ModelInfo.of(file, plan)}, {options.n_ctx} positions"
             return CudaModel(ModelInfo.of(file, plan), lowering, device, identity)

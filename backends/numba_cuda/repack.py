@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["n_units", "repack"]
 
-_SUPER = 256  # weights of a block with scales of its own for parts
+_PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that what they become on the way stays in a core's cache
 
 
 @frozen(eq=False)
@@ -32,7 +33,7 @@ def n_units(n_rows: int, n_cols: int) -> int:
     return -(-n_rows // TILE_ROWS) * TILE_ROWS * (-(-n_cols // (UNIT * TILE_UNITS)) * TILE_UNITS)
 
 
-def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int) -> np.ndarray:
+def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int, threads: int = 1) -> np.ndarray:
     """The words (w,) uint32 of a matrix.
 
     Args:
@@ -40,43 +41,68 @@ def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int) -> np.n
         data: Its bytes.
         n_rows: Of the matrix.
         n_cols: Of a row; of types other than floats a multiple of 32.
+        threads: That share the work.
     """
-    fmt = FORMATS[kind.name]
-    blocks = data.reshape(n_rows, -1).view(np.uint8)
-    if fmt.is_float:
-        width = np.uint32 if kind.name == "F32" else np.uint16
-        values = np.zeros((n_rows, -(-n_cols // UNIT) * UNIT), width)
-        values[:, :n_cols] = blocks.view(width)
-        units = _Units(values.reshape(-1, UNIT))
+    rows = data.reshape(n_rows, -1)
+    n = n_units(n_rows, n_cols)
+    words = np.empty(FORMATS[kind.name].n_words(n), np.uint32)
+    step = max(1, _PART_BYTES // max(1, rows.shape[1] * TILE_ROWS)) * TILE_ROWS
+    starts = range(0, n_rows, step)
+
+    def part(start: int) -> None:
+        _repack_rows(kind, rows[start : start + step], n_cols, words, start, n)
+
+    if threads == 1 or len(starts) == 1:
+        for start in starts:
+            part(start)
     else:
-        units = _READERS[kind.name](blocks.reshape(-1, kind.block_bytes))
-    grid = (n_rows, -(-n_cols // UNIT))
-    padded = (-(-n_rows // TILE_ROWS) * TILE_ROWS, -(-grid[1] // TILE_UNITS) * TILE_UNITS)
-
-    def tiled(values: np.ndarray, per: int = 1) -> np.ndarray:
-        """Of units (rows * columns, …), or of `per` of a row together, in the order of the tiles."""
-        full = np.zeros((padded[0], padded[1] // per, *values.shape[1:]), values.dtype)
-        full[:n_rows, : -(-grid[1] // per)] = values.reshape(n_rows, -(-grid[1] // per), *values.shape[1:])
-        tiles = full.reshape(padded[0] // TILE_ROWS, TILE_ROWS, -1, TILE_UNITS // per, *values.shape[1:])
-        return np.ascontiguousarray(tiles.swapaxes(1, 2)).reshape(-1, *values.shape[1:])
-
-    main, high = _planes(fmt.n_main, fmt.n_high, units.weights)
-    planes = [tiled(plane).reshape(-1) for plane in (*main, *([] if high is None else [high]))]
-    halves = [] if units.scales is None else [tiled(units.scales)]
-    if units.factors is not None:
-        halves.append(tiled(units.factors, TILE_UNITS if fmt.has_shared_factor else 1))
-    joined = np.concatenate([np.zeros(0, np.uint16), *(each.reshape(-1) for each in halves)])
-    words = np.concatenate([*planes, np.append(joined, np.zeros(len(joined) % 2, np.uint16)).view(np.uint32)])
-    assert len(words) == fmt.n_words(padded[0] * padded[1])
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(part, starts))
     return words
 
 
-def _planes(n_main: int, n_high: int, weights: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Weights (n, 32) as planes of four words, or of two, per unit, and what they have of higher bits."""
+def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndarray, start: int, n: int) -> None:
+    """Repack the rows of a matrix of n units from `start`, a multiple of TILE_ROWS, on."""
+    fmt, n_rows, columns = FORMATS[kind.name], len(rows), -(-n_cols // UNIT)
+    if fmt.is_float:
+        width = np.uint32 if kind.name == "F32" else np.uint16
+        values = np.zeros((n_rows, columns * UNIT), width)
+        values[:, :n_cols] = rows.view(width)
+        units = _Units(values.reshape(-1, UNIT))
+    else:
+        units = _READERS[kind.name](rows.reshape(-1, kind.block_bytes))
+    n_tiles = (-(-n_rows // TILE_ROWS), -(-columns // TILE_UNITS))
+
+    def put(to: np.ndarray, at: int, values: np.ndarray, per: int = 1) -> int:
+        """Write what units have (rows * columns, m), or `per` of a row together, in the order of tiles; returns the end."""
+        wide = values.shape[1]
+        full = values.reshape(n_rows, -1, wide)
+        padded = (n_tiles[0] * TILE_ROWS, n_tiles[1] * TILE_UNITS // per)
+        if full.shape[:2] != padded:
+            full = np.zeros((*padded, wide), values.dtype)
+            full[:n_rows, : len(values) // n_rows] = values.reshape(n_rows, -1, wide)
+        tiles = full.reshape(n_tiles[0], TILE_ROWS, n_tiles[1], -1, wide).swapaxes(1, 2)
+        first = at + wide * start * padded[1]
+        to[first : first + tiles.size].reshape(tiles.shape)[...] = tiles
+        return at + wide * (n // per)
+
+    at, halves = 0, words.view(np.uint16)
+    for plane in _planes(fmt.n_main, fmt.n_high, units.weights):
+        at = put(words, at, plane)
+    at *= 2
+    if units.scales is not None:
+        at = put(halves, at, units.scales)
+    if units.factors is not None:
+        at = put(halves, at, units.factors, TILE_UNITS if fmt.has_shared_factor else 1)
+    halves[at:] = 0
+
+
+def _planes(n_main: int, n_high: int, weights: np.ndarray) -> list[np.ndarray]:
+    """Weights (n, 32) as planes of four words, or of two, per unit, and one of what they have of higher bits."""
     n = len(weights)
     if n_main >= 8:
         words = np.ascontiguousarray(weights).view(np.uint32).reshape(n, -1, 4)
-        return [np.ascontiguousarray(words[:, i]) for i in range(words.shape[1])], None
+        return [words[:, i] for i in range(words.shape[1])]
     by_word = weights.reshape(n, 8, 4)  # the bytes of eight words
     if n_main == 4:
         nibbles = by_word & 15
@@ -84,7 +110,7 @@ def _planes(n_main: int, n_high: int, weights: np.ndarray) -> tuple[list[np.ndar
         above = by_word >> 4
     else:
         main, above = _bits(by_word & 3, 2), by_word >> 2
-    return [main], _bits(above & ((1 << (1 if n_high == 1 else 2)) - 1), 1 if n_high == 1 else 2) if n_high else None
+    return [main, _bits(above & 1, 1) if n_high == 1 else _bits(above & 3, 2)] if n_high else [main]
 
 
 def _bits(values: np.ndarray, n_bits: int) -> np.ndarray:

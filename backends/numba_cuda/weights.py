@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -72,11 +73,12 @@ def check_types(file: ModelFile, plan: ModelPlan) -> None:
 class Weights:
     """Reads what blocks ask for from a model file, once: what was asked for is there when the file is closed."""
 
-    def __init__(self, file: ModelFile, device: Device, total: int, progress: Progress) -> None:
+    def __init__(self, file: ModelFile, device: Device, total: int, threads: int | None, progress: Progress) -> None:
         self._file, self._device = file, device
         self._held: dict[Hashable, Pointer] = {}
         self._types: dict[str, TensorType] = {}
         self._total, self._done, self._progress = total, 0, progress
+        self._threads = threads or os.cpu_count() or 1
 
     def products(self, linears: Sequence[tuple[Linear, int]]) -> list[tuple[Matrix, int]]:
         """The matrices of products of the same rows, each with the column where its products begin.
@@ -124,7 +126,7 @@ class Weights:
             data = np.concatenate([self._rows(each) for each in group])
             self._done += data.nbytes
             self._progress("load weights", self._done, self._total)
-            return repack(kind, data.reshape(-1), n_rows, first.n_in)
+            return repack(kind, data.reshape(-1), n_rows, first.n_in, self._threads)
 
         bias = None
         if any(each.bias for each in group):

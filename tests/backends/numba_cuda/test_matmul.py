@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from oracles.weights import FLOATS, dequantised, random_weights
 
+from augury.backends.numba_cuda import repack as repack_module
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
@@ -37,9 +38,14 @@ def matrix(name, rng):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_planes_hold_the_weights_of_the_file(name):
+def test_planes_hold_the_weights_of_the_file(name, monkeypatch):
     data, right = matrix(name, np.random.default_rng(3))
-    words, n, out = repack(TensorType[name], data.reshape(-1), *right.shape), n_units(*right.shape), np.zeros(32, np.float32)
+    monkeypatch.setattr(repack_module, "_PART_BYTES", 1)  # four rows at a time, by two threads
+    words, n, out = (
+        repack(TensorType[name], data.reshape(-1), *right.shape, threads=2),
+        n_units(*right.shape),
+        np.zeros(32, np.float32),
+    )
     n_steps = -(-right.shape[1] // 256)
     for row, values in enumerate(right):
         for unit in range(right.shape[1] // 32):

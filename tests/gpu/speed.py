@@ -1,0 +1,216 @@
+"""What a first run on a GPU finds out, and how fast kernels and models are there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model
+
+from augury.backends.numba_cuda import probe
+from augury.backends.numba_cuda.aot import Compiler, all_kernels
+from augury.backends.numba_cuda.device import Launch
+from augury.backends.numba_cuda.gpu import Gpu
+from augury.backends.numba_cuda.kernels import inputs
+from augury.backends.numba_cuda.kernels.formats import FORMATS
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE, TILES
+from augury.backends.numba_cuda.repack import n_units
+from augury.batch import Batch
+from augury.interfaces import Progress
+
+_GIB = 1 << 30
+_EMPTY = """.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry empty() { ret; }
+.visible .entry waiting() { griddepcontrol.launch_dependents; griddepcontrol.wait; ret; }
+"""
+_N_EMPTY = 250
+
+
+def versions():
+    """What is installed, and what the GPU is."""
+    told = {"python": platform.python_version(), "machine": platform.platform(), "cores": os.cpu_count()}
+    for name in ("numpy", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink", "llvmlite"):
+        with suppress(PackageNotFoundError):
+            told[name] = version(name)
+    told["libnvvm"] = str(probe.find_compiler())
+    told["reason"] = probe.unavailable_reason()
+    with suppress(OSError):
+        words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
+        told["nvidia-smi"] = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    gpu = Gpu(0)
+    told |= {"gpu": gpu.name, "capability": gpu.capability, "driver": gpu._call("cuDriverGetVersion")}
+    gpu.close()
+    return told
+
+
+def compilation():
+    """Machine code from another machine, and what is compiled here."""
+    gpu = Gpu(0)
+    kept = len(list(Compiler(gpu.capability).folder.glob("*.cubin")))
+    begun = time.perf_counter()
+    gpu.prepare(all_kernels(), Progress())
+    told = {"kernels": len(gpu._functions), "kept from before": kept, "seconds": round(time.perf_counter() - begun, 2)}
+    gpu.close()
+    return told
+
+
+def copying():
+    """Bytes per second of a copy on the device, read and written, and of copies from and to the host."""
+    gpu = Gpu(0)
+    first, second = (gpu.allocate(_GIB, "copies").at(0) for _ in range(2))
+    addresses = (second.buffer.address, first.buffer.address)
+
+    def copies():
+        for _ in range(10):
+            gpu._call("cuMemcpyDtoDAsync", *addresses, _GIB, gpu.stream)
+
+    told = {"device, GB/s": round(2 * 10 * _GIB / _timed(gpu, copies) / 1e9)}
+    small = gpu.staging(1 << 20)
+    gpu.write(first, small)
+    begun = time.perf_counter()
+    for _ in range(100):
+        gpu.read(first, small)
+    told["device to host, GB/s"] = round(100 * small.nbytes / (time.perf_counter() - begun) / 1e9, 1)
+    gpu.close()
+    return told
+
+
+def launches():
+    """Microseconds of an empty kernel: launched one by one, in a graph, and with programmatic dependent launch."""
+    gpu, told = Gpu(0), {}
+    driver, module = gpu._driver, gpu._call("cuModuleLoadData", _EMPTY.encode() + b"\0")
+
+    def one(name):
+        function = gpu._call("cuModuleGetFunction", module, name)
+        return lambda: gpu._call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, gpu.stream, 0, 0)
+
+    def dependent():
+        function = gpu._call("cuModuleGetFunction", module, b"waiting")
+        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        config.blockDimX, config.hStream, config.attrs, config.numAttrs = 32, gpu.stream, [attribute], 1
+        return lambda: gpu._call("cuLaunchKernelEx", config, function, 0, 0)
+
+    for name, make in (("plain", lambda: one(b"empty")), ("waiting", lambda: one(b"waiting")), ("dependent", dependent)):
+        try:
+            launch = make()
+            launch()
+            gpu.wait()
+            begun = time.perf_counter()
+            for _ in range(_N_EMPTY):
+                launch()
+            told[f"{name}: host us per launch"] = round((time.perf_counter() - begun) / _N_EMPTY * 1e6, 2)
+            gpu.wait()
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            gpu._call("cuStreamBeginCapture", gpu.stream, mode)
+            for _ in range(_N_EMPTY):
+                launch()
+            graph = gpu._call("cuGraphInstantiate", gpu._call("cuStreamEndCapture", gpu.stream), 0)
+            replay = lambda: gpu._call("cuGraphLaunch", graph, gpu.stream)  # noqa: B023
+            replay()
+            told[f"{name}: us per kernel of a graph"] = round(min(_timed(gpu, replay) for _ in range(5)) / _N_EMPTY * 1e6, 3)
+        except Exception as error:  # noqa: BLE001 - the others are worth as much
+            told[f"{name}: failed"] = repr(error)
+    gpu.close()
+    return told
+
+
+def products():
+    """GB/s of weights, by type and by how many tokens share a reading; of 256 MiB of weights, more than the caches hold."""
+    gpu, told = Gpu(0), {}
+    n_rows, n_cols = 4096, 4096
+    gpu.prepare(list(MULTIPLY.values()), Progress())
+    x = gpu.allocate(8 * n_cols * 4, "x").at(0)
+    y, at = gpu.allocate(8 * n_rows * 4, "y").at(0), gpu.allocate(4 * inputs.SIZE, "inputs").at(0)
+    gpu.write(at, np.array([8, 8], np.int32))
+    told_by_host, best = gpu.staging(2), gpu.allocate(8, "told").at(0)
+    for name, fmt in FORMATS.items():
+        n = n_units(n_rows, n_cols)
+        n_bytes = 4 * fmt.n_words(n)
+        copies = [gpu.allocate(n_bytes, name).at(0) for _ in range(max(4, (256 << 20) // n_bytes))]
+        for tile in TILES:
+            sizes = (n_rows, n_cols // 32, n_cols // 256, n, n_rows, 0, 0, STORE, 0, 1.0)
+            steps = [Launch(MULTIPLY[name, tile], (n_rows // 16, 1, 1), 128, (at, w, x, x, x, y, y, *sizes)) for w in copies]
+            program = gpu.program(steps, (told_by_host, best), (best, told_by_host))
+            program.run()
+            seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(copies)
+            told[f"{name}, {tile} tokens"] = {"GB/s": round(n_bytes / seconds / 1e9), "us": round(seconds * 1e6, 1)}
+            del program
+        for each in copies:
+            gpu._call("cuMemFree", each.buffer.address)
+            gpu._allocated.remove(each.buffer.address)
+    gpu.close()
+    return told
+
+
+def small():
+    """A model of 135 million weights."""
+    return _model(SMALL)
+
+
+def middle():
+    """A model of 1.5 billion weights."""
+    return _model(MIDDLE)
+
+
+def large():
+    """A model of 8 billion weights."""
+    return _model(LARGE, prompts=(512,))
+
+
+def _model(shape, prompts=(512, 4096)):
+    """Milliseconds of passes of so many tokens after 512 others, tokens per second of plain decoding and of prompts."""
+    begun = time.perf_counter()
+    file = random_model(shape, Q4_K_M)
+    told = {"made in s": round(time.perf_counter() - begun, 1), "GB": round(file.n_bytes / 1e9, 2)}
+    begun = time.perf_counter()
+    model = load(file)
+    told["loaded in s"] = round(time.perf_counter() - begun, 1)
+    tokens = np.random.default_rng(1).integers(0, shape.n_vocab, 4200).astype(np.int32)
+    last = lambda n: np.array([n - 1], np.int32)
+    for n in prompts:
+        model.forward(Batch.chain(tokens[:n], rows=last(n))).wait()
+        begun = time.perf_counter()
+        model.forward(Batch.chain(tokens[:n], rows=last(n))).wait()
+        told[f"prompt of {n}, tokens per s"] = round(n / (time.perf_counter() - begun))
+    for n in (1, 2, 4, 8, 16, 64):
+        device, host = [], []
+        for _ in range(12):
+            begun = time.perf_counter()
+            passed = model.forward(Batch.chain(tokens[512 : 512 + n], start=512))
+            passed.argmax()
+            host.append(time.perf_counter() - begun)
+            device.append(passed.wait() or 0.0)
+        told[f"pass of {n}, ms"] = {
+            "device": round(1e3 * np.median(device[2:]), 3),
+            "host": round(1e3 * np.median(host[2:]), 3),
+        }
+    token, n, begun = 1, 200, time.perf_counter()
+    for i in range(n):
+        token = int(model.forward(Batch.chain([token], start=512 + i)).argmax()[0])
+    told["plain decoding, tokens per s"] = round(n / (time.perf_counter() - begun), 1)
+    model.close()
+    return told
+
+
+def _timed(gpu, run):
+    """The device's seconds of a run."""
+    gpu._n_marks = 0
+    gpu.mark()
+    run()
+    gpu.mark()
+    seconds = gpu.wait()
+    assert seconds is not None
+    return seconds
+
+
+PARTS = (versions, compilation, copying, launches, products, small, middle, large)
