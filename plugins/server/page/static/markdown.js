@@ -86,14 +86,15 @@ function list(lines, i, parent, paint, isOpen) {
   const [, indent, mark] = ITEM.exec(lines[i].text);
   const isOrdered = /\d/.test(mark);
   const element = parent.appendChild(make(isOrdered ? "ol" : "ul", isOrdered && parseInt(mark) !== 1 ? { start: parseInt(mark) } : {}));
-  let isLoose = false;
+  let isLoose = false, isAfterBlank = false;
   const items = [];
   while (i < lines.length) {
     const match = ITEM.exec(lines[i].text);
     if (!match || match[1].length > indent.length + 1 || /\d/.test(match[2]) !== isOrdered || RULE.test(lines[i].text)) break;
+    isLoose ||= isAfterBlank;
+    isAfterBlank = false;
     const width = match[0].length;
     const item = [after(lines[i++], width)];
-    let isAfterBlank = false;
     for (; i < lines.length; i++) {
       const text = lines[i].text;
       const depth = /^\s*/.exec(text)[0].length;
@@ -102,7 +103,6 @@ function list(lines, i, parent, paint, isOpen) {
       else if (isAfterBlank || isBlockStart(text)) break;
       item.push(after(lines[i], Math.min(depth, width)));
     }
-    isLoose ||= isAfterBlank && ITEM.test(lines[i]?.text ?? "");
     items.push(item);
   }
   for (const item of items) {

@@ -81,7 +81,7 @@ export class Panel {
       make("b", {}, value.toFixed(1)));
     const ratio = speed && plain ? make("p", { class: speed < plain ? "ratio slower" : "ratio" }, make("b", {}, `${(speed / plain).toFixed(2)}×`), " the plain speed") : null;
     return make("section", { class: "speed" },
-      make("p", { class: "big" }, make("b", {}, speed ? speed.toFixed(1) : "…"), " tokens per second"), ratio,
+      make("p", { class: "big" }, make("b", speed ? {} : { class: "none" }, speed ? speed.toFixed(1) : "–"), " tokens per second"), ratio,
       bar("this answer", speed, "own"), bar("plain", plain, "plain"),
       make("p", { class: "faint" }, plain ? "Plain: what the planner expects without drafts, here and now." : "The plain speed is not known: this server plans no drafts."));
   }

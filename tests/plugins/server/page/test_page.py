@@ -365,6 +365,7 @@ MARKDOWN = {
     "- a\n- b\n  1. c\n  2. d\n- [x] e": "<ul><li>a</li><li>b<ol><li>c</li><li>d</li></ol></li>"
     '<li class="task"><input type="checkbox" disabled="" checked="">e</li></ul>',
     "3. a\n\n4. b": '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>',
+    "1. a\n2. b\n\n- c": "<ol><li>a</li><li>b</li></ol><ul><li>c</li></ul>",
     "> a\n> b\n\n---": "<blockquote><p>a\nb</p></blockquote><hr>",
     "|a|b|\n|--|:-:|\n|1|`x\\|y`|": '<div class="table" tabindex="0"><table><thead><tr><th>a</th>'
     '<th class="center">b</th></tr></thead>'
