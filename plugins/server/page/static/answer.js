@@ -95,16 +95,9 @@ export function tokensByDrafter(answer) {
   return found;
 }
 
-/** By position in a draft: how often something was drafted there and accepted, of each drafter once that is known. */
+/** By position in a draft, how often each drafter offered something there and was right; null until the server tells. */
 export function acceptance(answer) {
-  const told = Object.entries(answer.timings?.drafters ?? {}).filter(([, stats]) => stats.drafted);
-  if (answer.timings)
-    return told.map(([name, stats]) => ({ name, offered: stats.offered_by_position, accepted: stats.accepted_by_position }));
-  const offered = [], accepted = [];
-  for (const [nDrafted, nAccepted] of answer.rounds)
-    for (let i = 0; i < nDrafted; i++) {
-      offered[i] = (offered[i] ?? 0) + 1;
-      accepted[i] = (accepted[i] ?? 0) + (i < nAccepted);
-    }
-  return offered.length ? [{ name: null, offered, accepted }] : [];
+  if (!answer.timings) return null; // from its stream alone a tree's positions are not known
+  const drafters = Object.entries(answer.timings.drafters ?? {}).filter(([, stats]) => stats.drafted);
+  return drafters.map(([name, stats]) => ({ name, offered: stats.offered_by_position, accepted: stats.accepted_by_position }));
 }

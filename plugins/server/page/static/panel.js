@@ -135,12 +135,13 @@ export class Panel {
   }
 
   positions(answer) {
-    const charts = acceptance(answer).map(({ name, offered, accepted }) => {
-      const kind = name === null ? "alone" : `c${this.colourOf(name)}`;
+    const known = acceptance(answer);
+    const charts = (known ?? []).map(({ name, offered, accepted }) => {
+      const kind = `c${this.colourOf(name)}`;
       const shown = offered.slice(0, 16).map((n, i) => [i, n, accepted[i] ?? 0]);
       const width = 100 / 16;
       return make("div", { class: "positions" },
-        make("p", {}, make("span", {}, name ?? "all drafters"), make("b", {}, percent(accepted.reduce((sum, n) => sum + n, 0), offered.reduce((sum, n) => sum + n, 0)))),
+        make("p", {}, make("span", {}, name), make("b", {}, percent(accepted.reduce((sum, n) => sum + n, 0), offered.reduce((sum, n) => sum + n, 0)))),
         svg("svg", { height: 46, role: "img", "aria-label": shown.map(([i, n, a]) => `position ${i + 1}: ${percent(a, n)}`).join(", ") },
           ...shown.flatMap(([i, n, a]) => [
             svg("rect", { class: "track", x: `${i * width}%`, width: `${width * 0.8}%`, y: 0, height: 32, rx: 2 }),
@@ -148,7 +149,7 @@ export class Panel {
             svg("text", { x: `${(i + 0.4) * width}%`, y: 44 }, String(i + 1)),
           ])));
     });
-    return make("section", {}, make("h3", {}, "Acceptance by position"), ...(charts.length ? charts : [make("p", { class: "faint" }, "Nothing was drafted.")]));
+    return make("section", {}, make("h3", {}, "Acceptance by position"), ...(charts.length ? charts : [make("p", { class: "faint" }, known ? "Nothing was drafted." : "Told when the answer is complete.")]));
   }
 
   details(answer) {

@@ -72,6 +72,10 @@ def test_an_answer_streams_tinted_by_who_proposed_it(page, client):
     for text in (f"{told['predicted_per_second']:.1f}", f"{told['plain_per_second']:.1f}", "the plain speed", *drafters):
         assert text in figures
     assert f"{told['draft_n_accepted']} of {told['draft_n']} draft tokens accepted" in figures
+    charts = page.locator(".positions svg").evaluate_all("charts => charts.map(chart => chart.getAttribute('aria-label'))")
+    drafted = [stats for stats in told["drafters"].values() if stats["drafted"]]
+    shares = [stats["accepted_by_position"][0] / stats["offered_by_position"][0] for stats in drafted]
+    assert [chart.split(",")[0] for chart in charts] == [f"position 1: {share * 100 + 1e-9:.0f}%" for share in shares]
     page.uncheck("#tint", force=True)
     assert tinted.first.evaluate("element => getComputedStyle(element).backgroundColor") == "rgba(0, 0, 0, 0)"
 
