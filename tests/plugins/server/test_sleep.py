@@ -19,8 +19,8 @@ TEMPLATE = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
 @pytest.fixture(scope="module")
 def sleeper():
     """Sleeps after a second."""
-    words = "-m smollm2 -t 2 -c 512 -np 1 --temp 0 --no-slots --props --metrics --sleep-idle-seconds 1 --jinja --override-kv"
-    with serving(*words.split(), FIM, "--chat-template", TEMPLATE) as found:
+    words = "-m smollm2 -t 2 -c 512 -np 1 --temp 0 --no-slots --no-ui --props --metrics --sleep-idle-seconds 1 --jinja"
+    with serving(*words.split(), "--override-kv", FIM, "--chat-template", TEMPLATE) as found:
         yield found
 
 
@@ -64,7 +64,8 @@ def test_a_gap_is_filled(sleeper):
     assert found["content"] == sleeper.client.post("/completion", json={"prompt": prompt, "n_predict": 4}).json()["content"]
 
 
-def test_what_is_switched_off_is_a_501(sleeper):
+def test_what_is_switched_off_is_a_501_and_a_page_a_404(sleeper):
+    assert sleeper.client.get("/").status_code == 404
     answers = [sleeper.client.get("/slots"), sleeper.client.post("/slots/0", params={"action": "erase"})]
     assert [answer.status_code for answer in answers] == [501, 501]
     assert "--slot-save-path" in answers[1].json()["error"]["message"]
