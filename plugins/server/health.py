@@ -30,5 +30,6 @@ def metrics(server: Serving) -> Response:
     """Give the counters of the server's life, for Prometheus."""
     if server.metrics is None:
         raise RequestError(501, "this server counts nothing for Prometheus; start it with --metrics")
-    text = server.metrics.text(server.engine.stats())
-    return Response(text, media_type=CONTENT_TYPE_LATEST, headers={"Process-Start-Time-Unix": str(_STARTED)})
+    answer = Response(server.metrics.text(server.engine.stats()), media_type=CONTENT_TYPE_LATEST)
+    answer.raw_headers.append((b"Process-Start-Time-Unix", str(_STARTED).encode()))  # as some clients of llama.cpp's spell it
+    return answer

@@ -131,7 +131,7 @@ class Server:
         self._loader.join()
         if self.failure is not None:
             raise RequestError(500, "the model cannot be loaded again")
-        self.is_sleeping, self._chat_format = False, None
+        self.is_sleeping = False
 
     def close(self) -> None:
         """Stop loading, or close the engine, which cancels what still runs."""

@@ -43,7 +43,7 @@ def _props(server: Server) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": engine.config["n_ctx"], "params": settings},
         "total_slots": engine.config["n_slots"],
         "model_alias": server.options.names[0],
-        "model_path": engine.config["model"],
+        "model_path": f"{engine.info.name}.gguf",  # without its folder, which is nobody's business
         "chat_template": "" if template is None else template.source,
         "bos_token": "" if tokenizer is None or tokenizer.bos is None else tokenizer.text(tokenizer.bos),
         "eos_token": "" if tokenizer is None or tokenizer.eos is None else tokenizer.text(tokenizer.eos),

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from commands import here, run
@@ -88,11 +89,13 @@ def test_reasoning_stays_in_the_content_where_the_flag_says_so():
     options = ServerOptions(reasoning_format="none")
 
     class Format:
+        template = None
+
         def plan(self, messages, **how):
             return ChatPlan({"messages": messages}, None, (), False, how["reasoning"])
 
     server = Server(options, lambda _: None)
-    server._chat_format = Format()
+    server._engine, server._chat_format = SimpleNamespace(chat_template=None), Format()
     for asked, expected in ((None, "none"), ("deepseek", "deepseek")):
         plan, _ = asyncio.run(plan_chat(server, [], reasoning=asked))
         assert plan._tags == expected
