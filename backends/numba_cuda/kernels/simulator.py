@@ -7,6 +7,7 @@ threads of a block shows, where their order matters, by running them in another 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 
@@ -18,10 +19,32 @@ WARP = 32
 class _Thread:
     """A thread of a block: the coroutine that it is, and what its last meeting gave it."""
 
-    __slots__ = ("coroutine", "given", "index", "n_shared")
+    __slots__ = ("coroutine", "given", "index", "is_over", "n_shared")
 
     def __init__(self, index):
-        self.index, self.n_shared = index, 0
+        from greenlet import greenlet
+
+        self.index, self.coroutine = index, greenlet(self._live)
+
+    def _live(self, function, args):
+        while True:
+            function(*args)
+            self.is_over = True
+            function, args = _block.home.switch()
+
+
+class _Threads(threading.local):
+    """Threads of earlier blocks, which run those of later ones: to make one takes longer than to run it."""
+
+    def __init__(self):
+        self.idle = []
+
+    def take(self, n):
+        """The first n of them."""
+        self.idle += [_Thread(i) for i in range(len(self.idle), n)]
+        for thread in self.idle[:n]:
+            thread.is_over, thread.n_shared = False, 0
+        return self.idle[:n]
 
 
 class _Meeting:
@@ -38,30 +61,34 @@ class _Block:
     """The threads of the block that runs, and those of them that can go on."""
 
     def __init__(self, n):
-        self.threads = [_Thread(i) for i in range(n)]
+        from greenlet import getcurrent
+
+        self.threads, self.home = _threads.take(n), getcurrent()
         self.shared = []
         self.everyone = _Meeting(self.threads)
         self.warps = [_Meeting(self.threads[i : i + WARP]) for i in range(0, n, WARP)]
 
     def run(self, function, args, *, is_reversed):
         """Run all threads to their end."""
-        from greenlet import getcurrent, greenlet
-
         global _block, _thread  # noqa: PLW0603 - what runs now, as on a device a thread's registers say
-        _block, self.home = self, getcurrent()
-        for thread in self.threads:
-            thread.coroutine = greenlet(function)
-        self.ready, given = self.threads[:: -1 if is_reversed else 1], args
-        while self.ready:
-            turn, self.ready = self.ready, []
-            for thread in turn:
-                _thread = thread
-                cuda.threadIdx.x = thread.index
-                thread.coroutine.switch(*given)
-            given = ()
-        waiting = [thread.index for thread in self.threads if not thread.coroutine.dead]
-        if waiting:
-            raise RuntimeError(f"threads {waiting} wait at a barrier or an operation of their warp that not all come to")
+        _block = self
+        self.ready, given = self.threads[:: -1 if is_reversed else 1], (function, args)
+        try:
+            while self.ready:
+                turn, self.ready = self.ready, []
+                for thread in turn:
+                    _thread = thread
+                    cuda.threadIdx.x = thread.index
+                    thread.coroutine.switch(*given)
+                given = ()
+            waiting = [thread.index for thread in self.threads if not thread.is_over]
+            if waiting:
+                raise RuntimeError(  # noqa: TRY301
+                    f"threads {waiting} wait at a barrier or an operation of their warp that not all come to"
+                )
+        except BaseException:
+            _threads.idle.clear()  # which wait somewhere in the middle
+            raise
 
     def wait(self, meeting, value, combine):
         """Wait until all of a meeting have come; the last one combines what they brought, and goes on."""
@@ -78,6 +105,8 @@ class _Block:
         return thread.given
 
 
+_threads = _Threads()
+_lock = threading.Lock()  # there is one `cuda` for all
 _block: _Block
 _thread: _Thread
 
@@ -112,8 +141,9 @@ cuda = SimpleNamespace(
 def run(function: object, grid: tuple[int, ...], n_threads: int, args: Sequence[object], *, is_reversed: bool = False) -> None:
     """Run a kernel over a grid of blocks of `n_threads` threads, from the last to the first if `is_reversed`."""
     place = cuda.blockIdx
-    cuda.blockDim.x = n_threads
-    for place.z in range(grid[2]):
-        for place.y in range(grid[1]):
-            for place.x in range(grid[0]):
-                _Block(n_threads).run(function, args, is_reversed=is_reversed)
+    with _lock:
+        cuda.blockDim.x = n_threads
+        for place.z in range(grid[2]):
+            for place.y in range(grid[1]):
+                for place.x in range(grid[0]):
+                    _Block(n_threads).run(function, args, is_reversed=is_reversed)
