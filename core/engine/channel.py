@@ -70,7 +70,7 @@ class Channel:
         self._wake(self.waiters)
 
     def _wake(self, wakers: Wakers) -> None:
-        while wakers:
+        for _ in range(len(wakers)):  # not those who have read meanwhile and wait again: that could go on and on
             try:
                 wakers.popleft()()
             except Exception:  # noqa: BLE001 - the reader's event loop was closed: nobody is left to read

@@ -16,6 +16,7 @@ import augury.engine.running
 import augury.engine.worker
 from augury.engine.channel import Channel
 from augury.errors import AuguryError
+from augury.types import Token
 
 GREEDY = {"temperature": 0.0}
 SECONDS = 60  # after which something counts as lost
@@ -82,6 +83,20 @@ def test_a_slow_reader_holds_up_nobody_and_is_woken_once():
 
     with toy_engine() as engine:
         assert run(go()) == (plain([1], 50), plain([2], 5))
+
+
+def test_a_reader_that_waits_again_at_once_is_woken_by_the_next_token_alone():
+    channel, woken = Channel(), []
+
+    def read_and_wait_again():
+        woken.append(channel.take())
+        if len(woken) < 9:  # the engine's thread is still waking others
+            channel.readers.append(read_and_wait_again)
+
+    channel.readers.append(read_and_wait_again)
+    for n in (1, 2):
+        channel.deliver(Token(n, ""))
+        assert [token.token for token in woken] == [1, 2][:n]
 
 
 @pytest.mark.parametrize("how", ["stream", "result"])
