@@ -49,7 +49,7 @@ class Generation:
 
         Args:
             server: Whose engine is to answer.
-            asked: Of each answer the arguments of `Engine.submit`; what they lack is as the server's flags say.
+            asked: Arguments of `Engine.submit`, with `n` for several answers; what they lack is as the server's flags say.
 
         Raises:
             AuguryError: As `Engine.submit` does; then none of them runs.
@@ -127,10 +127,11 @@ class Generation:
         self.cancel()
 
 
-def _submit(submit: Callable[..., Running], asked: Sequence[Mapping[str, Any]]) -> list[Running]:
+def _submit(submit: Callable[..., list[Running]], asked: Sequence[Mapping[str, Any]]) -> list[Running]:
     runnings: list[Running] = []
     try:
-        runnings.extend(submit(**each) for each in asked)
+        for each in asked:
+            runnings += submit(**{"n": 1, **each})
     except BaseException:
         for running in runnings:
             running.cancel()

@@ -51,7 +51,9 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
     settings = generation_settings(server, asked[0])
     told = partial(_final, body, server, settings)
     if body.stream:
-        return await stream(server, http, asked, partial(_events, body, [len(each["prompt"]) for each in asked], told))
+        return await stream(
+            server, http, asked, partial(_events, body, [len(each["prompt"]) for each in asked for _ in range(each["n"])], told)
+        )
     results = await generate(server, http, asked)
     found = [told(index, result) for index, result in enumerate(results)]
     return found if is_list else found[0]

@@ -80,7 +80,7 @@ class CompletionFields(EngineFields):
         return kept
 
     def answers(self, tokenizer: Tokenizer | None, prompts: list[list[int]], name: str) -> list[dict[str, Any]]:
-        """The arguments of `Engine.submit` of all answers: `n_cmpl` for each prompt, with a seed each where there is one.
+        """The arguments of `Engine.submit` for each prompt, with `n` answers.
 
         Raises:
             OptionError: A field is wrong in a way that is only known now.
@@ -103,9 +103,7 @@ class CompletionFields(EngineFields):
             params["logit_bias"] = biases(self.logit_bias, tokenizer)
         params |= {"logprobs": self.n_probs} if self.n_probs else {}
         params |= {"slot": self.id_slot} if self.id_slot >= 0 else {}
-        seeds = [params["seed"] + i for i in range(self.n_cmpl)] if params.get("seed") is not None else [None] * self.n_cmpl
-        several = [params if seed is None else params | {"seed": seed % 2**64} for seed in seeds]
-        return [{"prompt": prompt, **each} for prompt in prompts for each in several]
+        return [{"prompt": prompt, "n": self.n_cmpl, **params} for prompt in prompts]
 
     @property
     def stops(self) -> list[str]:

@@ -43,13 +43,11 @@ class OpenAIFields(EngineFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def answers(self, name: str, **params: Any) -> list[dict[str, Any]]:
-        """The arguments of `Engine.submit` for each of the n answers, with a seed each where there is one."""
+        """The arguments of `Engine.submit` for the n answers."""
         params = self.over(params) | {"id": name}
         if self.logit_bias:
             params["logit_bias"] = self.logit_bias
-        if self.seed is None:
-            return [params] * self.n
-        return [params | {"seed": (self.seed + i) % 2**64} for i in range(self.n)]
+        return [params | {"n": self.n}]
 
 
 def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:

@@ -80,8 +80,10 @@ def test_several_prompts_are_several_answers_and_tokens_are_as_good_as_text(clie
     assert len({each["content"] for each in several}) == 1
     assert ask(client, prompt=tokens, n_predict=8)["content"] == several[0]["content"]
     assert isinstance(ask(client, prompt=["The sea is"], n_predict=1), dict)
-    pair = ask(client, **SEA, n_cmpl=2, temperature=1.0, seed=3)
-    assert pair[0]["content"] != pair[1]["content"] == ask(client, **SEA, temperature=1.0, seed=4)["content"]
+    new = {"prompt": "Two answers to a prompt that nobody has asked before are", "n_predict": 8, "temperature": 1.0}
+    pair = ask(client, **new, n_cmpl=2, seed=3)
+    assert pair[0]["timings"]["prompt_n"] > 1 >= pair[1]["timings"]["prompt_n"]  # which the first has processed
+    assert pair[0]["content"] != pair[1]["content"] == ask(client, **new, seed=4)["content"]
 
 
 def test_no_tokens_at_all_are_asked_for_to_warm_the_cache(client):

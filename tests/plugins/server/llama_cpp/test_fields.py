@@ -39,7 +39,7 @@ class Words:
 def params(**fields):
     body = CompletionRequest.model_validate({"prompt": "a"} | fields)
     (found,) = body.answers(Words(), [[7]], "me")
-    assert found.pop("prompt") == [7]
+    assert (found.pop("prompt"), found.pop("n")) == ([7], 1)
     rest = {name: value for name, value in found.items() if name not in ("grammar", "json_schema")}
     make_request(
         tokens_array([7]), rest, speculation=Speculation(), n_vocab=100, n_slots=9, registry=Registry(), tokenizer=Words()
@@ -107,11 +107,9 @@ def test_a_bias_is_a_number_or_false(bias):
         params(logit_bias=bias)
 
 
-def test_several_answers_of_a_prompt_have_seeds_of_their_own():
-    body = CompletionRequest(prompt="a", n_cmpl=2, seed=2**64 - 1)
-    asked = body.answers(None, [[7], [8]], "me")
-    assert [(each["prompt"], each["seed"]) for each in asked] == [([7], 2**64 - 1), ([7], 0), ([8], 2**64 - 1), ([8], 0)]
-    assert [each.get("seed") for each in CompletionRequest(prompt="a", n_cmpl=2).answers(None, [[7]], "me")] == [None, None]
+def test_every_prompt_has_as_many_answers():
+    asked = CompletionRequest(prompt="a", n_cmpl=2, seed=3).answers(None, [[7], [8]], "me")
+    assert [(each["prompt"], each["n"], each["seed"]) for each in asked] == [([7], 2, 3), ([8], 2, 3)]
 
 
 @pytest.mark.parametrize(
