@@ -17,6 +17,7 @@ from augury import Registry
 from augury.blocks import (
     Activation,
     Attention,
+    BlockIndexer,
     Elementwise,
     Embedding,
     FeedForward,
@@ -35,7 +36,7 @@ from augury.blocks import (
     Temperature,
     Vector,
 )
-from augury.errors import OptionError
+from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.types import ModelOptions
 
@@ -86,6 +87,21 @@ INDEXER = Indexer(
     n_chosen=7,
 )
 CHOOSING = attrs.evolve(LAYER, mixer=attrs.evolve(LOW_RANK, indexer=INDEXER))
+BLOCKS = BlockIndexer(
+    Linear("block q", E, G * 32),
+    Linear("index k", E, 32),
+    *(Norm("norm block", 32, 1e-5), Norm("norm index", 32, 1e-5), ATTENTION.rope),
+    size=4,
+    n_chosen=3,
+    n_local=1,
+)
+WIDE = attrs.evolve(
+    ATTENTION,
+    **{name: Linear(f"wide {name}", E, n * 32) for name, n in (("q", H), ("k", G), ("v", G))},
+    o=Linear("wide o", H * 32, E),
+    head_dim=32,
+    value_dim=32,
+)
 BOTH = {"n_stored": N + DV, "is_flat": True}
 
 
@@ -153,6 +169,7 @@ VARIANTS = {
     "latent attention": with_layers(mixer=LATENT),
     "latent attention of low rank": with_layers(mixer=attrs.evolve(LOW_RANK, temperature=Temperature(0.5, 3.0))),
     "latent attention with a window": with_layers(mixer=attrs.evolve(LATENT, window=5, turned_norm=Norm("norm r", R, 1e-5))),
+    "attention to chosen blocks": with_layers(mixer=attrs.evolve(WIDE, indexer=BLOCKS)),
     "latent attention to what an indexer chooses": attrs.evolve(
         PLAN, layers=(CHOOSING, attrs.evolve(LAYER, mixer=attrs.evolve(LATENT, reuses_choice=True)))
     ),
@@ -206,6 +223,12 @@ def model_file():
         "latent keys and values": (H * (N + DV), L),
         "latent q down": (LOW, E),
         "latent q of low rank": (H * (N + R), LOW),
+        "wide q": (H * 32, E),
+        "wide k": (G * 32, E),
+        "wide v": (G * 32, E),
+        "wide o": (E, H * 32),
+        "block q": (G * 32, E),
+        "norm block": (32,),
         "index q": (5 * 32, LOW),
         "index k": (32, E),
         "index weights": (5, E),
@@ -290,8 +313,9 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
 
 
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
-def test_what_an_indexer_compares_moves_with_its_position(backend):
-    model = load(backend, VARIANTS["latent attention to what an indexer chooses"])
+@pytest.mark.parametrize("name", ["latent attention to what an indexer chooses", "attention to chosen blocks"])
+def test_what_an_indexer_compares_moves_with_its_position(backend, name):
+    model = load(backend, VARIANTS[name])
     tokens, parents, path = some_tokens(30), [-1, 0, 0, 1, 2, 4], [0, 2, 4, 5]
     for slot in (0, 1):
         model.forward(run_of(tokens[:20], slot=slot))
@@ -313,6 +337,15 @@ def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_
 
     with pytest.raises(OptionError, match="an earlier layer chooses"):
         model.forward(attrs.evolve(run_of(some_tokens(3)), layers=(1, 2), hidden=hidden))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"window": 5}, "attention with window"), ({"indexer": attrs.evolve(BLOCKS, n_local=0)}, "the last 0 in any case")],
+)
+def test_choices_that_kernels_do_not_follow_are_refused(changes, message):
+    with pytest.raises(UnsupportedError, match=message):
+        load("numba-cpu", with_layers(mixer=attrs.evolve(WIDE, **{"indexer": BLOCKS, **changes})))
 
 
 @pytest.mark.parametrize("name", ["skip", "parallel with a skip", "norm of a layer", "no norm before"])

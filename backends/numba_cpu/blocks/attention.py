@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
+from augury.backends.numba_cpu.blocks.indexer import Chooser, choice_fields
 from augury.backends.numba_cpu.heads import Ways, turns_key
 from augury.backends.numba_cpu.kernels import attention_layer
 from augury.backends.numba_cpu.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.attention_store import move_kernel, prepare_kernel
 from augury.backends.numba_cpu.kernels.bend import bend_scores
-from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
+from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, LANES
 from augury.backends.numba_cpu.kernels.gate import gate_kernel
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
@@ -25,6 +26,7 @@ from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.blocks import GateKind
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -52,14 +54,19 @@ class AttentionEmitter(MixerEmitter):
         self._types = (options.cache_type_k, options.cache_type_v)
         self._length = up(options.n_ctx, _BLOCK)
         self._bends_scores = block.softcap is not None or block.slopes is not None
+        self._attend, self._chooser = attend_kernel(*self._types, is_sparse=block.indexer is not None), None
+        if block.indexer is not None:
+            _check_sparse(block)
+            self._chooser = Chooser(block.indexer, options, self._length)
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
         block = self.block
-        own = (attend_kernel(*self._types), prepare_kernel(*self._types), prepare_head)
+        own = (self._attend, prepare_kernel(*self._types), prepare_head)
+        chooser = () if self._chooser is None else self._chooser.kernels()
         rows = (prepare_rows,) if block.has_joint_norms or block.out_norm is not None else ()
         gate = () if block.gate is None else (GATES[block.gate_kind],)
-        return (*own, *rows, *gate, *((bend_scores,) if self._bends_scores else ()))
+        return (*own, *rows, *gate, *((bend_scores,) if self._bends_scores else ()), *chooser)
 
     def buffers(self, n_threads: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -67,18 +74,20 @@ class AttentionEmitter(MixerEmitter):
         widths = {"q": block.q.n_out, "k": block.k.n_out, "v": block.v.n_out, "mixed": block.o.n_in}
         if block.gate is not None:
             widths["gate of attention"] = block.gate.n_out
-        return {name: row_bytes(width) for name, width in widths.items()} | {
+        chooser = {} if self._chooser is None else self._chooser.buffers()
+        return {**chooser, **{name: row_bytes(width) for name, width in widths.items()}} | {
             "parts of attention": attention_layer.parts_bytes(block.value_dim, self.options.n_ctx, n_threads),
             "counts of attention": attention_layer.counts_bytes(n_threads),
         }
 
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`."""
-        return attention_layer.scratch_bytes(self.block.head_dim, self.block.value_dim)
+        chooser = 0 if self._chooser is None else self._chooser.scratch_bytes()
+        return max(attention_layer.scratch_bytes(self.block.head_dim, self.block.value_dim), chooser)
 
     def bytes_per_position(self) -> int:
         """See `MixerEmitter.bytes_per_position`."""
-        return sum(self._cache_bytes())
+        return sum(self._cache_bytes()) + (0 if self._chooser is None else self._chooser.row_bytes)
 
     def state_bytes(self) -> int:
         """See `MixerEmitter.state_bytes`."""
@@ -113,9 +122,16 @@ class AttentionEmitter(MixerEmitter):
             *(buffers["parts of attention"], buffers["counts of attention"]),
             0 if block.sinks is None else weights.vector(block.sinks.weight, block.sinks.size),
             *(address(bend_scores) if self._bends_scores else 0, bits(block.softcap or 0.0), slopes),
-            up(block.value_dim, LANES),
+            *(up(block.value_dim, LANES), *self._place_chooser(weights, buffers, arena)),
         ]
         self.layer = arena.keep(np.array(fields, np.int64), "scratch")
+
+    def _place_chooser(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> tuple[int, ...]:
+        """What kernels need to know of it: see `attention_layer.CHOSEN` and what follows it."""
+        if self._chooser is None:
+            return (0,) * 6
+        self._chooser.place(weights, buffers, arena)
+        return (*choice_fields(self.options, buffers), self._chooser.kept, self._chooser.row_bytes)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
@@ -124,11 +140,15 @@ class AttentionEmitter(MixerEmitter):
         products = [(block.q, buffers["q"]), (block.k, buffers["k"]), (block.v, buffers["v"])]
         if block.gate is not None:
             products.append((block.gate, buffers["gate of attention"]))
+        if self._chooser is not None:
+            products += self._chooser.products(buffers)
         tape.multiply("queries, keys, values", rows, products)
+        if self._chooser is not None:
+            self._chooser.emit(tape)
         for rows_prepared in self._prepared:
             tape.prepare(*rows_prepared)
         tape.add(Work("storing keys and values"), prepare_kernel(*self._types), self.layer)
-        tape.add(self._work(), attend_kernel(*self._types), self.layer)
+        tape.add(self._work(), self._attend, self.layer)
         if block.gate is not None:
             places = (buffers["mixed"], block.o.n_in, buffers["gate of attention"], block.gate.n_out)
             tape.add(Work("gate of attention"), GATES[block.gate_kind], *places)
@@ -150,6 +170,9 @@ class AttentionEmitter(MixerEmitter):
         for head in range(slot * block.n_kv_heads, (slot + 1) * block.n_kv_heads):
             views.append(memory_at(keys + key * (self._length // LANES) * head, key * (up(n, LANES) // LANES)))
             views.append(memory_at(values + value * self._length * head, value * n))
+        if self._chooser is not None:
+            n_bytes = self._chooser.row_bytes
+            views.append(memory_at(self._chooser.kept + slot * self._length * n_bytes, n * n_bytes))
         return views
 
     def _ways(self, norm: Norm | None, temperature: Temperature | None) -> tuple[Ways, ...]:
@@ -175,4 +198,15 @@ class AttentionEmitter(MixerEmitter):
         return (
             block.n_kv_heads * (block.head_dim * BYTES[type_k]) // LANES,
             block.n_kv_heads * (up(block.value_dim, LANES) // LANES * BYTES[type_v]),
+        )
+
+
+def _check_sparse(block: Attention) -> None:
+    """Refuse what goes by positions or sizes that a list of cells does not have."""
+    odd = [name for name in ("window", "chunk", "slopes") if getattr(block, name) is not None]
+    if odd or block.head_dim % BLOCK or block.value_dim % BLOCK:
+        found = f"with {odd[0]}" if odd else f"of heads of {block.head_dim} and {block.value_dim} values"
+        raise UnsupportedError(
+            f"attention {found} to what an indexer chooses, expected no window or slopes, and heads of a multiple of {BLOCK} "
+            "values; use backend reference"
         )

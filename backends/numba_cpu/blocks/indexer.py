@@ -1,4 +1,4 @@
-"""`Indexer`: chooses the cells that tokens attend to, with a cache of what it compares; a part of an attention's emitter."""
+"""`Indexer` and `BlockIndexer` choose the cells that tokens attend to; parts of the emitters of attention."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from augury.backends.numba_cpu.kernels.team import SEGMENT_BYTES
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import row_bytes
+from augury.blocks import BlockIndexer
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ __all__ = ["Chooser", "choice_buffers", "choice_fields"]
 _CHOSEN, _RUNS, _ENDS = "chosen cells", "runs of chosen cells", "ends of chosen cells"
 
 
-def choice_buffers(options: ModelOptions) -> Mapping[str, int]:
-    """Bytes of the memory where a choice is left, by name: at most all cells of a slot."""
-    return {_CHOSEN: 8 * MAX_TOKENS * options.n_ctx, _RUNS: SEGMENT_BYTES * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
+def choice_buffers(options: ModelOptions, n_lists: int = 1) -> Mapping[str, int]:
+    """Bytes of the memory where a choice is left, by name: at most all cells of a slot, so many times by token."""
+    return {_CHOSEN: 8 * MAX_TOKENS * n_lists * options.n_ctx, _RUNS: SEGMENT_BYTES * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
 
 
 def choice_fields(options: ModelOptions, buffers: Mapping[str, int]) -> tuple[int, ...]:
@@ -50,12 +51,13 @@ class Chooser:
 
     Attributes:
         row_bytes: Of what is kept of a position.
+        n_lists: How many lists of cells a token has: one, or one for each KV head.
         kept: The address of that, once it has its place.
     """
 
     kept: int
 
-    def __init__(self, indexer: Indexer, options: ModelOptions, length: int) -> None:
+    def __init__(self, indexer: Indexer | BlockIndexer, options: ModelOptions, length: int) -> None:
         self._indexer, self._options, self._length = indexer, options, length
         self._size, self._type = indexer.k.n_out, options.cache_type_k
         if self._size % PART:
@@ -63,43 +65,54 @@ class Chooser:
                 f"an indexer compares {self._size} values in tensor {indexer.k.weight!r}, expected a multiple of {PART}; "
                 "use backend reference"
             )
-        self._n_heads = indexer.weights.n_out
+        self._n_heads, self.n_lists = indexer.q.n_out // self._size, 1
+        self._block, self._n_local, norm = 1, 0, None
+        if isinstance(indexer, BlockIndexer):
+            self.n_lists, self._block, self._n_local, norm = self._n_heads, indexer.size, indexer.n_local, indexer.q_norm
+            if not 1 <= indexer.n_local <= indexer.n_chosen:
+                raise UnsupportedError(
+                    f"an indexer chooses {indexer.n_chosen} blocks, the last {indexer.n_local} in any case, expected 1 to "
+                    f"{indexer.n_chosen} of these; use backend reference"
+                )
+        self._ways = (Ways(norm=norm, rope=indexer.rope), Ways(norm=indexer.k_norm, rope=indexer.rope))
+        self._score = choice.score_kernel(self._type, is_by_head=isinstance(indexer, BlockIndexer))
         self.row_bytes = self._size // LANES * BYTES[self._type]
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return (choice.score_kernel(self._type), choice.choose, choice.prepare_kernel(self._type), prepare_head)
+        return (self._score, choice.choose, choice.prepare_kernel(self._type), prepare_head)
 
     def buffers(self) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
-        widths = {
-            "q": self._indexer.q.n_out,
-            "k": self._size,
-            "weights": self._n_heads,
-            "scores": up(self._options.n_ctx, CHUNK),
-        }
-        return {f"{name} of an indexer": row_bytes(width) for name, width in widths.items()}
+        widths = {name: linear.n_out for name, linear in self._products().items()}
+        widths["scores"] = self.n_lists * up(self._options.n_ctx, CHUNK)
+        needed = {f"{name} of an indexer": row_bytes(width) for name, width in widths.items()}
+        return {**needed, **choice_buffers(self._options, self.n_lists)}
+
+    def scratch_bytes(self) -> int:
+        """See `Emitter.scratch_bytes`."""
+        return choice.scratch_bytes(-(-self._options.n_ctx // self._block))
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Allocate what is kept, and write what the kernels need to know."""
         indexer, n_ctx = self._indexer, self._options.n_ctx
         self.kept = arena.zeros(self._options.n_slots * self._length * self.row_bytes, "KV cache")
-        ways = [
-            each.place(weights, arena, n_ctx) for each in (Ways(rope=indexer.rope), Ways(None, indexer.k_norm, indexer.rope))
-        ]
+        ways = [each.place(weights, arena, n_ctx) for each in self._ways]
         places = [
             field
             for name, linear in self._products().items()
             for field in (buffers[f"{name} of an indexer"], up(linear.n_out, PANEL_ROWS))
         ]
+        places += [0] * (6 - len(places))
         fields = [
             *(*places, address(prepare_head), *ways, self._n_heads, self._size, self.kept, self._length),
             *(buffers["scores of an indexer"], up(n_ctx, CHUNK), indexer.n_chosen, *choice_fields(self._options, buffers)),
+            *(self._block, self._n_local),
         ]
         self._record = arena.keep(np.array(fields, np.int64), "scratch")
 
     def products(self, buffers: Mapping[str, int]) -> tuple[tuple[Linear, int], ...]:
-        """The products that it needs: first of what queries are made of, then two of the norm of the residual stream."""
+        """The products that it needs: first of what queries are made of, then of the norm of the residual stream."""
         return tuple((linear, buffers[f"{name} of an indexer"]) for name, linear in self._products().items())
 
     def emit(self, tape: Tape) -> None:
@@ -107,8 +120,10 @@ class Chooser:
         n_work = self._n_heads * self._size
         tape.add(Work("storing what is compared"), choice.prepare_kernel(self._type), self._record)
         work = Work("indexer", bytes_per_position=self.row_bytes, multiply_adds_per_position=n_work)
-        tape.add(work, choice.score_kernel(self._type), self._record)
-        tape.add(Work("choosing"), choice.choose, self._record)
+        tape.add(work, self._score, self._record)
+        tape.add(Work("choosing"), choice.choose, self._record, self.n_lists)
 
     def _products(self) -> Mapping[str, Linear]:
-        return {"q": self._indexer.q, "k": self._indexer.k, "weights": self._indexer.weights}
+        indexer = self._indexer
+        products = {"q": indexer.q, "k": indexer.k}
+        return products if isinstance(indexer, BlockIndexer) else {**products, "weights": indexer.weights}

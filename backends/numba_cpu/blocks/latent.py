@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.blocks.attention import GATES
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.blocks.indexer import Chooser, choice_buffers, choice_fields
 from augury.backends.numba_cpu.heads import Ways, turns_key
-from augury.backends.numba_cpu.kernels import attention_layer, choice, latent
+from augury.backends.numba_cpu.kernels import attention_layer, latent
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
@@ -88,7 +88,8 @@ class LatentAttentionEmitter(MixerEmitter):
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`: of attention, of rows that are quantised, or of a row that is stored."""
         gathered = 4 * MAX_TOKENS * max(self.block.keys.n_in, self.block.values.n_in)
-        return max(attention_layer.scratch_bytes(self._row, self._padded), gathered, 4 * self._row + 256, choice.SCRATCH_BYTES)
+        chooser = 0 if self._chooser is None else self._chooser.scratch_bytes()
+        return max(attention_layer.scratch_bytes(self._row, self._padded), gathered, 4 * self._row + 256, chooser)
 
     def bytes_per_position(self) -> int:
         """See `MixerEmitter.bytes_per_position`."""
@@ -142,12 +143,12 @@ class LatentAttentionEmitter(MixerEmitter):
             latent.NORM: norm,
             latent.TURN: turn,
             latent.TURN_KEPT: turn_kept,
-            latent.COMPARED: 0 if self._chooser is None else self._chooser.kept,
-            latent.COMPARED_BYTES: 0 if self._chooser is None else self._chooser.row_bytes,
+            attention_layer.COMPARED: 0 if self._chooser is None else self._chooser.kept,
+            attention_layer.COMPARED_BYTES: 0 if self._chooser is None else self._chooser.row_bytes,
         }
         if self._is_sparse:
             fields |= {attention_layer.CHOSEN + 8 * i: field for i, field in enumerate(choice_fields(self.options, buffers))}
-        record = np.zeros(latent.COMPARED_BYTES // 8 + 1, np.int64)
+        record = np.zeros(latent.TURN_KEPT // 8 + 1, np.int64)
         record[[offset // 8 for offset in fields]] = list(fields.values())
         self.layer = arena.keep(record, "scratch")
 

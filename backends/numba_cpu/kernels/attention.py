@@ -100,11 +100,13 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
     has_codes = is_sparse or type_k not in FLOATS or type_v not in FLOATS
     n_direct = _DIRECT_TILES["q4_0" if "q4_0" in (type_k, type_v) else "q8_0"] * MAX_ROWS
     read = ("q8_0", "q8_0") if is_sparse else (type_k, type_v)  # gathered floats are read as what was codes is
-    attend_chunk = chunk_kernel(*read, is_unpacked=is_sparse, is_latent=is_latent)
+    attend_chunk = chunk_kernel(*read, is_unpacked=is_sparse, is_latent=is_latent, is_sparse=is_sparse)
     attend_unpacked = (
         chunk_kernel(*read, is_unpacked=True, is_latent=is_latent) if has_codes and not is_sparse else attend_chunk
     )
-    unpack_chunk = gather_kernel(type_k) if is_sparse else unpack_kernel(type_k, type_v, is_latent=is_latent)
+    unpack_chunk = unpack_kernel(type_k, type_v, is_latent=is_latent)
+    if is_sparse:
+        unpack_chunk = gather_kernel(type_k, type_v, is_latent=is_latent)
 
     @helper
     def runs_of(layer, state):
@@ -143,7 +145,9 @@ def attend_kernel(type_k: str, type_v: str, *, is_latent: bool = False, is_spars
                 n_tiles = (row1 - row0 + MAX_ROWS - 1) // MAX_ROWS
             if is_unpacked:
                 at = CHUNK * chunk
-                unpack_chunk(layer, scratch, keys, values, start, at, max(low - at, 0), min(high + 1 - at, CHUNK))
+                unpack_chunk(
+                    layer, scratch, keys, values, start * n_groups + group, at, max(low - at, 0), min(high + 1 - at, CHUNK)
+                )
             elif chunk == chunk0 or row1 - row0 <= MAX_ROWS:  # nobody has fetched this chunk: the first tile does
                 tile, n_tiles = -1, n_tiles - 1
             while row < row1:

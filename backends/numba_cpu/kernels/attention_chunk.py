@@ -28,7 +28,7 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
 )
 from augury.backends.numba_cpu.kernels.attention_tile import CHUNK, POSITIONS, SCORE_BYTES, lines_of, score, score_rows, weigh
 from augury.backends.numba_cpu.kernels.attention_unpack import unpack_keys, unpack_values
-from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES
+from augury.backends.numba_cpu.kernels.cache_type import BLOCK, BYTES, FLOATS, LANES, load_key
 from augury.backends.numba_cpu.kernels.jit import helper
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke
 from augury.backends.numba_cpu.kernels.simd import get_f32, get_i64, put_f32, put_i64
@@ -104,9 +104,9 @@ def unpacked_of(layer, scratch):
     return scratch + OWN_PARTS + N_OWN_PARTS * (HEAD + 4 * ((get_i64(layer + DV) + 15) // 16 * 16))
 
 
-def tile_kernel(kind: str, *, is_latent: bool) -> Any:
-    """Make what scores a tile of rows: up to MAX_ROWS of them, but not 5. With `is_latent`, keys lie cell by cell."""
-    score_keys = score_rows if is_latent else score
+def tile_kernel(kind: str, *, is_by_cell: bool) -> Any:
+    """Make what scores a tile of rows: up to MAX_ROWS of them, but not 5. `is_by_cell`: whether keys lie cell by cell."""
+    score_keys = score_rows if is_by_cell else score
 
     @helper
     def score_tile(n_rows, keys, queries, d, scale, out, ahead, lines):
@@ -124,15 +124,15 @@ def tile_kernel(kind: str, *, is_latent: bool) -> Any:
     return score_tile
 
 
-def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool) -> Any:
+def chunk_kernel(type_k: str, type_v: str, *, is_unpacked: bool, is_latent: bool, is_sparse: bool = False) -> Any:
     """Make what attends to a chunk; with `is_unpacked`, codes are read where `unpack_kernel` has put the numbers.
 
-    With `is_latent`, keys lie cell by cell, and values are their first numbers.
+    With `is_latent`, keys lie cell by cell, and values are their first numbers; with `is_sparse`, they were put so.
     """
     bytes_k, bytes_v, all_lines_k, all_lines_v = BYTES[type_k], BYTES[type_v], lines_of(type_k), lines_of(type_v)
     has_keys, has_values = is_unpacked and type_k not in FLOATS, is_unpacked and type_v not in FLOATS
     read_k, read_v = "f32" if has_keys else type_k, "f32" if has_values else type_v
-    score_tile, unpacked_values = tile_kernel(read_k, is_latent=is_latent), 0 if is_latent else CHUNK
+    score_tile, unpacked_values = tile_kernel(read_k, is_by_cell=is_latent or is_sparse), 0 if is_latent else CHUNK
 
     @helper
     def weigh_tile(n_rows, weights, count, values, row, width, out, stride, ahead, lines):
@@ -251,23 +251,28 @@ def unpack_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
     unpack_all_keys, unpack_all_values = nothing if type_k in FLOATS else keys_of, nothing if type_v in FLOATS else values_of
 
     @helper
-    def unpack_chunk(layer, scratch, keys, values, token, start, first, end):
+    def unpack_chunk(layer, scratch, keys, values, row, start, first, end):
         unpack_all_keys(layer, scratch, keys, start, first, end)
         unpack_all_values(layer, scratch, values, start, first, end)
 
     return unpack_chunk
 
 
-def gather_kernel(kind: str) -> Any:
-    """Make what puts rows of a token's chosen cells side by side, as numbers: those `first` to `end` after `start`."""
-    n_bytes = BYTES[kind]
+def gather_kernel(type_k: str, type_v: str, *, is_latent: bool) -> Any:
+    """Make what puts a row's chosen cells side by side, as numbers: those `first` to `end` after `start`."""
+    bytes_k, bytes_v, get_key = BYTES[type_k], BYTES[type_v], load_key(type_k)
 
     @helper
-    def gather_chunk(layer, scratch, keys, values, token, start, first, end):
-        d = get_i64(layer + D)
-        cells = get_i64(layer + CHOSEN) + 8 * (token * get_i64(layer + LD_CHOSEN) + start)
+    def gather_chunk(layer, scratch, keys, values, row, start, first, end):
+        d, width, to = get_i64(layer + D), get_i64(layer + VALUE_ROW), unpacked_of(layer, scratch)
+        cells = get_i64(layer + CHOSEN) + 8 * (row * get_i64(layer + LD_CHOSEN) + start)
         for i in range(first, end):
-            row = keys + n_bytes * (d // LANES) * get_i64(cells + 8 * i)
-            unpack_values(kind, row, 1, d, unpacked_of(layer, scratch) + _FLOAT * d * i)
+            cell = get_i64(cells + 8 * i)
+            if is_latent:
+                unpack_values(type_k, keys + bytes_k * (d // LANES) * cell, 1, d, to + _FLOAT * d * i)
+            else:
+                get_key(keys + bytes_k * d * (cell // LANES), cell % LANES, d, to + _FLOAT * d * i)
+                here = values + bytes_v * (width // LANES) * cell
+                unpack_values(type_v, here, 1, width, to + _FLOAT * (CHUNK * d + width * i))
 
     return gather_chunk

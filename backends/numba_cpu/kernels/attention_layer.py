@@ -19,8 +19,8 @@ HEAD = 64  # bytes before a part's weighted sum: maximum, total (-1 where a row 
 )
 (SCALE, WINDOW, CHUNKS, OUT, PARTS, COUNTS, SINKS, BEND, CAP, SLOPES, VALUE_ROW) = (8 * field for field in range(17, 28))
 # Where tokens attend to chosen cells, see `choice.py`: these, int64 from one token's to the next; every token as a run of its
-# own; how many it attends to, less one.
-(CHOSEN, LD_CHOSEN, CHOSEN_RUNS, CHOSEN_ENDS) = (8 * field for field in range(28, 32))
+# own; how many it attends to, less one. Then what the indexer of the layer keeps, and the bytes of a row of it; 0 without one.
+(CHOSEN, LD_CHOSEN, CHOSEN_RUNS, CHOSEN_ENDS, COMPARED, COMPARED_BYTES) = (8 * field for field in range(28, 34))
 # Offsets into a thread's scratch: addresses of a tile's queries, a tile's scores, a row's scores by position, parts of rows.
 # After these, keys and values of a chunk as float32.
 QUERIES, SCORES = 0, 64

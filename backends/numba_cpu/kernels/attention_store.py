@@ -7,6 +7,8 @@ from typing import Any
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.attention_layer import (
+    COMPARED,
+    COMPARED_BYTES,
     DV,
     KEYS,
     LDK,
@@ -26,7 +28,7 @@ from augury.backends.numba_cpu.kernels.attention_layer import (
     V,
 )
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, copy_key, store_key, store_value
-from augury.backends.numba_cpu.kernels.jit import kernel
+from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke
 from augury.backends.numba_cpu.kernels.simd import get_i64
 from augury.backends.numba_cpu.kernels.step import scratch_of
@@ -72,6 +74,14 @@ def prepare_kernel(type_k: str, type_v: str) -> Any:
     return kernel(prepare)
 
 
+@helper
+def move_row(rows, size, layer, slot, source, target):
+    """Copy a row of `size` bytes from cell to cell, of rows that lie cell by cell."""
+    here = rows + size * slot * get_i64(layer + T)
+    for i in range(size):
+        simd.put_u8(here + size * target + i, simd.get_u8(here + size * source + i))
+
+
 @cache
 def move_kernel(type_k: str, type_v: str) -> Any:
     """Make the kernel that copies states from cell to cell. Operands: layers, how many, moves (slot, from, to), how many."""
@@ -93,6 +103,7 @@ def move_kernel(type_k: str, type_v: str) -> Any:
                     values = get_i64(layer + VALUES) + n_bytes * run * length
                     for i in range(n_bytes):
                         simd.put_u8(values + n_bytes * target + i, simd.get_u8(values + n_bytes * source + i))
+                move_row(get_i64(layer + COMPARED), get_i64(layer + COMPARED_BYTES), layer, slot, source, target)
 
     move.__name__ = move.__qualname__ = f"move_{type_k}_{type_v}"
     return kernel(move)

@@ -229,3 +229,36 @@ def copy_key(kind: str) -> Callable[..., None]:
                 simd.put_u8(target + block + LANES * j + to_lane, simd.get_u8(source + block + LANES * j + lane))
 
     return copy_codes
+
+
+def load_key(kind: str) -> Any:
+    """What reads a key: (source, lane, d, out), one lane of the 16 cells at `source`, as float32."""
+    n_bytes = BYTES[kind] // LANES
+    if kind == "f16":
+
+        @helper
+        def load_halves(source, lane, d, out):
+            for i in range(d):
+                simd.put_f32(out + 4 * i, simd.get_f16(source + n_bytes * (LANES * i + lane)))
+
+        return load_halves
+    if kind in FLOATS:
+        shift, get = (np.uint32(0), simd.get_u32) if kind == "f32" else (np.uint32(16), simd.get_u16)
+
+        @helper
+        def load_bits(source, lane, d, out):
+            for i in range(d):
+                simd.put_u32(out + 4 * i, np.uint32(get(source + n_bytes * (LANES * i + lane))) << shift)
+
+        return load_bits
+    columns, block_bytes = COLUMNS[kind], 2 * BYTES[kind] * LANES
+
+    @helper
+    def load_codes(source, lane, d, out):
+        for i in range(d):
+            block = source + i // BLOCK * block_bytes
+            code = np.int64(simd.get_u8(block + _SCALE * LANES + LANES * (i % BLOCK // columns) + lane))
+            number = (code >> (4 * (i % 2)) & 15) - 8 if columns == 2 else code - 256 * (code >> 7)
+            simd.put_f32(out + 4 * i, f32(number) * simd.get_f16(block + _SCALE * lane))
+
+    return load_codes

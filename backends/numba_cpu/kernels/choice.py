@@ -34,17 +34,21 @@ f32 = np.float32
 
 # Offsets into the record of an indexer: queries, keys and weights of heads as computed, floats of a row of each; what is done
 # to heads, to queries and to keys; heads, their size; what is kept, cells of a slot; scores, floats of a row; how many are
-# chosen; where the choice goes, see `attention_layer.CHOSEN`.
+# chosen; where the choice goes, see `attention_layer.CHOSEN`; positions of a block, how many of the last are chosen anyway.
 (QUERIES, LDQ, KEYS, LDK, WEIGHTS, LDW, PREPARE_HEAD, WAYS_Q, WAYS_K, N_HEADS, SIZE, KEPT, LENGTH, SCORES, LDS, N_CHOSEN) = (
     8 * i for i in range(16)
 )
-(CHOSEN, LD_CHOSEN, RUNS, ENDS) = (8 * i for i in range(16, 20))
-RECORD_FIELDS = 20
+(CHOSEN, LD_CHOSEN, RUNS, ENDS, BLOCK, N_LOCAL) = (8 * i for i in range(16, 22))
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.
 _TILE, _SUMS = 64, 64 + MAX_ROWS * SCORE_BYTES
-SCRATCH_BYTES = _SUMS + SCORE_BYTES + 64
 _N_COUNTS = 256
+_ALWAYS = f32(3e38)
+
+
+def scratch_bytes(n_blocks: int) -> int:
+    """Bytes that a thread needs for itself, for tokens that see so many blocks."""
+    return max(_SUMS + SCORE_BYTES, 8 * _N_COUNTS + 4 * n_blocks) + 64
 
 
 @cache
@@ -74,14 +78,27 @@ def prepare_kernel(kind: str) -> Any:
     return kernel(prepare)
 
 
+@helper
+def _put(out, scores, is_tree, mark, token, position, parents, start, base, end):
+    """Scores by cell → by position; see `attend_chunk` for how a tree's cells are scored."""
+    if is_tree:
+        gather(scores, out, mark, token, position, parents, start, base, 0)
+    else:
+        for p in range(0, end, 16):
+            simd.store_f32(out + 4 * p, simd.load_f32(scores + 4 * p))
+
+
 @cache
-def score_kernel(kind: str) -> Any:
-    """Make the kernel that scores what each token sees, where that is more than are chosen. Operand: the indexer."""
-    n_bytes, score_tile = BYTES[kind], tile_kernel(kind, is_latent=True)
+def score_kernel(kind: str, *, is_by_head: bool) -> Any:
+    """Make the kernel that scores what each token sees, where that is more than are chosen. Operand: the indexer.
+
+    With `is_by_head`, each head's products are scores for themselves; else they are summed as `Indexer` says.
+    """
+    n_bytes, score_tile = BYTES[kind], tile_kernel(kind, is_by_cell=True)
 
     @helper
     def score_chunk(table, scratch, keys, place, token, position, mark, chunk):
-        """The scores of a chunk of positions; see `attend_chunk` for how a tree's cells are scored."""
+        """The scores of a chunk of positions."""
         n_heads, size, t = get_i64(table + N_HEADS), get_i64(table + SIZE), get_i64(place) + token
         parents, start = get_i64(place + 24), CHUNK * chunk
         base, cell0, cell1 = start, 0, min(position + 1 - start, CHUNK)
@@ -96,6 +113,7 @@ def score_kernel(kind: str) -> Any:
             simd.store_f32(sums + 4 * p, zero_f32())
         q = get_i64(table + QUERIES) + 4 * t * get_i64(table + LDQ)
         weights, head = get_i64(table + WEIGHTS) + 4 * t * get_i64(table + LDW), 0
+        out, lds = get_i64(table + SCORES) + 4 * start, get_i64(table + LDS)
         while head < n_heads:
             n_rows = min(n_heads - head, MAX_ROWS)
             if n_rows == 5:
@@ -106,18 +124,17 @@ def score_kernel(kind: str) -> Any:
                 score_tile(
                     n_rows, keys + step * (base + p), scratch, size, simd.splat_f32(f32(1)), scratch + _TILE + 4 * p, 0, 0
                 )
-            for r in range(n_rows):
+            for r in range(n_rows if is_by_head else 0):
+                to, row = out + 4 * (t * n_heads + head + r) * lds, scratch + _TILE + r * SCORE_BYTES
+                _put(to, row, is_tree, mark, token, position, parents, start, base, cell1)
+            for r in range(0 if is_by_head else n_rows):
                 weight = repeat_f32(weights + 4 * (head + r))
                 for p in range(cell0, cell1, 16):
                     score = maximum(simd.load_f32(scratch + _TILE + r * SCORE_BYTES + 4 * p), zero_f32())
                     simd.store_f32(sums + 4 * p, fma(score, weight, simd.load_f32(sums + 4 * p)))
             head += n_rows
-        out = get_i64(table + SCORES) + 4 * (t * get_i64(table + LDS) + start)
-        if is_tree:
-            gather(sums, out, mark, token, position, parents, start, base, 0)
-        else:
-            for p in range(0, cell1, 16):
-                simd.store_f32(out + 4 * p, simd.load_f32(sums + 4 * p))
+        if not is_by_head:
+            _put(out + 4 * t * lds, sums, is_tree, mark, token, position, parents, start, base, cell1)
 
     def score(record, state, thread, n_threads):
         table, scratch = get_i64(record + 16), scratch_of(state, thread)
@@ -128,7 +145,7 @@ def score_kernel(kind: str) -> Any:
             kept = n_bytes * (get_i64(table + SIZE) // LANES) * get_i64(place + 16) * get_i64(table + LENGTH)
             for token in range(get_i64(place + 8)):
                 position, n_items = get_i64(positions + 8 * token), 0
-                if position >= get_i64(table + N_CHOSEN):
+                if position >= get_i64(table + N_CHOSEN) * get_i64(table + BLOCK):
                     n_items = position // CHUNK + 1
                 while item < first + n_items:
                     keys = get_i64(table + KEPT) + kept
@@ -136,7 +153,7 @@ def score_kernel(kind: str) -> Any:
                     item = atomic_add(state + CLAIMED, 1)
                 first += n_items
 
-    score.__name__ = score.__qualname__ = f"score_compared_{kind}"
+    score.__name__ = score.__qualname__ = f"score_compared_{kind}" + "_by_head" * is_by_head
     return kernel(score)
 
 
@@ -170,39 +187,67 @@ def _threshold(scores, n, n_chosen, counts):
     return prefix, left
 
 
+@helper
+def _best_of_blocks(scores, n, size, n_local, out):
+    """The largest score of each block of positions; of the last ones, what no score is."""
+    n_blocks = (n + size - 1) // size
+    for block in range(n_blocks):
+        best = simd.get_f32(scores + 4 * block * size)
+        for p in range(block * size + 1, min((block + 1) * size, n)):
+            best = max(best, simd.get_f32(scores + 4 * p))
+        if block >= n_blocks - n_local:
+            best = _ALWAYS
+        simd.put_f32(out + 4 * block, best)
+    return n_blocks
+
+
+@helper
+def _list(table, scratch, cells, scores, position):
+    """The positions that are chosen; returns how many."""
+    n_most, size, at = get_i64(table + N_CHOSEN), get_i64(table + BLOCK), 0
+    if position < n_most * size:
+        for p in range(position + 1):
+            put_i64(cells + 8 * p, p)
+        return position + 1
+    n = position + 1
+    if size > 1:
+        best = scratch + 8 * _N_COUNTS
+        n, scores = _best_of_blocks(scores, n, size, get_i64(table + N_LOCAL), best), best
+    threshold, left = _threshold(scores, n, n_most, scratch)
+    for block in range(n):
+        order = _order(scores + 4 * block)
+        if order > threshold or (order == threshold and left > 0):
+            if order == threshold:
+                left -= 1
+            for p in range(block * size, min((block + 1) * size, position + 1)):
+                put_i64(cells + 8 * at, p)
+                at += 1
+    return at
+
+
 @kernel
 def choose(record, state, thread, n_threads):
-    """The cells that each token attends to. Operand: the indexer."""
-    table, scratch = get_i64(record + 16), scratch_of(state, thread)
-    n_most, n_all = get_i64(table + N_CHOSEN), get_i64(state + N_TOKENS)
+    """The cells that each token attends to, of `lists` lists by token. Operands: the indexer, lists."""
+    table, n_lists, scratch = get_i64(record + 16), get_i64(record + 24), scratch_of(state, thread)
+    n_all = get_i64(state + N_TOKENS)
     for segment in range(get_i64(state + N_SEGMENTS)):
         place = get_i64(state + SEGMENTS) + SEGMENT_BYTES * segment
         start, positions = get_i64(place), get_i64(state + POSITIONS) + 8 * get_i64(place)
         for node in range(get_i64(place + 8)):
-            t = start + node
+            t, n_chosen = start + node, 0
             if t * n_threads // n_all != thread:
                 continue
-            position = get_i64(positions + 8 * node)
-            cells, n_chosen = get_i64(table + CHOSEN) + 8 * t * get_i64(table + LD_CHOSEN), min(position + 1, n_most)
-            if position < n_most:
-                for p in range(n_chosen):
-                    put_i64(cells + 8 * p, p)
-            else:
-                scores, at = get_i64(table + SCORES) + 4 * t * get_i64(table + LDS), 0
-                threshold, left = _threshold(scores, position + 1, n_most, scratch)
-                for p in range(position + 1):
-                    order = _order(scores + 4 * p)
-                    if order > threshold or (order == threshold and left > 0):
-                        put_i64(cells + 8 * at, p)
-                        at += 1
-                        if order == threshold:
-                            left -= 1
-            parents, token, at = get_i64(place + 24), node, n_chosen - 1
-            while parents != 0 and token >= 0:
-                if at >= 0 and get_i64(cells + 8 * at) == position:
-                    put_i64(cells + 8 * at, get_i64(positions) + token)
-                    at -= 1
-                token, position = get_i64(parents + 8 * token), position - 1
+            for row in range(t * n_lists, (t + 1) * n_lists):
+                position = get_i64(positions + 8 * node)
+                cells = get_i64(table + CHOSEN) + 8 * row * get_i64(table + LD_CHOSEN)
+                scores = get_i64(table + SCORES) + 4 * row * get_i64(table + LDS)
+                n_chosen = _list(table, scratch, cells, scores, position)
+                parents, token, at = get_i64(place + 24), node, n_chosen - 1
+                while parents != 0 and token >= 0:
+                    if at >= 0 and get_i64(cells + 8 * at) == position:
+                        put_i64(cells + 8 * at, get_i64(positions) + token)
+                        at -= 1
+                    token, position = get_i64(parents + 8 * token), position - 1
             run = get_i64(table + RUNS) + SEGMENT_BYTES * t
             put_i64(run, t)
             put_i64(run + 8, 1)

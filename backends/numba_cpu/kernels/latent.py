@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.attention_layer import CHOSEN_ENDS, KEYS, LDQ, PREPARE_HEAD, D, H, Q, T
+from augury.backends.numba_cpu.kernels.attention_layer import COMPARED, COMPARED_BYTES, KEYS, LDQ, PREPARE_HEAD, D, H, Q, T
+from augury.backends.numba_cpu.kernels.attention_store import move_row
 from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import invoke, load_part, store_part
@@ -24,10 +25,8 @@ PART = 32  # the padding: of a panel of rows, and of numbers that share a scale 
 # of a head and of its part that is not turned; latents and what is turned, floats of a row; how many are latent, the same
 # padded, how many are turned; what is done to latents, to a part of queries and to what is kept turned.
 (HEADS, LDH, HEAD_DIM, PLAIN, KEPT, LDK, LATENT, PADDED, TURNED, NORM, TURN, TURN_KEPT) = (
-    CHOSEN_ENDS + 8 * i for i in range(1, 13)
+    COMPARED_BYTES + 8 * i for i in range(1, 13)
 )
-# What an indexer keeps: where, and the bytes of a row; 0 without one.
-(COMPARED, COMPARED_BYTES) = (TURN_KEPT + 8, TURN_KEPT + 16)
 
 # Offsets into the table of the matrices of all heads: kernel, weights, columns; panels of a head, stored ones of a head, the
 # first of them; operands, from one thread's to the next, bytes of a row; y, floats of a row, floats of a head; heads.
@@ -151,13 +150,8 @@ def move_kernel(kind: str) -> Any:
             for number in range(get_i64(record + 40)):
                 place = get_i64(record + 32) + 24 * number
                 slot, source, target = get_i64(place), get_i64(place + 8), get_i64(place + 16)
-                for step in range(2):
-                    rows, size = get_i64(layer + KEYS), n_bytes * (get_i64(layer + D) // LANES)
-                    if step == 1:
-                        rows, size = get_i64(layer + COMPARED), get_i64(layer + COMPARED_BYTES)
-                    rows += size * slot * get_i64(layer + T)
-                    for i in range(size):
-                        simd.put_u8(rows + size * target + i, simd.get_u8(rows + size * source + i))
+                move_row(get_i64(layer + KEYS), n_bytes * (get_i64(layer + D) // LANES), layer, slot, source, target)
+                move_row(get_i64(layer + COMPARED), get_i64(layer + COMPARED_BYTES), layer, slot, source, target)
 
     move.__name__ = move.__qualname__ = f"move_latent_{kind}"
     return kernel(move)
