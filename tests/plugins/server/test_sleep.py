@@ -1,6 +1,7 @@
 """A server of few words: it sleeps when nobody asks, tells little, and fills gaps."""
 
 import asyncio
+import threading
 import time
 from types import SimpleNamespace
 
@@ -8,8 +9,11 @@ import pytest
 from commands import here, run
 from servers import serving
 
+from augury.errors import AuguryError
 from augury.plugins.server.conversation import plan_chat
+from augury.plugins.server.errors import RequestError
 from augury.plugins.server.server import Server, ServerOptions
+from augury.plugins.server.sleep import Sleep
 from augury.plugins.server.tools import ChatPlan
 
 FIM = ",".join(f"tokenizer.ggml.fim_{name}_token_id=int:{token}" for name, token in (("pre", 11), ("suf", 12), ("mid", 13)))
@@ -99,3 +103,69 @@ def test_reasoning_stays_in_the_content_where_the_flag_says_so():
     for asked, expected in ((None, "none"), ("deepseek", "deepseek")):
         plan, _ = asyncio.run(plan_chat(server, [], reasoning=asked))
         assert plan._tags == expected
+
+
+class FakeEngine:
+    """Is closed, and was loaded."""
+
+    load_s = 0.0
+
+    def __init__(self):
+        self.closed = threading.Event()
+
+    def close(self):
+        assert not self.closed.is_set()
+        self.closed.set()
+
+
+def sleeping_server(engines):
+    """A server that sleeps; what it loads next are these engines, or errors."""
+    told = iter([FakeEngine(), *engines])
+
+    def load(_):
+        if isinstance(found := next(told), Exception):
+            raise found
+        return found
+
+    server = Server(ServerOptions(sleep_idle_s=0.01), load)
+    server.wake()
+    server.sleep()
+    return server
+
+
+def test_requests_that_come_together_wake_a_server_once_and_keep_it_awake():
+    engine = FakeEngine()
+    server = sleeping_server([engine])
+
+    async def request(sleep, has_begun, may_end):
+        async with sleep.awake():
+            has_begun.set()
+            await may_end.wait()
+            assert not server.is_sleeping
+
+    async def both():
+        sleep, may_end, begun = Sleep(server, 0.01), asyncio.Event(), [asyncio.Event(), asyncio.Event()]
+        watching = asyncio.create_task(sleep.watch())
+        requests = [asyncio.create_task(request(sleep, each, may_end)) for each in begun]
+        for each in begun:
+            await each.wait()
+        await asyncio.sleep(0.1)  # as long as ten times the idle time; they hold it
+        may_end.set()
+        await asyncio.gather(*requests)
+        assert await asyncio.to_thread(engine.closed.wait, 60)
+        watching.cancel()
+
+    asyncio.run(both())
+
+
+def test_a_model_that_cannot_be_loaded_again_ends_the_server():
+    server, is_told = sleeping_server([AuguryError("the file has gone")]), []
+    server.on_failure = lambda: is_told.append(True)
+
+    async def ask():
+        async with Sleep(server, 1.0).awake():
+            pytest.fail("it does not wake")
+
+    with pytest.raises(RequestError, match="cannot be loaded again") as refused:
+        asyncio.run(ask())
+    assert (refused.value.status_code, is_told, str(server.failure)) == (500, [True], "the file has gone")
