@@ -224,7 +224,7 @@ class _Steps(Program):
 
 
 class _Graph(Program):
-    """The same steps, recorded once and begun by one call."""
+    """The same steps, begun by one call: they are recorded when they have run once."""
 
     def __init__(self, gpu: Gpu, steps: _Steps) -> None:
         self._gpu, self._steps = gpu, steps  # the graph does not own what it was recorded of
@@ -234,8 +234,10 @@ class _Graph(Program):
         """See `Program.run`."""
         self._gpu._enter()
         if self._graph is None:
+            self._steps.run()  # the driver may load a kernel when it is first launched, which spoils a recording
             self._graph = self._recorded()
-        self._gpu._call("cuGraphLaunch", self._graph, self._gpu.stream)
+        else:
+            self._gpu._call("cuGraphLaunch", self._graph, self._gpu.stream)
 
     def __del__(self) -> None:
         if self._graph is not None and not self._gpu._is_closed:

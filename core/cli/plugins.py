@@ -1,4 +1,4 @@
-"""`augury plugins`: what is installed, with options, and what is broken."""
+"""`augury plugins`: what is installed, with options, and what is broken or cannot run here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import fold, table
+from augury.interfaces import Backend
 from augury.options import Option, options_of
 from augury.registry import PluginRecord, Registry
 
@@ -49,12 +50,18 @@ def _lines(records: list[PluginRecord]) -> list[str]:
     lines = heads[: -len(records)]
     for record, head in zip(records, heads[-len(records) :], strict=True):
         lines.append(head)
+        if (reason := _unavailable_reason(record)) is not None:
+            lines.append(fold("    ", f"cannot run here: {reason}", " " * 8))
         for option in options_of(record.plugin.options_class).values():
             choices = f"one of {', '.join(option.choices)}" if option.choices else ""
             default = "" if option.default is None else f"default: {option.default}"
             facts = "; ".join(text for text in (default, option.range, choices) if text)
             lines.append(fold("    ", f"{option.name}: {option.help}" + (f" ({facts})" if facts else ""), " " * 8))
     return lines
+
+
+def _unavailable_reason(record: PluginRecord) -> str | None:
+    return record.plugin.unavailable_reason() if issubclass(record.plugin, Backend) else None
 
 
 def _as_json(record: PluginRecord) -> dict[str, Any]:
@@ -65,6 +72,7 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
         "aliases": list(record.plugin.aliases),
         "distribution": record.distribution,
         "version": record.version,
+        "unavailable": _unavailable_reason(record),
         "options": [_option_as_json(option, record) for option in options],
     }
 

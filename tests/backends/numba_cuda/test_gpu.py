@@ -164,7 +164,9 @@ def test_graphs_and_single_launches_give_what_the_simulator_gives(driver, tmp_pa
         model = load(tmp_path / "tiny.gguf", graphs=has_graphs)
         found.append(told(model))
         n_allocated = driver.calls.count("cuMemAlloc")
-        assert model.forward(run_of([4, 5, 6])).wait() == 0.002
+        passed = model.forward(run_of([4, 5, 6]))
+        assert passed.wait() == 0.002
+        assert np.array_equal(passed.rows(), found[-1][1]), "a graph gives what the steps did that it was recorded of"
         assert driver.calls.count("cuMemAlloc") == n_allocated, "a pass allocates nothing"
         assert ("cuGraphLaunch" in driver.calls) == has_graphs
         model.close()

@@ -319,6 +319,14 @@ def test_pull_prints_the_path(capsys):
     assert run(capsys, "pull", MODEL)[:2] == (0, f"{MODEL}\n")
 
 
+def test_plugins_say_which_backend_cannot_run_here_and_why(capsys, monkeypatch):
+    reason = "there is no NVIDIA driver"
+    monkeypatch.setattr("augury.backends.numba_cuda.probe.unavailable_reason", lambda: reason)
+    told = {each["name"]: each["unavailable"] for each in json.loads(run(capsys, "plugins", "--json")[1])["plugins"]}
+    assert (told["numba-cuda"], told["reference"]) == (reason, None)
+    assert f"    cannot run here: {reason}" in run(capsys, "plugins")[1].splitlines()
+
+
 @pytest.mark.parametrize(("shell", "known"), [("bash", "--spec-type"), ("zsh", "--spec-type"), ("tcsh", "plugins")])
 def test_completion_knows_commands_and_flags(capsys, shell, known):
     code, out, _ = run(capsys, "completion", shell)
