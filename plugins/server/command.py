@@ -121,7 +121,9 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _run(args: argparse.Namespace) -> int:
     if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
-        raise UnsupportedError(f"the server needs {' and '.join(missing)}; install them: pip install 'augury[server]'")
+        raise UnsupportedError(
+            f"the server needs {' and '.join(missing)}, which is not installed; the extra has it: pip install 'augury[server]'"
+        )
     from augury.plugins.server.server import Server
 
     options = _options_of(args)

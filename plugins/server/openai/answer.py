@@ -42,12 +42,10 @@ class OpenAIFields(EngineFields):
         """Whether a last event tells the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def answers(self, name: str, **params: Any) -> list[dict[str, Any]]:
-        """The arguments of `Engine.submit` for the n answers."""
-        params = self.over(params) | {"id": name}
-        if self.logit_bias:
-            params["logit_bias"] = self.logit_bias
-        return [params | {"n": self.n}]
+    def asked(self, name: str, **params: Any) -> dict[str, Any]:
+        """The arguments of `Engine.submit` for the n answers to a prompt."""
+        params = self.over(params) | {"id": name, "n": self.n}
+        return params | {"logit_bias": self.logit_bias} if self.logit_bias else params
 
 
 def head(server: Server, kind: str, prefix: str) -> dict[str, Any]:

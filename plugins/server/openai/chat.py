@@ -139,7 +139,7 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
     plan, params = await body.plan(server)
     begun = head(server, "chat.completion", "chatcmpl")
-    asked = body.answers(begun["id"], **params)
+    asked = [body.asked(begun["id"], **params)]
     if body.stream:
         begun["object"] = "chat.completion.chunk"
         return await stream(server, http, asked, partial(_events, body, server, plan, begun))

@@ -48,7 +48,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}
     params = {name: value for name, value in params.items() if value is not None}
-    asked = [each for prompt in body.prompts for each in body.answers(begun["id"], prompt=prompt, **params)]
+    asked = [body.asked(begun["id"], prompt=prompt, **params) for prompt in body.prompts]
     if body.stream:
         return await stream(server, http, asked, partial(_events, body, begun))
     results = await generate(server, http, asked)

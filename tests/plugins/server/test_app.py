@@ -12,6 +12,7 @@ from commands import here, run
 from servers import serving
 
 from augury.errors import AuguryError
+from augury.plugins.server import command
 from augury.plugins.server.app import make_app
 from augury.plugins.server.server import Server, ServerOptions
 
@@ -194,6 +195,13 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(capsys):
         code, _, err = run(capsys, "serve", *here(), "--port", other.getsockname()[1])
     assert code == AuguryError.exit_code
     assert "choose another with --host and --port" in err
+
+
+def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "uvicorn" else name)
+    code, _, err = run(capsys, "serve", *here())
+    assert (code, err.count("\n")) == (1, 1)
+    assert "the server needs uvicorn, which is not installed; the extra has it: pip install 'augury[server]'" in err
 
 
 @pytest.mark.parametrize(

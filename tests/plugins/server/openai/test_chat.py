@@ -85,12 +85,14 @@ def test_draft_origins_tell_of_every_token_who_drafted_it(ai):
 
 
 def test_n_answers_differ_by_their_seeds_and_are_the_same_again(ai):
-    asked = ASKED | {"n": 3, "seed": 7, "temperature": 1.5}
+    messages = [{"role": "user", "content": "Tell me several things about the wide blue sky."}]
+    asked = ASKED | {"messages": messages, "n": 3, "seed": 7, "temperature": 1.5}
     first, again = (ai.chat.completions.create(**asked) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]
     assert len(set(texts)) == 3
     assert [choice.message.content for choice in again.choices] == texts
     assert [timings["predicted_n"] for timings in first.timings] == [16] * 3
+    assert [timings["prompt_n"] for timings in first.timings][1:] == [1, 1], "the prompt is processed once"
     streamed = dict.fromkeys(range(3), "")
     for chunk in ai.chat.completions.create(**asked, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
