@@ -54,15 +54,15 @@ LACKS = {
     _LATENT: ("deepseek2-ocr", "plm"),
     _HYPER: ("deepseek4", "hy_v4", "qwen4exp", "glm5-next"),
     _MIXTURE: ("graniteswitch", "step35"),
-    "embeddings per layer, and caches that layers share": ("gemma3n",),
+    "residual streams that predict each other, and gates that are sparse": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
     "norms after attention instead of before, and logits of images that are masked": ("chameleon",),
 }
 
 
 NOT_EXACTLY = """
-Nor do Gemma 4 E2B and E4B run, which have such embeddings and caches, or `qwen3tts` with a vocabulary of its own for speech.
-Files of other architectures that ask for something that a page does not know are refused with the key that says so.
+Nor does `qwen3tts` run with a vocabulary of its own for speech. Files of other architectures that ask for something that a page
+does not know are refused with the key that says so.
 """
 
 

@@ -13,12 +13,14 @@ from attrs import evolve
 
 from augury.backends.numba_cpu import kernel_pass, tape
 from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
+from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cpu.kernels import mix, step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.tape import RECORD, Space, Tape
+from augury.blocks import Attention
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -46,6 +48,11 @@ class Lowering:
         self.options = options
         self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
         self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]
+        for layer, emitters in zip(plan.layers, self._layers, strict=True):
+            if isinstance(layer.mixer, Attention) and (source := layer.mixer.source) is not None:
+                reader, kept = emitters[0], self._layers[source][0]
+                assert isinstance(reader, AttentionEmitter) and isinstance(kept, AttentionEmitter)  # noqa: PT018
+                reader.source = kept
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         self._mixers = [emitter for emitter in self._emitters if isinstance(emitter, MixerEmitter)]
         n_bytes = sum(mixer.bytes_per_position() for mixer in self._mixers)
@@ -84,7 +91,10 @@ class Lowering:
             emitter.place(weights, buffers, arena)
         kinds = {type(mixer): mixer for mixer in self._mixers}
         self._states = [
-            (mixer, np.array([each.layer for each in self._mixers if type(each) is kind], np.int64))
+            (
+                mixer,
+                np.array([each.layer for each in self._mixers if type(each) is kind and each.bytes_per_position()], np.int64),
+            )
             for kind, mixer in kinds.items()
         ]
         self._weights, self._buffers, self._arena = weights, buffers, arena
@@ -128,7 +138,7 @@ class Lowering:
     def _program(self, space: Space, layers: tuple[int, int], features: tuple[str, ...], *, takes_hidden: bool) -> Program:
         writing = Tape(self._weights, self._buffers, space, self._arena)
         embedded = space.embedded
-        if not takes_hidden or embedded is not None:
+        if not takes_hidden or embedded is not None or self.plan.embedding.layer_inputs is not None:
             self._embedding.emit(writing)
         if embedded is not None:
             writing.copy(space.x, embedded)

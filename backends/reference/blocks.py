@@ -23,6 +23,8 @@ from augury.blocks import (
     GateKind,
     Gating,
     Layer,
+    LayerInput,
+    LayerInputs,
     Linear,
     Matrices,
     MixtureOfExperts,
@@ -42,7 +44,20 @@ if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
     from augury.batch import Batch, Tree
 
-__all__ = ["CACHES", "KNOWN", "MIXERS", "STATELESS", "each_normed", "embed", "mixed", "mixture", "output", "sharpness"]
+__all__ = [
+    "CACHES",
+    "KNOWN",
+    "MIXERS",
+    "STATELESS",
+    "each_normed",
+    "embed",
+    "layer_input",
+    "layer_inputs",
+    "mixed",
+    "mixture",
+    "output",
+    "sharpness",
+]
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
@@ -51,6 +66,22 @@ def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
     if block.positions is not None:
         x = x + weights.rows(block.positions.weight, batch.positions)
     return each_normed(x, block.norm, weights)
+
+
+def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.ndarray) -> np.ndarray:
+    """What an embedding makes for layers besides x (n, E): (n, layers, P)."""
+    inputs = block.layer_inputs
+    if inputs is None:
+        return np.empty((len(embedded), 0))
+    made = weights.product(inputs.projection, embedded).reshape(len(embedded), -1, inputs.norm.size)
+    rows = weights.rows(inputs.table.weight, batch.tokens).reshape(made.shape)
+    return inputs.scale * (each_normed(made, inputs.norm, weights) + inputs.table_scale * rows)
+
+
+def layer_input(block: LayerInput, weights: Weights, x: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    """What x (n, E) and the values made for its layer, of (n, layers, P), add to x."""
+    gates = np.array([activate(row, block.activation) for row in weights.product(block.gate, x)]).reshape(len(x), -1)
+    return each_normed(weights.product(block.o, gates * inputs[:, block.index]), block.post_norm, weights)
 
 
 def attention(
@@ -63,14 +94,15 @@ def attention(
     """
     normed, positions = each_normed(x, block.norm, weights), batch.positions.tolist()
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
-    keys = _heads(block, block.k, block.k_norm, weights, normed, positions)
-    values = _clamped(weights.product(block.v, normed), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
-    values = each_normed(values, block.v_norm, weights)
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), positions, cells.tolist(), strict=True))
     compared = _compared(block.indexer, weights, normed, positions)
-    for token, (slot, _, cell) in enumerate(places):
-        cache.store(slot, cell, keys[token], values[token], *(part[token] for part in compared[:1]))
+    if block.source is None:
+        keys = _heads(block, block.k, block.k_norm, weights, normed, positions)
+        values = _clamped(weights.product(block.v, normed), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
+        values = each_normed(values, block.v_norm, weights)
+        for token, (slot, _, cell) in enumerate(places):
+            cache.store(slot, cell, keys[token], values[token], *(part[token] for part in compared[:1]))
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, _) in enumerate(places):
@@ -250,7 +282,7 @@ STATELESS: dict[type, Any] = {
 }
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm", "other"},
+    Embedding: {"scale", "positions", "norm", "other", "layer_inputs"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *(
@@ -265,11 +297,14 @@ KNOWN: dict[type, Container[Any]] = {
             "gate",
             "gate_kind",
             "indexer",
+            "source",
         ),
     },
     BlockIndexer: (),
     Projection: (),
     Elementwise: (),
+    LayerInput: (),
+    LayerInputs: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},
     MixtureOfExperts: {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, each_normed, embed, mixed, mixture, output
+from augury.backends.reference.blocks import STATELESS, each_normed, embed, layer_input, layer_inputs, mixed, mixture, output
+from augury.backends.reference.cache import SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.mixers import CACHES, MIXERS
 from augury.batch import Tree, check_accepted, check_drafted, check_layers
-from augury.blocks import MixtureOfExperts, Turn
+from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
 from augury.errors import AuguryError, CapacityError, OptionError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
@@ -44,6 +45,9 @@ class ReferenceModel(Model):
             for mixer in layer.mixers
             if type(mixer) in CACHES
         }
+        for i, mixer in self._caches:
+            if isinstance(mixer, Attention) and mixer.source is not None:
+                self._caches[i, mixer] = SharedCache(self._caches[mixer.source, plan.layers[mixer.source].mixers[0]])
         share_choices(self._caches.values())
         self.identity = f"reference, {info}, {options.cache_type_k}, {options.cache_type_v}"
 
@@ -64,10 +68,11 @@ class ReferenceModel(Model):
         other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), x.shape)
         features: dict[str, np.ndarray] = {}
         banked: list[np.ndarray] = []
+        inputs = layer_inputs(self._plan.embedding, weights, batch, embedded)
         for i in range(*(batch.layers or (0, self.info.n_layers))):
             if (turn := self._plan.layers[i].turn) is not None:
                 x, other = x + other, (x if turn is Turn.CHANGE else other)
-            x = self._through(i, weights, batch, tree, x, embedded, banked)
+            x = self._through(i, weights, batch, tree, x, embedded, inputs, banked)
             features[f"layer.{i}"] = hidden = x.astype(np.float32)
             x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same
         x = mixed(x, banked, self._plan.output.mix, weights)
@@ -101,9 +106,21 @@ class ReferenceModel(Model):
         tree: Tree | None,
         x: np.ndarray,
         embedded: np.ndarray,
+        inputs: np.ndarray,
         banked: list[np.ndarray],
     ) -> np.ndarray:
-        """The residual stream (n, E) after a layer, given what it is before, what the embedding made, what was put aside."""
+        """The residual stream (n, E) after a layer.
+
+        Args:
+            i: The layer.
+            weights: Of the plan.
+            batch: What the pass computes.
+            tree: Of the batch, where it has one.
+            x: The stream before.
+            embedded: What the embedding made of the tokens, (n, E).
+            inputs: What it made for layers, (n, layers, P).
+            banked: What was put aside, to which the layer may add.
+        """
         layer, after = self._plan.layers[i], x
         for block in layer.blocks:
             seen = x if layer.is_parallel or block is layer.beside or block is layer.apart else after
@@ -113,6 +130,8 @@ class ReferenceModel(Model):
                 after = np.zeros_like(x)
             if (i, block) in self._caches:
                 after = after + MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, seen)
+            elif isinstance(block, LayerInput):
+                after = after + layer_input(block, weights, seen, inputs)
             elif isinstance(block, MixtureOfExperts):
                 after = after + mixture(block, weights, seen, x)
             else:

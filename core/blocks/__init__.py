@@ -38,7 +38,16 @@ from augury.blocks.recurrent import (
     Mamba2,
     ShortConvolution,
 )
-from augury.blocks.transformer import Attention, Elementwise, Embedding, FeedForward, Output, Projection
+from augury.blocks.transformer import (
+    Attention,
+    Elementwise,
+    Embedding,
+    FeedForward,
+    LayerInput,
+    LayerInputs,
+    Output,
+    Projection,
+)
 
 __all__ = [
     "Activation",
@@ -56,6 +65,8 @@ __all__ = [
     "KimiDeltaAttention",
     "LatentAttention",
     "Layer",
+    "LayerInput",
+    "LayerInputs",
     "LightningAttention",
     "Linear",
     "LinearRecurrence",

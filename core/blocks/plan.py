@@ -23,7 +23,7 @@ from augury.errors import CapacityError, OptionError, UnsupportedError
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Block, Norm, Part, Turn
-    from augury.blocks.transformer import Elementwise, Embedding, FeedForward, Output
+    from augury.blocks.transformer import Elementwise, Embedding, FeedForward, LayerInput, Output
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
@@ -49,7 +49,7 @@ class Layer:
     """
 
     mixer: Mixer | None
-    feed_forward: FeedForward | MixtureOfExperts | Elementwise | None = None
+    feed_forward: FeedForward | MixtureOfExperts | Elementwise | LayerInput | None = None
     is_parallel: bool = False
     skip: float = 0.0
     norm: Norm | None = None

@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from augury.blocks.indexer import BlockIndexer
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
 
-__all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "Output", "Projection"]
+__all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection"]
+
+
+@frozen
+class LayerInputs:
+    """e = scale * (norm(projection(x)) + table_scale * T[token]), x what the embedding made: P values for each of n layers."""
+
+    table: Linear  # n P → V
+    projection: Linear  # E → n P
+    norm: Norm  # of P values
+    table_scale: float
+    scale: float
 
 
 @frozen
@@ -26,10 +37,13 @@ class Embedding(Block):
     positions: Linear | None = None  # E → as many positions as the model knows: its row p is added at position p
     norm: Norm | None = None
     other: Vector | None = None  # (E,) what a second residual stream begins as, see `Layer.turn`
+    layer_inputs: LayerInputs | None = None  # what it makes besides, for `LayerInput`
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices, as products with them would be, and its norm."""
-        return (Linear(self.weight, self.n_embd, self.n_vocab), *super().tensors())
+        given = self.layer_inputs
+        inputs = () if given is None else (given.table, given.projection, given.norm)
+        return (Linear(self.weight, self.n_embd, self.n_vocab), *super().tensors(), *inputs)
 
 
 @frozen
@@ -40,6 +54,7 @@ class Attention(Block):
     those from p // c * c on. What else is given acts in this order: q, k and v are clamped, q and k normed and turned (or the
     other way round), q is multiplied by `temperature`; scores are scaled, capped, and lose `slopes` times the distance;
     `sinks` take part in softmax as scores without a value; what is mixed is multiplied by `gate`, normed, and goes through o.
+    With `source`, keys and values are those that the mixer of another layer, before it, has stored.
     """
 
     norm: Norm | None
@@ -72,13 +87,16 @@ class Attention(Block):
     gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
     indexer: BlockIndexer | None = None  # of those that are seen, it chooses what takes part
+    source: int | None = None  # a layer's number
 
     def tensors(self) -> tuple[Part, ...]:
         """Its own, and those of the indexer."""
         return super().tensors() + (() if self.indexer is None else self.indexer.tensors())
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Keys and values, and what the indexer compares."""
+        """Keys and values, and what the indexer compares; nothing where another layer keeps it."""
+        if self.source is not None:
+            return ()
         n, indexer = self.n_kv_heads, self.indexer
         states = (("cache_type_k", n, self.head_dim), ("cache_type_v", n, self.value_dim))
         return states if indexer is None else (*states, ("cache_type_k", 1, indexer.k.n_out))
@@ -106,6 +124,18 @@ class FeedForward(Block):
     divisors: Vector | None = None  # of what is activated
     limit: float | None = None  # what a gate is activated to is at most that, up(n) between it and its negative
     constants: tuple[float, ...] = ()  # of the activation
+
+
+@frozen
+class LayerInput(Block):
+    """x += post_norm(o(activation(gate(x)) * e)), e the P values that the embedding made for one of n layers."""
+
+    gate: Linear  # E → P
+    o: Linear  # P → E
+    activation: Activation
+    post_norm: Norm
+    index: int  # of the layer
+    n_layers: int  # n
 
 
 @frozen

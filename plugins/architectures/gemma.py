@@ -7,8 +7,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from augury.blocks import Activation, Attention, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan, Norm, Output, Rope
-from augury.errors import UnsupportedError
+from augury.blocks import (
+    Activation,
+    Attention,
+    FeedForward,
+    Gating,
+    Layer,
+    LayerInput,
+    LayerInputs,
+    Linear,
+    MixtureOfExperts,
+    ModelPlan,
+    Norm,
+    Output,
+    Rope,
+)
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -96,22 +109,30 @@ class Gemma4(Gemma):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, may_have_experts=True)
         keys, local = decoder.keys, copy.copy(decoder)
-        for key in ("embedding_length_per_layer_input", "attention.shared_kv_layers"):
-            if keys.count(key, 0, least=0):
-                raise UnsupportedError(
-                    f"{file.path}: {keys.full(key)!r} is not 0, which is not supported; use a larger Gemma 4"
-                )
-        local.n_rot = keys.count("rope.dimension_count_swa", decoder.n_rot, least=2)
+        n_inputs = keys.count("embedding_length_per_layer_input", 0, least=0)
+        n_kept = keys.count("block_count") - keys.count("attention.shared_kv_layers", 0, least=0)
         local.head_dim, local.value_dim = (keys.count(f"attention.{part}_length_swa") for part in ("key", "value"))
+        local.n_rot = keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=local.head_dim)
+        if local.n_rot % 2:
+            keys.fail("rope.dimension_count_swa", local.n_rot, "an even number")
         local_rope = local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
         wide_rope = decoder.rope(has_factors=True)
-        layers = []
-        for layer, window in enumerate(decoder.windows(None, is_required=True)):
+        layers: list[Layer] = []
+        windows = decoder.windows(None, is_required=True)
+        for layer, window in enumerate(windows):
             sizes, rope = (decoder, wide_rope) if window is None else (local, local_rope)
+            source = None
+            if layer >= n_kept:
+                kept = n_kept - (1 if window is None else 2)
+                if kept < 0 or windows[kept] != window:
+                    keys.fail("attention.shared_kv_layers", decoder.n_layers - n_kept, "a local and a wide layer before these")
+                source = kept * (2 if n_inputs else 1)
+            attention = cls._attention(sizes, layer, rope, window, source, layers)
             scale = f"blk.{layer}.layer_output_scale.weight"
             factor = float(decoder.values(scale, 1)[0]) if scale in file.tensors else 1.0
-            attention = cls._attention(sizes, layer, rope, window)
-            layers.append(Layer(attention, cls.feed_forward(decoder, layer), scale=factor))
+            layers.append(Layer(attention, cls.feed_forward(decoder, layer), scale=1.0 if n_inputs else factor))
+            if n_inputs:
+                layers.append(Layer(None, cls._layer_input(decoder, layer, n_inputs), scale=factor))
         output = decoder.output(softcap=keys.number("final_logit_softcapping", 0.0) or None)
         return {"main": decoder.plan(layers, output=output, **cls.embedding(decoder))}
 
@@ -136,8 +157,48 @@ class Gemma4(Gemma):
         )
 
     @classmethod
-    def _attention(cls, decoder: Decoder, layer: int, rope: Rope, window: int | None) -> Attention:
-        """The attention of a layer, whose values may be its keys as they are before norm and rope."""
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """What the embedding has beside its weight."""
+        size = decoder.keys.count("embedding_length_per_layer_input", 0, least=0)
+        if not size:
+            return super().embedding(decoder)
+        n, table = size * decoder.n_layers, "per_layer_token_embd.weight"
+        decoder.file.tensor(table, (decoder.n_vocab, n))
+        inputs = LayerInputs(
+            table=Linear(table, n, decoder.n_vocab),
+            projection=decoder.linear(
+                "per_layer_model_proj",
+                decoder.n_embd,
+                n,
+                factor=1.0 / math.sqrt(decoder.n_embd),
+                has_scale=False,
+                has_bias=False,
+            ),
+            norm=decoder.norm("per_layer_proj_norm", size),
+            table_scale=math.sqrt(size),
+            scale=1.0 / math.sqrt(2.0),
+        )
+        return {**super().embedding(decoder), "layer_inputs": inputs}
+
+    @classmethod
+    def _layer_input(cls, decoder: Decoder, layer: int, size: int) -> LayerInput:
+        """What the inputs of a layer do."""
+        at = f"blk.{layer}"
+        marks: dict[str, Any] = {"has_scale": False, "has_bias": False}
+        return LayerInput(
+            gate=decoder.linear(f"{at}.inp_gate", decoder.n_embd, size, **marks),
+            o=decoder.linear(f"{at}.proj", size, decoder.n_embd, **marks),
+            activation=Activation.GELU_HALF,
+            post_norm=decoder.norm(f"{at}.post_norm"),
+            index=layer,
+            n_layers=decoder.n_layers,
+        )
+
+    @classmethod
+    def _attention(
+        cls, decoder: Decoder, layer: int, rope: Rope, window: int | None, source: int | None, layers: list[Layer]
+    ) -> Attention:
+        """The attention of a layer, whose values may be its keys as they are before norm and rope, or another layer's."""
         at, n_embd, size = f"blk.{layer}", decoder.n_embd, decoder.head_dim
         if decoder.value_dim != size:
             decoder.keys.fail("attention.value_length", decoder.value_dim, f"{size}, as keys")
@@ -145,7 +206,15 @@ class Gemma4(Gemma):
         sizes = (n_heads * size, n_kv_heads * size, n_kv_heads * size)
         has_values = any(f"{at}.{name}.weight" in decoder.file.tensors for name in ("attn_v", "attn_qkv"))
         names = ("attn_q", "attn_k", "attn_v" if has_values else "attn_k")
-        q, k, v = decoder.fused(at, names, "attn_qkv", sizes, has_bias=False)
+        kept = None if source is None else layers[source].mixer
+        if isinstance(kept, Attention):
+            if kept.n_kv_heads != n_kv_heads:
+                decoder.keys.fail("attention.head_count_kv", n_kv_heads, f"{kept.n_kv_heads}, as the layer whose keys it reads")
+            q = decoder.linear(f"{at}.attn_q", n_embd, sizes[0], has_bias=False)
+            k, v, k_norm = kept.k, kept.v, kept.k_norm
+        else:
+            q, k, v = decoder.fused(at, names, "attn_qkv", sizes, has_bias=False)
+            k_norm = decoder.norm(f"{at}.attn_k_norm", size)
         return Attention(
             norm=decoder.norm(f"{at}.attn_norm"),
             q=q,
@@ -159,10 +228,11 @@ class Gemma4(Gemma):
             scale=1.0,
             rope=rope,
             q_norm=decoder.norm(f"{at}.attn_q_norm", size),
-            k_norm=decoder.norm(f"{at}.attn_k_norm", size),
+            k_norm=k_norm,
             v_norm=Norm(None, size, decoder.eps),
             post_norm=decoder.norm(f"{at}.post_attention_norm"),
             window=window,
+            source=source,
         )
 
 

@@ -194,6 +194,7 @@ VARIANTS = {
         with_layers(banks=True, mix=LAYER_NORM, feed_forward_mix=LAYER_NORM),
         output=attrs.evolve(PLAN.output, mix=LAYER_NORM),
     ),
+    "keys and values of another layer": with_layers(mixer=attrs.evolve(ATTENTION, source=0, **NORMS)),
     "scaled layers": with_layers(scale=0.6, skip=0.7),
     "norm of a layer": with_layers(norm=LAYER_NORM),
     "parallel with a skip": with_layers(is_parallel=True, skip=0.7, norm=Norm(None, E, 1e-5)),

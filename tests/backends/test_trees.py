@@ -141,8 +141,9 @@ def test_a_path_that_was_moved_together_goes_on_as_a_chain(load, data):
     assert np.array_equal(rows(model, batch), right)
 
 
-def test_moves_are_made_in_order(load):
-    model, tokens = load("llama-dense"), some_tokens(8, 1)
+@pytest.mark.parametrize("name", ["llama-dense", "gemma4-e"])  # of which the second has layers that share caches
+def test_moves_are_made_in_order(load, name):
+    model, tokens = load(name), some_tokens(8, 1)
     for slot in range(3):
         model.forward(run_of(tokens, slot=slot, rows=[]))
     ways = ([(2, 3), (3, 4)], [(2, 3), (2, 4)], [(3, 4), (2, 3)])

@@ -12,6 +12,7 @@ from augury.backends.numba_cpu.blocks.feed_forward import ACTIVATIONS, FeedForwa
 from augury.backends.numba_cpu.blocks.gated_delta_net import GatedDeltaNetEmitter
 from augury.backends.numba_cpu.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
 from augury.backends.numba_cpu.blocks.latent import LatentAttentionEmitter
+from augury.backends.numba_cpu.blocks.layer_input import LayerInputEmitter
 from augury.backends.numba_cpu.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
@@ -33,6 +34,8 @@ from augury.blocks import (
     KimiDeltaAttention,
     LatentAttention,
     Layer,
+    LayerInput,
+    LayerInputs,
     LightningAttention,
     Linear,
     LinearRecurrence,
@@ -67,6 +70,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Projection: ProjectionEmitter,
     Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,
+    LayerInput: LayerInputEmitter,
     ShortConvolution: ShortConvolutionEmitter,
     MixtureOfExperts: MixtureEmitter,
     GatedDeltaNet: GatedDeltaNetEmitter,
@@ -77,7 +81,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm", "other"},
+    Embedding: {"scale", "positions", "norm", "other", "layer_inputs"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *(
@@ -92,6 +96,7 @@ KNOWN: dict[type, Container[Any]] = {
             "gate",
             "gate_kind",
             "indexer",
+            "source",
         ),
     },
     LatentAttention: {"rope", "q_down", "q_norm", "temperature", "gate", "turned_norm", "window", "indexer", "reuses_choice"},
@@ -99,6 +104,8 @@ KNOWN: dict[type, Container[Any]] = {
     BlockIndexer: (),
     Projection: (),
     Elementwise: (),
+    LayerInput: (),
+    LayerInputs: (),
     FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},
     MixtureOfExperts: {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),

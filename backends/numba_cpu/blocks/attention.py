@@ -58,13 +58,14 @@ class AttentionEmitter(MixerEmitter):
         if block.indexer is not None:
             _check_sparse(block)
             self._chooser = Chooser(block.indexer, options, self._length)
+        self.source: AttentionEmitter | None = None  # whose keys and values it reads
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
         block = self.block
         own = (self._attend, prepare_kernel(*self._types), prepare_head)
         chooser = () if self._chooser is None else self._chooser.kernels()
-        rows = (prepare_rows,) if block.has_joint_norms or block.out_norm is not None else ()
+        rows = (prepare_rows,) if block.has_joint_norms or block.out_norm is not None or block.source is not None else ()
         gate = () if block.gate is None else (GATES[block.gate_kind],)
         return (*own, *rows, *gate, *((bend_scores,) if self._bends_scores else ()), *chooser)
 
@@ -87,6 +88,8 @@ class AttentionEmitter(MixerEmitter):
 
     def bytes_per_position(self) -> int:
         """See `MixerEmitter.bytes_per_position`."""
+        if self.block.source is not None:
+            return 0
         return sum(self._cache_bytes()) + (0 if self._chooser is None else self._chooser.row_bytes)
 
     def state_bytes(self) -> int:
@@ -102,15 +105,21 @@ class AttentionEmitter(MixerEmitter):
         """Write what the attention kernels need to know of the layer, in the order of their offsets."""
         block, length = self.block, self._length
         n_slots = self.options.n_slots
-        keys, values = (arena.zeros(n_slots * length * n_bytes, "KV cache") for n_bytes in self._cache_bytes())
-        self._cache = keys, values
+        if self.source is None:
+            self.cache = [arena.zeros(n_slots * length * n_bytes, "KV cache") for n_bytes in self._cache_bytes()]
+        else:
+            self.cache = self.source.cache
+        keys, values = self.cache
         ways = [self._ways(block.q_norm, block.temperature), self._ways(block.k_norm, None), (Ways(block.clamp, block.v_norm),)]
         placed = [[each.place(weights, arena, self.options.n_ctx) for each in steps] for steps in ways]
         self._prepared = []
-        for linear, name, steps in ((block.q, "q", placed[0]), (block.k, "k", placed[1])):
+        own = [(block.q, "q", placed[0]), (block.k, "k", placed[1])]
+        for linear, name, steps in own if self.source is None else own[:1]:
             parts = (linear.n_out // block.head_dim, 1)
             row = (buffers[name], up(linear.n_out, PANEL_ROWS))
             self._prepared += [(*row, n, linear.n_out // n, way) for n, way in zip(parts, steps[:-1], strict=False) if way]
+        if self.source is not None and placed[0][-1]:  # what storing keys would do to queries
+            self._prepared.append((buffers["q"], up(block.q.n_out, PANEL_ROWS), block.n_heads, block.head_dim, placed[0][-1]))
         self._out_ways = Ways(norm=block.out_norm).place(weights, arena, self.options.n_ctx)
         slopes = 0 if block.slopes is None else arena.keep(np.array(block.slopes, np.float32), "scratch")
         fields = [
@@ -137,7 +146,9 @@ class AttentionEmitter(MixerEmitter):
         """See `Emitter.emit`."""
         block, buffers = self.block, tape.buffers
         rows = tape.norm(block.norm)
-        products = [(block.q, buffers["q"]), (block.k, buffers["k"]), (block.v, buffers["v"])]
+        products = [(block.q, buffers["q"])]
+        if self.source is None:
+            products += [(block.k, buffers["k"]), (block.v, buffers["v"])]
         if block.gate is not None:
             products.append((block.gate, buffers["gate of attention"]))
         if self._chooser is not None:
@@ -147,7 +158,8 @@ class AttentionEmitter(MixerEmitter):
             self._chooser.emit(tape)
         for rows_prepared in self._prepared:
             tape.prepare(*rows_prepared)
-        tape.add(Work("storing keys and values"), prepare_kernel(*self._types), self.layer)
+        if self.source is None:
+            tape.add(Work("storing keys and values"), prepare_kernel(*self._types), self.layer)
         tape.add(self._work(), self._attend, self.layer)
         if block.gate is not None:
             places = (buffers["mixed"], block.o.n_in, buffers["gate of attention"], block.gate.n_out)
@@ -164,7 +176,9 @@ class AttentionEmitter(MixerEmitter):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `MixerEmitter.slot_memory`: of every head keys, which lie in blocks of 16, and values."""
-        block, (type_k, type_v), (keys, values) = self.block, self._types, self._cache
+        if self.source is not None:
+            return ()
+        block, (type_k, type_v), (keys, values) = self.block, self._types, self.cache
         key, value = block.head_dim * BYTES[type_k], up(block.value_dim, LANES) // LANES * BYTES[type_v]
         views = []
         for head in range(slot * block.n_kv_heads, (slot + 1) * block.n_kv_heads):
@@ -203,7 +217,7 @@ class AttentionEmitter(MixerEmitter):
 
 def _check_sparse(block: Attention) -> None:
     """Refuse what goes by positions or sizes that a list of cells does not have."""
-    odd = [name for name in ("window", "chunk", "slopes") if getattr(block, name) is not None]
+    odd = [name for name in ("window", "chunk", "slopes", "source") if getattr(block, name) is not None]
     if odd or block.head_dim % BLOCK or block.value_dim % BLOCK:
         found = f"with {odd[0]}" if odd else f"of heads of {block.head_dim} and {block.value_dim} values"
         raise UnsupportedError(

@@ -7,21 +7,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import Emitter
+from augury.backends.numba_cpu.blocks.layer_input import INPUTS, add_rows_of_table
+from augury.backends.numba_cpu.heads import Ways
+from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import get_i64, mul, splat_f32
-from augury.backends.numba_cpu.kernels.step import add_rows, scratch_of, share
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS, add_rows, scratch_of, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS, TOKENS
-from augury.backends.numba_cpu.memory import bits
+from augury.backends.numba_cpu.memory import bits, up
 from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.blocks import Linear
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from augury.backends.numba_cpu.tape import Rows, Tape
-    from augury.blocks import Embedding
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.tape import Tape
+    from augury.backends.numba_cpu.weights import Weights
+    from augury.blocks import Embedding, LayerInputs
 
 __all__ = ["EmbeddingEmitter"]
 
@@ -49,7 +55,20 @@ class EmbeddingEmitter(Emitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return (embed,) if self.block.positions is None else (embed, add_rows)
+        of_positions = () if self.block.positions is None else (add_rows,)
+        of_inputs = () if self.block.layer_inputs is None else (add_rows_of_table, prepare_head, prepare_rows)
+        return (embed, *of_positions, *of_inputs)
+
+    def buffers(self, n_threads: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `Emitter.buffers`."""
+        if (inputs := self.block.layer_inputs) is None:
+            return {}
+        return dict.fromkeys((INPUTS, "rows of layer inputs"), row_bytes(inputs.table.n_in))
+
+    def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:  # noqa: ARG002 - as its parent's
+        """Write what happens to the inputs of layers."""
+        inputs = self.block.layer_inputs
+        self._ways = Ways(norm=None if inputs is None else inputs.norm).place(weights, arena, self.options.n_ctx)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
@@ -59,10 +78,22 @@ class EmbeddingEmitter(Emitter):
             self._look_up(tape, block.positions, tape.space.normed, POSITIONS)
             tape.add_to_x(tape.space.normed)
         tape.norm_x(block.norm)
+        if block.layer_inputs is not None:
+            self._emit_inputs(tape, block.layer_inputs)
+
+    def _emit_inputs(self, tape: Tape, inputs: LayerInputs) -> None:
+        """Write the inputs of all layers."""
+        e, size = tape.buffers[INPUTS], inputs.table.n_in
+        ld, rows = up(size, PANEL_ROWS), Rows(tape.buffers["rows of layer inputs"], 0, size)
+        tape.multiply("inputs of layers", tape.space.x, ((inputs.projection, e),))
+        tape.prepare(e, ld, size // inputs.norm.size, inputs.norm.size, self._ways)
+        self._look_up(tape, inputs.table, rows, TOKENS, is_private=False)
+        operands = (e, ld, rows.address, size, bits(inputs.scale), bits(inputs.table_scale))
+        tape.add(Work("inputs of layers"), add_rows_of_table, *operands)
 
     @staticmethod
-    def _look_up(tape: Tape, table: Linear, to: Rows, ids: int, scale: float = 1.0) -> None:
-        """Write that rows of a matrix are looked up."""
-        matrix, private = tape.weights.matrix(table), tape.space.is_private
+    def _look_up(tape: Tape, table: Linear, to: Rows, ids: int, scale: float = 1.0, *, is_private: bool | None = None) -> None:
+        """Write that rows of a matrix are looked up; every thread for itself where its rows are its own."""
+        matrix, private = tape.weights.matrix(table), tape.space.is_private if is_private is None else is_private
         operands = (tape.weights.address(matrix.kind, "embed"), matrix.address, table.n_in, to.address, to.stride)
         tape.add(Work("embedding"), embed, *operands, int(private), bits(scale), ids, is_private=private)

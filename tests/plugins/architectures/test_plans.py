@@ -229,10 +229,12 @@ def test_a_gemma4_layer_is_scaled_as_its_tensor_says():
     assert [layer.scale for layer in plan.layers] == [1.0, 0.75, 1.0]
 
 
-@pytest.mark.parametrize("key", ["embedding_length_per_layer_input", "attention__shared_kv_layers"])
-def test_what_the_small_gemma4_have_besides_is_refused(key):
-    with pytest.raises(UnsupportedError, match="not supported; use a larger Gemma 4"):
-        plan_with("gemma4", **{key: 1})
+def test_gemma4_layers_that_keep_nothing_read_the_last_ones_of_their_kind():
+    plan = plan_of(tiny_file("gemma4-e"))
+    assert [layer.mixer.source for layer in plan.layers if layer.mixer] == [None] * 4 + [4, 6]
+
+    with pytest.raises(ModelFileError, match="shared_kv_layers' is 5, expected a local and a wide layer before these"):
+        plan_of(altered(tiny_file("gemma4-e"), metadata={"gemma4.attention.shared_kv_layers": 5}))
 
 
 def test_scales_cover_the_bias_in_feed_forwards_only():
