@@ -174,9 +174,9 @@ def test_a_closed_engine_says_so():
 
 def test_a_closed_engine_takes_the_process_along_that_renders_templates():
     with toy_engine() as engine:
-        engine._template = ChatTemplate("a")
-        assert engine._template.render([{"role": "user", "content": "b"}]) == "a"
-        process = engine._template._renderer._process
+        engine.chat_template = ChatTemplate("a")
+        assert engine.chat_template.render([{"role": "user", "content": "b"}]) == "a"
+        process = engine.chat_template._renderer._process
         assert process.poll() is None
     assert process.poll() is not None
 

@@ -23,7 +23,7 @@ def test_tools_and_names_reach_the_chat_template():
     source = "{% if thinking %}{{ tools[0].name }}{% endif %}{{ messages[0].content }}"
     asked = {"messages": [{"role": "user", "content": "a"}], "tools": [{"name": "bc"}], "max_tokens": 1, "echo": True}
     with toy_engine(tokenizer=TOKENIZER) as engine:
-        engine._template = ChatTemplate(source, TOKENIZER)
+        engine.chat_template = ChatTemplate(source, TOKENIZER)
         results = [engine.generate(**asked, chat_template_kwargs={"thinking": is_on}) for is_on in (True, False)]
         assert [result.prompt_text for result in results] == ["bca", "a"]
         with pytest.raises(OptionError, match="are for chat templates; give messages instead of a prompt"):

@@ -89,7 +89,8 @@ def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
     for n in (1, 2, 4, 7, 12):
         with toy_engine(slots=2, drafter=ScriptedDrafter, observers=(ignore, ignore), kind=Engine) as engine:
             gate = Gate(engine)
-            Fault(error, n).into(*site(engine, where))
+            fault = Fault(error, n)
+            fault.into(*site(engine, where))
             runnings = [engine.submit(prompt, max_tokens=9, **GREEDY) for prompt in PROMPTS]
             cancelled = engine.submit([9], max_tokens=9, **GREEDY)
             cancelled.cancel()
@@ -103,6 +104,7 @@ def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):
             assert all("planted" in str(each) or type(error).__name__ in str(each) for each in failed)
             for prompt, each in zip(PROMPTS, found, strict=True):
                 assert isinstance(each, Exception) or each.tokens == plain(prompt, 9)
+            fault.n_times = 0  # where so many calls were not made
             later = engine.generate([[1], [2]], max_tokens=5, **GREEDY)
             assert [each.tokens for each in later] == [plain([1], 5), plain([2], 5)]
             assert not engine._worker._loop._taken
