@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from servers import serving
 
 SETTINGS = {"sampling": {"max_tokens": 96}}
 
@@ -45,9 +46,18 @@ def open_page(browser):
     assert [each for each in wrong if told not in each] == []
 
 
+@pytest.fixture(scope="session")
+def drafting_server():
+    """Drafts in every round, however busy the machine is, where a planner may think that it does not pay."""
+    with serving(
+        *["-m", "smollm2", "-t", "2", "-c", "512", "-np", "4", "--temp", "0", "--spec-type", "suffix", "--spec-fixed"]
+    ) as found:
+        yield found
+
+
 @pytest.fixture
-def page(open_page, server):
-    return open_page(server.url)
+def page(open_page, drafting_server):
+    return open_page(drafting_server.url)
 
 
 class Proxy:
@@ -114,7 +124,7 @@ def shut_down(*sockets):
 
 
 @pytest.fixture
-def proxy(server):
-    found = Proxy(server.url)
+def proxy(drafting_server):
+    found = Proxy(drafting_server.url)
     yield found
     found.close()
