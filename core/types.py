@@ -345,6 +345,8 @@ class Summary:
     n_recomputed: int = 0  # prompt tokens that a slot shared with the prompt, and that were computed again all the same
     n_restores: int = 0  # passes that began by setting the recurrent state back, after a rejected draft
     n_replayed: int = 0  # accepted tokens that were computed again because of that
+    n_shifts: int = 0  # times that the context was full and the text was cut, to be processed again
+    n_discarded: int = 0  # tokens that were left out then
     n_emitted: int = 0
     n_rounds: int = 0
     n_drafted: int = 0

@@ -77,6 +77,8 @@ continued.
 | `stop` | none | a text or several before which the answer ends |
 | `stop_token_ids` | none | end tokens beside the model's |
 | `ignore_eos` | false | the model's end tokens are never chosen |
+| `context_shift` | false | where the context is full, leave out half of the text, process the rest again, and go on |
+| `n_keep` | 0 | tokens at the beginning of the text that are never left out; -1: the prompt |
 | `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
 | `echo` | false | the result holds the prompt's tokens and text |
 | `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
@@ -86,6 +88,10 @@ continued.
 
 A result's `finish_reason` is `stop` (an end token or a stop text), `length` (`max_tokens`), `context` (it is full) or
 `cancelled`.
+
+With `context_shift` a full context does not end the text. Half of what follows the first `n_keep` tokens is left out, and the
+text goes on as that of a request would whose prompt is the rest: exactly so, because that is processed again, where llama.cpp
+moves the old keys and values. `n_shifts` and `n_discarded` in the statistics tell of it.
 """
 
 SERVE = """

@@ -127,6 +127,21 @@ def add_sampling_flags(
     )
     group.add_argument("--ignore-eos", action="store_true", help="go on after end tokens")
     group.add_argument(
+        "--context-shift",
+        nargs="?",
+        const="on",
+        default="off",
+        choices=("on", "off"),
+        help="where the context is full, leave out the older half of the text, process the rest again, and go on",
+    )
+    group.add_argument(
+        "--keep",
+        type=count(least=-1),
+        default=0,
+        metavar="N",
+        help="tokens at the beginning of the text that --context-shift never leaves out; -1: the prompt (default: 0)",
+    )
+    group.add_argument(
         "--min-tokens",
         type=count(least=0),
         default=0,
@@ -164,6 +179,7 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
         params["max_tokens"] = args.n_predict
     if (breakers := args.dry_sequence_breakers) is not None:
         params["dry_sequence_breakers"] = [] if breakers == ["none"] else breakers
+    params |= {"context_shift": True, "n_keep": args.keep} if args.context_shift == "on" else {}
     if args.logit_bias:
         params["logit_bias"] = dict(args.logit_bias)
     return params | {"ignore_eos": args.ignore_eos, "cache_prompt": not args.no_cache_prompt}

@@ -86,11 +86,6 @@ class Loop:
         self._ended: dict[int, SavedSlot] = {}  # by slot: the text of its last request, and how that was sampled
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs or waits."""
-        return self.n_sequences == 0
-
-    @property
     def n_sequences(self) -> int:
         """How many run or wait. Any thread may ask."""
         return len(self._running) + len(self._waiting)
@@ -107,7 +102,7 @@ class Loop:
         """Run one round. Whatever fails in it ends the sequences that it concerns, with that error, and no others."""
         self._drop_cancelled()
         self._admit()
-        decoding = [sequence for sequence in self._running if sequence.n_emitted]
+        decoding = [sequence for sequence in self._running if not sequence.is_prefilling]
         decoding = [sequence for sequence in decoding if self._attempt([sequence], self._drafting.prefill, sequence)]
         start = perf_counter()
         shares = self._shares(decoding)
@@ -120,7 +115,7 @@ class Loop:
         passed, argmax, features, forward_s = forwarded
         n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
         for share in shares:
-            if share.drafted is None:
+            if share.drafted is None and not share.sequence.n_emitted:
                 n = len(share.feed.tokens)
                 share.sequence.counter.chunk(n, forward_s * n / n_tokens)
         emitted, row = [], 0
@@ -154,8 +149,8 @@ class Loop:
         )
         self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.drafted is None))
         self._publish()
-        for sequence in [sequence for sequence in self._running if sequence.finish_reason is not None]:
-            self._end(sequence)
+        for sequence in tuple(self._running):
+            self._conclude(sequence)
         if self._on_round is not None:
             guarded(self._on_round, round=seen)
 
@@ -231,13 +226,8 @@ class Loop:
         for sequence in tuple(self._waiting):
             if len(self._taken) == self._context.spec.n_slots:
                 return
-            if sequence.request.slot not in self._taken and not self._is_led(sequence):
+            if sequence.request.slot not in self._taken and not sequence.is_led:
                 self._attempt([sequence], self._start, sequence)
-
-    def _is_led(self, sequence: Sequence) -> bool:
-        """Whether the prompt of a sequence is being processed for another one, of which it can be copied afterwards."""
-        leader = sequence.leader
-        return leader is not None and not leader.n_emitted and (leader in self._running or leader in self._waiting)
 
     def _start(self, sequence: Sequence) -> None:
         """Give a sequence a slot, if there is one."""
@@ -247,7 +237,7 @@ class Loop:
             n_reused = self._drafting.open(sequence, opened.n_reused)
             if n_reused < opened.n_reused:
                 n_reused = self._context.truncate(opened.slot, n_reused)
-            sequence.n_kept = n_reused
+            sequence.n_kept = sequence.n_reused = n_reused
             n_recomputed = max(opened.n_shared - n_reused, 0)
             sequence.counter.opened(opened.slot, n_reused, n_recomputed)
             self._running.append(sequence)
@@ -297,8 +287,8 @@ class Loop:
         """The next tokens of the prompts in progress, `n_chunk` at most."""
         shares = []
         for sequence in tuple(self._running):
-            if not sequence.n_emitted and n_chunk:
-                left = sequence.request.prompt[sequence.n_kept :]
+            if sequence.is_prefilling and n_chunk:
+                left = sequence.prompt[sequence.n_kept :]
                 n = self._attempt([sequence], self._context.chunk, sequence.slot, min(n_chunk, len(left)), len(left))
                 if n is None:
                     continue
@@ -345,7 +335,7 @@ class Loop:
             self._keep(share)
             if sequence.finish_reason is None:
                 self._drafting.begin(sequence)
-            sequence.counter.first_token()
+            sequence.counter.prefilled()
             return Verdict(n_offered=0, n_accepted=0, n_emitted=1, is_used=False)
         if len(draft) and DRAFT_LOGGER.isEnabledFor(logging.DEBUG):
             guarded(log_draft, sequence, draft, accepted, n_emitted, passed, row, name)
@@ -370,6 +360,19 @@ class Loop:
         """Keep what was fed, and those tokens of the draft that `path` names."""
         self._context.commit(share.feed, path)
         share.sequence.n_kept += len(share.feed.tokens) + len(path)
+
+    def _conclude(self, sequence: Sequence) -> None:
+        """A round is over: end a sequence that is through, and cut the text of one whose context is full."""
+        if sequence.finish_reason is not None:
+            self._end(sequence)
+        elif sequence.is_full:
+            self._attempt([sequence], self._shift, sequence)
+
+    def _shift(self, sequence: Sequence) -> None:
+        """Cut a sequence's text. What is left is processed like a prompt, but for its beginning."""
+        self._drafting.end(sequence)
+        n_same = self._drafting.open(sequence, sequence.shift())
+        sequence.n_kept = sequence.n_reused = self._context.truncate(sequence.slot, n_same)
 
     def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
         """Take a sequence out and free its slot; whatever fails on the way, its caller hears of the end."""

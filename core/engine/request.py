@@ -25,11 +25,11 @@ from augury.types import tokens_array
 __all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request", "make_requests"]
 
 
-_FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False}
+_FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False, "context_shift": False}
 _SAMPLING = ("logit_bias", "samplers", "dry_sequence_breakers", "seed_offset", "mirostat_mu")
 _OTHERS = (
     *(*_SAMPLING, "logits_processors", "constraint", "speculative"),
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot", "prediction"),
+    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot", "prediction", "n_keep"),
 )
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
@@ -50,6 +50,8 @@ class Request:
     logprobs: int | None  # how many alternatives to report; 0: the emitted token's alone; None: nothing
     cache_prompt: bool
     echo: bool  # whether the result holds the prompt
+    context_shift: bool  # whether it goes on where the context is full, without a part of the text
+    n_keep: int  # tokens at the text's beginning that are never left out; -1: the prompt
     speculation: Speculation
     logits_processors: tuple[Step, ...] = ()
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
@@ -145,7 +147,8 @@ def make_request(
         prompt: See `checked_tokens`.
         params: Those of `augury.engine.sampling.SamplingParams`;
             `max_tokens` (None or -1: until an end token or a full context), `min_tokens` (before so many neither end tokens nor
-            stop texts end it), `stop` (a text or several), `stop_token_ids`, `ignore_eos`;
+            stop texts end it), `stop` (a text or several), `stop_token_ids`, `ignore_eos`, `context_shift` (where the context
+            is full, leave out half of the text after its first `n_keep` tokens, -1 for the prompt, and go on);
             `logits_processors` (callables, see `augury.engine.sampling_step.Step`), `constraint` ("name:key=value" or
             {"name": {"key": value}}, see `augury.constraint.Constraint`);
             `logprobs` (None, or how many alternatives), `echo` (the result holds the prompt);
@@ -183,6 +186,7 @@ def make_request(
     min_tokens = _count(rest.pop("min_tokens", None), "min_tokens", at_least=0) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise OptionError(f"min_tokens is {min_tokens}, expected at most max_tokens, which is {max_tokens}")
+    n_keep = _count(rest.pop("n_keep", None), "n_keep", at_least=-1) or 0
     logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
     stop = rest.pop("stop", ())
     stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
@@ -209,6 +213,7 @@ def make_request(
         sampling=sampling,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
+        n_keep=n_keep,
         stop=tuple(stops),
         stop_token_ids=ends,
         logprobs=logprobs,

@@ -57,6 +57,9 @@ class Sequence:
         self.tokenizer = tokenizer
         self.slot = -1  # while it waits
         self.n_kept = 0  # tokens whose states the slot holds
+        self.n_reused = 0  # of those that were there when its prompt was processed
+        self.prompt = request.prompt  # or what is left of a text that was cut, to be processed before the next token
+        self.is_prefilling = True
         self.pieces: list[Token] = []
         self.finish_reason: str | None = None
         self.error: Exception | None = None
@@ -115,8 +118,31 @@ class Sequence:
         return self.sampler.is_plain_argmax and self.n_emitted >= self.request.min_tokens
 
     @property
+    def is_led(self) -> bool:
+        """Whether its prompt is being processed for another one, from which it can be copied afterwards."""
+        leader = self.leader
+        return leader is not None and not leader.n_emitted and leader.channel.outcome is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its context is full, and it goes on all the same."""
+        return self.finish_reason is None and self._n == len(self._buffer)
+
+    def shift(self) -> int:
+        """Leave out half of the text after the first `n_keep` tokens; returns how many are where they were."""
+        n_ctx, n_keep = len(self._buffer) - 1, self.request.n_keep
+        n_same = max(min(len(self.request.prompt) if n_keep < 0 else n_keep, n_ctx - 4), 0)  # llama.cpp's, as is the half
+        n_discarded = max((n_ctx - n_same) // 2, 1)
+        self._buffer[n_same : self._n - n_discarded] = self._buffer[n_same + n_discarded : self._n].copy()
+        self._n -= n_discarded
+        self._n_prompt -= n_discarded
+        self.prompt, self.is_prefilling = self.history.copy(), True
+        self.counter.shifted(n_discarded)
+        return n_same
+
+    @property
     def n_left(self) -> int:
-        """Tokens that may still be emitted."""
+        """Tokens that may still be emitted before the end, or before the context is full."""
         n_room = len(self._buffer) - self._n
         return n_room if self.request.max_tokens is None else min(n_room, self.request.max_tokens - self.n_emitted)
 
@@ -210,7 +236,7 @@ class Sequence:
         Returns:
             How many were emitted; the last of them counts as the target's own. 0 where the request failed before the first.
         """
-        emitted = []
+        emitted, self.is_prefilling = list[tuple[int, str]](), False
         rows = [first_row, *(first_row + 1 + node for node in accepted.path)]
         for token in accepted.tokens:
             if token < 0:
@@ -240,7 +266,10 @@ class Sequence:
         if self._text.is_stopped or token in self._end_tokens or self._is_complete():
             self.finish_reason = "stop"
         elif self.n_left == 0 and self.error is None:
-            self.finish_reason = "length" if self.n_emitted == self.request.max_tokens else "context"
+            if self.n_emitted == self.request.max_tokens:
+                self.finish_reason = "length"
+            elif not self.request.context_shift:
+                self.finish_reason = "context"
 
     def _is_complete(self) -> bool:
         """Whether the constraint lets nothing follow; where it fails instead, so does the request."""

@@ -37,7 +37,7 @@ class RequestCounter:
         self.n_restores = self.n_replayed = 0  # of its slot's states, and of accepted tokens because of that
         self.plain_s: float | None = None  # what the planner takes a plain pass to be
         self._request = request
-        self._n_recomputed = self._n_emitted = 0
+        self._n_recomputed = self._n_emitted = self._n_shifts = self._n_discarded = 0
         self._counts: dict[str, dict[str, Any]] = {  # by drafter, as `DrafterStats` has them
             member.name: attrs.asdict(DrafterStats()) | {name: [] for name in _BY_POSITION}
             for member in request.speculation.members
@@ -56,7 +56,8 @@ class RequestCounter:
 
     def begun(self, drafter: str, seconds: float) -> None:
         """A drafter was at the request's prompt for so long until now, which is prompt time."""
-        self._first_token_at = self._last_token_at = perf_counter()
+        if self._n_emitted <= 1:
+            self._first_token_at = self._last_token_at = perf_counter()
         self._prompt_s += seconds
         self._counts[drafter]["begin_s"] += seconds
 
@@ -64,15 +65,27 @@ class RequestCounter:
         """A drafter failed, as `told` says, and is left out of the rest of the request."""
         self._counts[drafter]["failed"] = told
 
+    def has_failed(self, drafter: str) -> bool:
+        """Whether a drafter did."""
+        return self._counts[drafter]["failed"] is not None
+
     def chunk(self, n_tokens: int, seconds: float) -> None:
         """So many tokens of the prompt were in a pass, of which they took `seconds`."""
         self._n_processed += n_tokens
         self._prompt_s += seconds
 
-    def first_token(self) -> None:
-        """The prompt is processed and its token emitted: the prompt's last pass is a round."""
+    def prefilled(self) -> None:
+        """The prompt, or a text that was cut, is processed and its token emitted: its last pass is a round."""
+        if self._n_emitted:
+            self.round(0, 1)
+            return
         self._n_emitted += 1
         self._first_token_at = self._last_token_at = perf_counter()
+
+    def shifted(self, n_discarded: int) -> None:
+        """The context was full, and so many tokens were left out."""
+        self._n_shifts += 1
+        self._n_discarded += n_discarded
 
     def drafted(self, drafter: str, n_proposed: int, seconds: float) -> None:
         """A drafter was asked, proposed so many tokens, and took this request's share of `seconds`."""
@@ -129,6 +142,8 @@ class RequestCounter:
             n_recomputed=self._n_recomputed,
             n_restores=self.n_restores,
             n_replayed=self.n_replayed,
+            n_shifts=self._n_shifts,
+            n_discarded=self._n_discarded,
             n_emitted=self._n_emitted,
             n_rounds=len(self._draft_lengths) + (self._n_emitted > 0),
             n_drafted=self._n_drafted,
@@ -191,7 +206,8 @@ class Counts:
     n_recomputed: int = 0  # prompt tokens that a slot shared with the prompt, and that were computed again all the same
     n_restores: int = 0  # passes that began by setting a recurrent state back, after a rejected draft
     n_replayed: int = 0  # accepted tokens that were computed again because of that
-    n_prompt: int = 0  # prompt tokens processed
+    n_shifts: int = 0  # full contexts whose text was cut
+    n_prompt: int = 0  # prompt tokens processed, and those of texts that were cut
     n_emitted: int = 0
     n_drafted: int = 0  # drafted tokens that were verified
     n_accepted: int = 0
@@ -246,7 +262,7 @@ class EngineCounter:
 
     def ended(self, summary: Summary, error: BaseException | None, finish_reason: str | None) -> None:
         """A request is over."""
-        self._add(n_restores=summary.n_restores, n_replayed=summary.n_replayed)
+        self._add(n_restores=summary.n_restores, n_replayed=summary.n_replayed, n_shifts=summary.n_shifts)
         self._add(**{"n_failed" if error is not None else "n_finished" if finish_reason else "n_cancelled": 1})
 
     def _add(self, **more: float) -> None:

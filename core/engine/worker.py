@@ -187,7 +187,7 @@ class _EngineThread:
 
     def _take(self) -> bool:
         """Take in what has come, and wait for it if there is nothing else to do; false where the thread is to end."""
-        may_wait = self._loop.is_idle and not self._evaluations
+        may_wait = self._loop.n_sequences == 0 and not self._evaluations
         while may_wait or not self.inbox.empty():
             work = self.inbox.get()
             if work is None:

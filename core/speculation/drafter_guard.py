@@ -119,7 +119,7 @@ class DrafterGuard:
             drafter.session.verify = sequence.request.speculation.verify
             drafter.session.forced = sequence.forced
             drafter.session.prediction = sequence.request.prediction
-        steps: Any = drafter.begin(self.history, sequence.counter.n_reused)
+        steps: Any = drafter.begin(self.history, sequence.n_reused)
         if not isinstance(steps, Iterator | None):
             raise PluginError(f"returned a {type(steps).__name__}, expected None or an iterator")
         return steps

@@ -84,7 +84,9 @@ class Drafting:
             drafter = self._chains[sequence.slot][index]
             guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, self.on_failure)
             drafters.guards[index] = guard
-            n_reused = min(n_reused, guard.n_held(n_reused)) if n_reused else 0
+            guard.is_left_out = sequence.counter.has_failed(member.name)  # before the text was cut
+            if not guard.is_left_out:
+                n_reused = min(n_reused, guard.n_held(n_reused)) if n_reused else 0
         return n_reused
 
     def begin(self, sequence: Sequence) -> None:

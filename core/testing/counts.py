@@ -44,6 +44,8 @@ def _of_the_sums(stats: Summary) -> Iterator[tuple[str, bool]]:
     yield "n_reused + n_recomputed < n_prompt", stats.n_reused + stats.n_recomputed < max(stats.n_prompt, 1)
     again = (stats.n_recomputed, stats.n_restores, stats.n_replayed)
     yield "tokens are replayed after restores alone", min(again) >= 0 and (stats.n_restores > 0 or stats.n_replayed == 0)
+    yield "tokens are discarded by shifts alone", stats.n_shifts > 0 or stats.n_discarded == 0
+    yield "no shift without a discarded token", 0 <= stats.n_shifts <= stats.n_discarded
     yield "n_accepted <= n_drafted", stats.n_accepted <= stats.n_drafted
     yield "n_accepted == sum over drafters", stats.n_accepted == sum(each.accepted for each in drafters)
     yield "n_drafted == sum over drafters", stats.n_drafted == sum(each.drafted for each in drafters)

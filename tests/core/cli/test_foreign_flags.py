@@ -42,7 +42,7 @@ def test_every_flag_takes_as_many_values_as_there(command):
     differing = set()
     for name, n_values in N_VALUES:
         if (action := parser.flags.get(name)) is not None:
-            found = 1 if action.nargs in (None, "?") else 0
+            found = n_values if action.nargs == "?" else int(action.nargs is None)  # one of which may be left out
         elif FOREIGN_FLAGS[name].is_value_optional or (FOREIGN_FLAGS[name].kind == "refused" and not FOREIGN_FLAGS[name].off):
             continue
         else:
@@ -53,17 +53,15 @@ def test_every_flag_takes_as_many_values_as_there(command):
 
 
 def test_an_ignored_flag_takes_its_value_and_nothing_more(capsys):
-    line = (
-        "-ngl 99 -sm none -ts 1,0 -fa on -cb -ub 512 --mlock --no-mmap -lv 3 --no-warmup -no-cnv --keep -1 -ngld 99 -devd none"
-    )
-    args = parsed(*line.split(), "-m", "x", "-p", "text", "--override-tensor=exps=CPU", "-n", "-2")
+    line = "-ngl 99 -sm none -ts 1,0 -fa on -cb -ub 512 --mlock --no-mmap -lv 3 --no-warmup -no-cnv -ngld 99 -devd none"
+    args = parsed(*line.split(), "--no-context-shift", "-m", "x", "-p", "text", "--override-tensor=exps=CPU", "-n", "-2")
     assert (args.model, args.prompt, args.n_predict, args.file) == ("x", ["text"], -2, [])
     lines = capsys.readouterr().err.splitlines()
     told = "--backend numba-cuda computes all layers on a GPU, numba-cuda:device=1 on the second one"
     assert f"augury run: -ngl, -sm, -ts are ignored: {told}" in lines
     told = "--spec-draft-model-backend numba-cuda computes the draft model on a GPU"
     assert f"augury run: -ngld, -devd are ignored: {told}" in lines
-    assert "augury run: --keep is ignored: a full context ends the text" in lines
+    assert "augury run: --no-context-shift is ignored: a full context ends the text unless --context-shift is given" in lines
     assert sum(line.count(" ignored: ") for line in lines) == len(lines) == 10
 
 
@@ -129,6 +127,29 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
 def test_another_name_means_the_same(words, expected):
     args = vars(parsed(*words))
     assert {key: args[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        (["--keep", "4"], {}),
+        (["--context-shift"], {"context_shift": True, "n_keep": 0}),
+        (["--context-shift", "on", "--keep", "-1"], {"context_shift": True, "n_keep": -1}),
+        (["--context-shift=off"], {}),
+        (["--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b"], {"dry_sequence_breakers": ["a", "b"]}),
+        (["--dry-sequence-breaker", "none"], {"dry_sequence_breakers": []}),
+        (
+            ["--mirostat", "2", "--mirostat-ent", "3", "--mirostat-lr", "0.2"],
+            {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2},
+        ),
+        (["--top-nsigma", "1", "--dynatemp-exp", "2"], {"top_n_sigma": 1.0, "dynatemp_exponent": 2.0}),
+    ],
+)
+def test_flags_of_sampling_are_parameters_of_requests(words, params):
+    names = ("context_shift", "n_keep", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta")
+    found, plain = request_params(parsed(*words)), request_params(parsed())
+    assert {name: value for name, value in found.items() if plain.get(name) != value} == params
+    assert not plain.keys() & set(names[:3])
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,10 @@ def test_a_running_requests_prompt_is_copied_for_any_that_begins_like_it():
 def test_a_backend_that_cannot_copy_slots_processes_the_prompt_again(monkeypatch):
     monkeypatch.setattr(ToyModel, "slot_memory", SlotStates.slot_memory)
     with toy_engine(slots=2) as engine:
-        results = engine.generate([1, 2, 3], n=3, max_tokens=4, temperature=0.0)
+        gate = Gate(engine)
+        runnings = engine.submit([1, 2, 3], n=3, max_tokens=4, temperature=0.0)
+        gate.open()
+        results = [running.result() for running in runnings]
         assert len({result.tokens for result in results}) == 1
         assert results[1].stats.n_reused == 0
 

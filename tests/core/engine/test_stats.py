@@ -15,7 +15,7 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     counter.n_reused = 4
     counter.chunk(4, 2.0)
     counter.chunk(2, 1.0)
-    counter.first_token()
+    counter.prefilled()
     now[0] += 5
     counter.begun("one", 0.5)  # prompt time, whatever went by meanwhile
     now[0] += 1
