@@ -10,6 +10,7 @@ from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.passes import Chooser, DevicePass
+from augury.backends.numba_cuda.tape import tokens_of
 from augury.batch import Tree, check_accepted, check_layers
 from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
 from augury.interfaces import Model
@@ -42,7 +43,7 @@ class CudaModel(Model):
         self._chooser = Chooser(device, lowering.buffers["logits"], lowering.inputs, info.n_vocab)
         self._programs: dict[tuple[Size, Parts], Program] = {}
         self._n_tokens_known = lowering.plan.embedding.n_vocab
-        self._n_columns = 0
+        self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
@@ -52,12 +53,12 @@ class CudaModel(Model):
         self._move(batch)
         n, n_rows = len(batch.tokens), len(batch.rows)
         parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None)
-        if n <= MAX_TOKENS:
+        if n <= self._n_most:
             return self._pass(batch, tree, slice(0, n), parts)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self.info.n_vocab), np.float32)
-        for start in range(0, n, MAX_TOKENS):
-            span = slice(start, min(start + MAX_TOKENS, n))
+        for start in range(0, n, self._n_most):
+            span = slice(start, min(start + self._n_most, n))
             first, end = np.searchsorted(batch.rows, (span.start, span.stop))
             passed = self._pass(batch, tree, span, parts)
             if first == 0 and end == n_rows and not features and span.stop == n:
@@ -68,7 +69,7 @@ class CudaModel(Model):
         return ArrayPass(logits, features)
 
     def _pass(self, batch: Batch, tree: Tree | None, span: slice, parts: Parts) -> DevicePass:
-        """Begin to compute up to MAX_TOKENS of a batch's tokens."""
+        """Begin to compute as many of a batch's tokens as a pass may have."""
         positions = batch.positions[span]
         rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
         n = len(positions)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.blocks import Linear, Norm
 
-__all__ = ["Operand", "Rows", "Size", "Tape", "units_of", "warps_of"]
+__all__ = ["Operand", "Rows", "Size", "Tape", "tokens_of", "units_of", "warps_of"]
 
+_MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _OPERAND = ("floats", "bytes", "factors", "sums")
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
@@ -53,6 +54,11 @@ class Operand:
     width: int  # in whole units
     as_floats: bool = False
     as_bytes: bool = False
+
+
+def tokens_of(n_splits: int) -> int:
+    """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
+    return max(8, min(MAX_TOKENS, MAX_TOKENS * _MOST_SPLITS // n_splits))
 
 
 def units_of(n: int) -> int:

@@ -12,7 +12,7 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND_THREADS, attend,
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM, move_cells, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AttentionEmitter(Emitter):
         assert block.norm is not None
         return {
             "heads": 4 * MAX_TOKENS * self._width,
-            "parts of attention": 4 * MAX_TOKENS * block.n_heads * n_splits * (block.value_dim + 2),
+            "parts of attention": 4 * tokens_of(n_splits) * block.n_heads * n_splits * (block.value_dim + 2),
             **Tape.operand_buffers("normed", block.norm.size),
             **Tape.operand_buffers("mixed", block.o.n_in),
         }

@@ -8,6 +8,8 @@ from oracles.passes import joined, run_of, tree_of
 
 from augury import Engine, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
+from augury.backends.numba_cuda.lowering import size_of
+from augury.backends.numba_cuda.tape import tokens_of
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -58,8 +60,14 @@ def test_a_token_depends_on_its_past_alone(tiny):
         first = model.forward(run_of(TOKENS[:cut], slot=1)).rows().copy()
         beside = joined(run_of(TOKENS[::-1][:2], slot=2), run_of(TOKENS[cut:], slot=1, start=cut))
         assert np.array_equal(np.concatenate([first, model.forward(beside).rows()[2:]]), whole)
+    model._n_most = 4  # a prompt that takes several passes
+    assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
     model._device.is_reversed = True  # in whatever order a block's threads run
     assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
+
+
+def test_of_a_long_context_fewer_tokens_share_a_pass():
+    assert [tokens_of(size_of(1, n_ctx - 1).n_splits) for n_ctx in (64, 32768, 32769, 131072, 1 << 22)] == [64, 64, 16, 16, 8]
 
 
 def test_paths_of_trees_are_chains_and_accepted_ones_move(tiny):
