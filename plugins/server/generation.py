@@ -25,12 +25,14 @@ from augury.types import Result, Token
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["STREAMED", "Generation", "event", "generate", "stream"]
+__all__ = ["STREAMED", "Generation", "Until", "event", "generate", "stream"]
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """What the OpenAPI document says of routes that may answer by server-sent events."""
 
 Pieces = AsyncIterator[tuple[int, Token | Result]]
+Until = Callable[[int, Token], bool]
+"""Whether an answer ends, by its number, with a token of it."""
 
 
 class Generation:
@@ -58,8 +60,8 @@ class Generation:
         # encoding a long prompt, and rendering a template, take too long for the event loop
         return cls(await to_thread.run_sync(submit), server.options.timeout_s)
 
-    async def results(self, http: Request) -> list[Result]:
-        """Wait for all of them.
+    async def results(self, http: Request, until: Until | None = None) -> list[Result]:
+        """Wait for all of them, or for the tokens with which they are to end.
 
         Raises:
             AuguryError: One of them failed.
@@ -67,17 +69,21 @@ class Generation:
         """
         watching = asyncio.create_task(self._cancel_on_disconnect(http))
         try:
-            with self._limited():
-                return [self._whole(await running) for running in self._runnings]
+            if until is None:
+                with self._limited():
+                    return [self._whole(await running) for running in self._runnings]
+            found = {i: piece async for i, piece in self.pieces(until) if isinstance(piece, Result)}
+            return [found[i] for i in range(len(found))]
         finally:
             watching.cancel()
 
-    async def pieces(self) -> Pieces:
+    async def pieces(self, until: Until | None = None) -> Pieces:
         """Tokens as they come, each with the number of its answer, and at the end of each answer its result."""
         with self._limited():
             if len(self._runnings) == 1:
                 async for token in self._runnings[0]:
                     yield 0, token
+                    self._end_with(until, 0, token)
                 yield 0, self._whole(self._runnings[0].result())
                 return
             found: asyncio.Queue[Any] = asyncio.Queue()
@@ -92,9 +98,14 @@ class Generation:
                         n_left -= 1
                         self._whole(piece)
                     yield i, piece
+                    self._end_with(until, i, piece)
             finally:
                 for task in tasks:
                     task.cancel()
+
+    def _end_with(self, until: Until | None, i: int, piece: Token | Result) -> None:
+        if until is not None and isinstance(piece, Token) and until(i, piece):
+            self._runnings[i].cancel()
 
     def cancel(self) -> None:
         """End all answers after the round in progress; no effect on those that have ended."""
@@ -149,9 +160,11 @@ async def _forward(i: int, running: Running, found: asyncio.Queue[Any]) -> None:
         found.put_nowait((i, error))
 
 
-async def generate(server: Server, http: Request, asked: Sequence[Mapping[str, Any]]) -> list[Result]:
+async def generate(
+    server: Server, http: Request, asked: Sequence[Mapping[str, Any]], until: Until | None = None
+) -> list[Result]:
     """Answer as a whole; see `Generation`."""
-    return await (await Generation.begin(server, asked)).results(http)
+    return await (await Generation.begin(server, asked)).results(http, until)
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -167,6 +180,7 @@ async def stream(
     events: Callable[[Pieces], AsyncIterator[bytes]],
     *,
     error_event: str | None = None,
+    until: Until | None = None,
 ) -> StreamingResponse:
     """Answer by server-sent events. What goes wrong before the first of them is a status, later an event.
 
@@ -176,12 +190,13 @@ async def stream(
         asked: As `Generation.begin` takes it.
         events: What pieces come to, each made by `event`.
         error_event: The name of the event that tells of an error.
+        until: With which token an answer ends before its time.
     """
     generation = await Generation.begin(server, asked)
 
     async def body() -> AsyncIterator[bytes]:
         try:
-            async for each in events(generation.pieces()):
+            async for each in events(generation.pieces(until)):
                 yield each
         except (AuguryError, RequestError) as error:
             yield event(error_body(as_request_error(error), http.url.path), error_event)

@@ -50,11 +50,11 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
     asked = body.answers(server.engine.tokenizer, prompts, f"cmpl-{uuid4().hex}")
     settings = generation_settings(server, asked[0])
     told = partial(_final, body, server, settings)
+    until = _TimeLimit(body.t_max_predict_ms) if body.t_max_predict_ms > 0 else None
     if body.stream:
-        return await stream(
-            server, http, asked, partial(_events, body, [len(each["prompt"]) for each in asked for _ in range(each["n"])], told)
-        )
-    results = await generate(server, http, asked)
+        n_prompts = [len(each["prompt"]) for each in asked for _ in range(each["n"])]
+        return await stream(server, http, asked, partial(_events, body, n_prompts, told), until=until)
+    results = await generate(server, http, asked, until)
     found = [told(index, result) for index, result in enumerate(results)]
     return found if is_list else found[0]
 
@@ -146,6 +146,20 @@ async def _events(body: CompletionFields, n_prompts: list[int], told: Any, piece
         if body.return_draft_origin:
             found["draft_origin"] = draft_origin(piece)
         yield event(found)
+
+
+class _TimeLimit:
+    """Ends answers that have a new line when their time is up."""
+
+    def __init__(self, ms: int) -> None:
+        self._ms = ms
+        self._begun_at: dict[int, float] = {}
+        self._has_line: set[int] = set()
+
+    def __call__(self, index: int, token: Token) -> bool:
+        passed_ms = (perf_counter() - self._begun_at.setdefault(index, perf_counter())) * 1e3
+        self._has_line |= {index} if "\n" in token.text else set()
+        return index in self._has_line and passed_ms > self._ms
 
 
 class _StreamTimings:

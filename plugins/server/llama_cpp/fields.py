@@ -29,7 +29,7 @@ _LETTERS = {  # of llama.cpp
 _UNDONE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("n_indent", "n_discard", "n_cache_reuse"), lambda value: value == 0),
     **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
-    **dict.fromkeys(("n_keep", "t_max_prompt_ms", "t_max_predict_ms", "sse_ping_interval"), lambda value: value in {0, -1}),
+    **dict.fromkeys(("n_keep", "t_max_prompt_ms", "sse_ping_interval"), lambda value: value in {0, -1}),
     **dict.fromkeys(("lora", "grammar_triggers", "preserved_tokens"), lambda value: value == []),
     **dict.fromkeys(("verbose", "return_progress", "post_sampling_probs", "grammar_lazy"), lambda value: value is False),
     **dict.fromkeys(("backend_sampling", "reasoning_control"), lambda value: value is False),
@@ -57,6 +57,9 @@ class CompletionFields(EngineFields):
     logit_bias: list[_Bias] | dict[str, float | bool] | None = None
     samplers: list[str] | None = Field(None, description="names in order, or a text of llama.cpp's letters")
     id_slot: int = Field(-1, ge=-1, description="the slot to wait for; -1: any")
+    t_max_predict_ms: int = Field(
+        0, ge=-1, description="after so long, counted from the first token, a new line ends the answer"
+    )
     return_tokens: bool = False
     timings_per_token: bool = False
     response_fields: list[str] | None = None

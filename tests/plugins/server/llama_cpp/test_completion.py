@@ -86,6 +86,18 @@ def test_several_prompts_are_several_answers_and_tokens_are_as_good_as_text(clie
     assert pair[0]["content"] != pair[1]["content"] == ask(client, **new, seed=4)["content"]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_answer_ends_with_a_line_when_its_time_is_up(client, is_streamed):
+    fields = {"prompt": "1.\n2.\n3.\n4.\n5.\n", "n_predict": 400, "ignore_eos": True, "n_cmpl": 2}
+    limited = fields | {"t_max_predict_ms": 1}
+    found = [each for each in events(client, **limited) if each["stop"]] if is_streamed else ask(client, **limited)
+    for each in found:
+        assert (each["stop_type"], each["has_new_line"]) == ("limit", True)
+        assert each["tokens_predicted"] < 400
+    unlimited = ask(client, **fields, t_max_predict_ms=10**6)
+    assert [each["tokens_predicted"] for each in unlimited] == [400, 400]
+
+
 def test_no_tokens_at_all_are_asked_for_to_warm_the_cache(client):
     prompt = "Rarely has a prompt been written that differs so much from others. " * 3
     warm = ask(client, prompt=prompt, n_predict=0, return_tokens=True)
