@@ -22,6 +22,8 @@ __all__ = ["Gpu"]
 
 _C_TYPES: dict[str, Any] = {"i": ctypes.c_int32, "r": ctypes.c_float}  # of a kernel's parameters; all else are addresses
 
+_current = threading.local()  # the GPU whose context is a thread's
+
 
 class Gpu(Device):
     """One GPU: the primary context, a stream of its own, and the kernels that were loaded.
@@ -60,7 +62,6 @@ class Gpu(Device):
             )
         )
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
-        self._threads = threading.local()
         self._enter()
         self.stream = self._call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
         self._marks = [self._call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DEFAULT.value) for _ in range(2)]
@@ -144,6 +145,7 @@ class Gpu(Device):
         self._call("cuStreamDestroy", self.stream)
         self._call("cuDevicePrimaryCtxRelease", self._device)
         self._n_bytes.clear()
+        _current.gpu = None
 
     def _allocate(self, n_bytes: int) -> Buffer:
         self._enter()
@@ -157,10 +159,10 @@ class Gpu(Device):
         return Buffer(n_bytes, address)
 
     def _enter(self) -> None:
-        """Make the context this thread's."""
-        if not getattr(self._threads, "is_in", False):
+        """Make the context this thread's: another GPU's may be, as a draft model's."""
+        if getattr(_current, "gpu", None) is not self:
             self._call("cuCtxSetCurrent", self._context)
-            self._threads.is_in = True
+            _current.gpu = self
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """Call the driver.

@@ -13,6 +13,7 @@ from augury.backends.numba_cuda import aot
 from augury.backends.numba_cuda.aot import Binary, Compiler, all_kernels
 from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import ELEMENTS
+from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import simulator
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.gguf import ModelFile
@@ -198,6 +199,17 @@ def test_an_error_of_the_driver_is_named(driver, tmp_path):
     driver.cuModuleLoadData = lambda image: (SimpleNamespace(name="CUDA_ERROR_NO_BINARY_FOR_GPU"), None)
     with pytest.raises(AuguryError, match="cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU; see what nvidia-smi says"):
         load(tmp_path / "tiny.gguf")
+
+
+def test_each_gpu_is_called_in_its_own_context(driver):
+    gpus = [Gpu(0), Gpu(0)]
+    driver.calls.clear()
+    for gpu in (*gpus, *gpus):
+        gpu.wait()
+        gpu.wait()
+    assert driver.calls == ["cuCtxSetCurrent", "cuStreamSynchronize", "cuStreamSynchronize"] * 4
+    for gpu in gpus:
+        gpu.close()
 
 
 def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
