@@ -61,7 +61,7 @@ def page(open_page, drafting_server):
 
 
 class Proxy:
-    """Passes connections on. Where `n_events` is set, it holds an answer after so many events, until that is cut."""
+    """Passes connections on. Where `n_events` is set, it holds an answer after so many events, until it is let go or cut."""
 
     def __init__(self, url):
         self.n_events = None
@@ -69,7 +69,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._open = []
-        self._is_held, self._is_cut = threading.Event(), threading.Event()
+        self._is_held, self._may_go_on, self._is_cut = threading.Event(), threading.Event(), False
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -98,19 +98,25 @@ class Proxy:
                 sink.sendall(data)
                 if self.n_events is not None and seen.count(b'"draft_origin"') > self.n_events:
                     self._is_held.set()
-                    self._is_cut.wait()
-                    break
+                    self._may_go_on.wait()
+                    if self._is_cut:
+                        break
         shut_down(source, sink)
 
-    def cut(self):
-        """End what is held, as soon as it is, and hold nothing more."""
+    def let_go(self):
+        """Pass on what is held, as soon as it is, and hold nothing more."""
         if self.n_events is not None:
             self._is_held.wait()
         self.n_events = None
-        self._is_cut.set()
+        self._may_go_on.set()
+
+    def cut(self):
+        """End what is held instead."""
+        self._is_cut = True
+        self.let_go()
 
     def close(self):
-        self.cut()
+        self._may_go_on.set()
         shut_down(self._listener, *self._open)
         for thread in self._threads:
             thread.join()
