@@ -16,29 +16,33 @@ CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens
 TEXT = {"prompt": "The sea is the sea is the", "max_tokens": 5}
 KINDS = [
     ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", CHAT | {"stream": True, "return_draft_origin": False}),
+    ("/v1/chat/completions", CHAT | {"stream": True}),
     ("/v1/chat/completions", CHAT | {"n": 2, "seed": 3, "temperature": 1.2}),
     ("/v1/chat/completions", CHAT | {"json_schema": SCHEMA, "max_tokens": 10}),
     ("/v1/completions", TEXT),
     ("/v1/completions", TEXT | {"logprobs": 2, "speculative": False}),
     ("/v1/completions", TEXT | {"stream": True, "seed": 5, "temperature": 0.9, "logprobs": 0}),
-    ("/v1/completions", TEXT | {"prompt": ["One, two,", "A b c d"], "prediction": None}),
+    ("/v1/completions", TEXT | {"prompt": ["One, two,", "A b c d"]}),
     ("/v1/completions", {"prompt": "word " * 300, "max_tokens": 2}),  # in chunks, between the rounds of others
+    ("/v1/responses", {"input": "Name a colour.", "max_output_tokens": 5}),
+    ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 5}),
+    ("/completion", {"prompt": "The sky is", "n_predict": 5, "n_probs": 2}),
+    ("/v1/embeddings", {"input": ["The sea", "The sky"]}),
 ]
-KINDS = [(path, {key: value for key, value in body.items() if value is not None}) for path, body in KINDS]
 
 
-async def choices_of(client, path, body):
-    """What a request answers: of each choice the text, and its log-probabilities."""
+async def said(client, path, body):
+    """What a request answers, without what differs from one answer to the next: ids and times."""
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):
-        return [[choice.get("text") or choice["message"]["content"], choice["logprobs"]] for choice in answer.json()["choices"]]
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        found = answer.json()
+        if "output" in found:
+            return [item["content"] for item in found["output"]]
+        return [found.get(name) for name in ("choices", "content", "completion_probabilities", "data")]
     assert answer.text.endswith("data: [DONE]\n\n"), answer.text
-    choices = [choice for event in events for choice in event["choices"]]
-    texts = [choice.get("text") or choice.get("delta", {}).get("content", "") for choice in choices]
-    return ["".join(texts), [choice["logprobs"] for choice in choices]]
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [choice for event in events for choice in event["choices"]]
 
 
 async def leave(client, path, body, moment):
@@ -59,14 +63,14 @@ async def talk(server, expected, seed, is_over):
             if random.random() < 0.3:
                 n_left += await leave(client, *KINDS[i], random.random() * 0.5)
             else:
-                assert await choices_of(client, *KINDS[i]) == expected[i], KINDS[i]
+                assert await said(client, *KINDS[i]) == expected[i], KINDS[i]
             if is_over():
                 return n_left
 
 
 async def ask_one_by_one(server):
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
-        return [await choices_of(client, *kind) for kind in KINDS]
+        return [await said(client, *kind) for kind in KINDS]
 
 
 async def talk_all(server, expected, seconds):
