@@ -53,7 +53,7 @@ LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm"),
     _HYPER: ("deepseek4", "hy_v4", "qwen4exp", "glm5-next"),
-    _MIXTURE: ("graniteswitch", "step35"),
+    _MIXTURE: ("graniteswitch",),
     "residual streams that predict each other, and gates that are sparse": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
     "norms after attention instead of before, and logits of images that are masked": ("chameleon",),

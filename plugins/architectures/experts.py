@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from augury.plugins.architectures.decoder import Decoder
 
-__all__ = ["expert_matrices", "has_experts", "limit", "mixture"]
+__all__ = ["expert_matrices", "has_experts", "limit", "limited_feed_forward", "mixture"]
 
 _MOST = 512  # experts that llama.cpp takes
 _LEAST_LIMIT = 1e-6  # anything less is none
@@ -31,6 +31,25 @@ def limit(decoder: Decoder, layer: int, key: str) -> float | None:
     """What hidden values of a layer are limited to, by a key that has a number for each layer."""
     found = decoder.keys.numbers(key, decoder.n_layers)[layer]
     return found if found > _LEAST_LIMIT else None
+
+
+def limited_feed_forward(
+    decoder: Decoder, layer: int, *, has_biases: bool = True, **experts: Any
+) -> FeedForward | MixtureOfExperts:
+    """The feed-forward of a layer, whose activated gates are limited where the file says so, for experts and for others.
+
+    Args:
+        decoder: Of the file.
+        layer: From 0.
+        has_biases: Whether the family takes note of biases where there are no experts.
+        **experts: Arguments of `mixture`.
+    """
+    keys = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+    of_experts, of_others = (limit(decoder, layer, key) if key in decoder.keys else None for key in keys)
+    if not has_experts(decoder, layer):
+        return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, limit=of_others)
+    block = mixture(decoder, layer, has_scales=False, limit=of_experts, limits_activated=True, **experts)
+    return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, limit=of_others))
 
 
 def mixture(

@@ -23,7 +23,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.experts import has_experts, limit, mixture
+from augury.plugins.architectures.experts import has_experts, limited_feed_forward, mixture
 from augury.plugins.architectures.latent import latent_attention
 from augury.plugins.architectures.state_space import vector
 
@@ -135,13 +135,7 @@ class BailingMoe3(KimiLinear):
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
         """The feed-forward of a layer."""
-        limits = [
-            limit(decoder, layer, key) if key in decoder.keys else None for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
-        ]
-        if not has_experts(decoder, layer):
-            return decoder.feed_forward(layer, has_scales=False, has_biases=False, limit=limits[1])
-        block = mixture(decoder, layer, has_weights_scale=True, has_scales=False, limit=limits[0], limits_activated=True)
-        return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, limit=limits[1]))
+        return limited_feed_forward(decoder, layer, has_biases=False, has_weights_scale=True)
 
 
 class KimiK3(KimiLinear):

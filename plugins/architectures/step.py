@@ -1,0 +1,72 @@
+"""Step 3.5: layers with a window have heads and a rope of their own; heads are gated, and what is hidden is limited."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from augury.blocks import Gating, Layer, ModelPlan, Rope
+from augury.errors import ModelFileError
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import limited_feed_forward
+from augury.plugins.architectures.rope import base_of
+
+_FACTORS, _LEAST = "rope_freqs.weight", 1e-3
+
+
+class Step35(Architecture):
+    """Layers that see everything turn half of what the file states."""
+
+    name = "step35"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, may_have_experts=True)
+        wide_rope, local_rope = cls._ropes(decoder)
+        layers = []
+        for layer, window in enumerate(decoder.windows(None, is_required=True)):
+            at, tensors = f"blk.{layer}", file.tensors
+            others: dict[str, Any] = {}
+            for part in ("q_norm", "k_norm"):
+                if f"{at}.attn_{part}.weight" in tensors:
+                    others[part] = attrs.evolve(decoder.norm(f"{at}.attn_{part}", decoder.head_dim), bias=None)
+            if f"{at}.attn_gate.weight" in tensors:
+                n_heads = decoder.n_heads[layer]
+                others["gate"] = decoder.linear(f"{at}.attn_gate", decoder.n_embd, n_heads, has_scale=False, has_bias=False)
+            rope = wide_rope if window is None else local_rope
+            attention = decoder.attention(layer, rope, window=window, has_output_bias=False, **others)
+            experts: dict[str, Any] = {"fallback": Gating.SIGMOID, "has_weights_scale": True}
+            layers.append(Layer(attention, limited_feed_forward(decoder, layer, **experts)))
+        return {"main": decoder.plan(layers)}
+
+    @classmethod
+    def _ropes(cls, decoder: Decoder) -> tuple[Rope, Rope]:
+        """Those of layers that see everything, and of layers with a window."""
+        wide, local = copy.copy(decoder), copy.copy(decoder)
+        wide.n_rot = decoder.n_rot // 2
+        local.n_rot = decoder.keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=decoder.head_dim)
+        for each, key in ((wide, "rope.dimension_count"), (local, "rope.dimension_count_swa")):
+            if each.n_rot % 2:
+                decoder.keys.fail(key, each.n_rot, "numbers of pairs")
+        rope = wide.rope()
+        if _FACTORS in decoder.file.tensors:
+            factors = decoder.values(_FACTORS, max(wide.n_rot, local.n_rot) // 2)[: wide.n_rot // 2]
+            if not (factors > _LEAST).all():
+                raise ModelFileError(
+                    f"{decoder.file.path}: tensor {_FACTORS!r} holds {factors.min()}, expected more than {_LEAST}"
+                )
+            rope = attrs.evolve(rope, frequencies=rope.frequencies / factors)
+        return rope, local.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer `step35`."""
+    return (Step35,)
