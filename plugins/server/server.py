@@ -154,7 +154,7 @@ class Server:
         say(f"{self.options.names[0]} is ready, loaded in {self._engine.load_s:.1f} s")
 
 
-def _server_of(request: Request) -> Server:
+async def _server_of(request: Request) -> Server:  # what is not async would be called on a thread
     return request.app.state.server
 
 
