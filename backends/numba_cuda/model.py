@@ -44,6 +44,7 @@ class CudaModel(Model):
         self._programs: dict[tuple[Size, Parts], Program] = {}
         self._n_tokens_known = lowering.plan.embedding.n_vocab
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
+        self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
@@ -133,31 +134,21 @@ class CudaModel(Model):
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
         """See `Model.slot_memory`: copies of what is on the device."""
-        arrays = []
-        for at, n_bytes in self._slot_parts(slot, n):
-            arrays.append(np.empty(n_bytes, np.uint8))
-            if n:
-                self._device.read(at, arrays[-1])
-        return arrays
+        spec = self.state_spec
+        if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
+            raise CapacityError(
+                f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots of an open model"
+            )
+        self._copies = [(at, np.empty(n_bytes, np.uint8)) for at, n_bytes in self._lowering.slot_memory(slot, n) if n_bytes]
+        for at, array in self._copies:
+            self._device.read(at, array)
+        return [array for _, array in self._copies]
 
     def restore(self, slot: int, data: bytes) -> None:
-        """See `Model.restore`."""
-        restored: list[np.ndarray] = []
-        read = self.slot_memory
-
-        def kept(slot: int, n: int) -> Sequence[np.ndarray]:
-            restored[:] = read(slot, n)
-            return restored
-
-        self.slot_memory = kept  # type: ignore[method-assign]
-        try:
-            super().restore(slot, data)
-        finally:
-            del self.slot_memory
-        n = restored[0].nbytes // self._slot_parts(slot, 1)[0][1] if restored else 0
-        for (at, n_bytes), array in zip(self._slot_parts(slot, n), restored, strict=True):
-            if n_bytes:
-                self._device.write(at, array)
+        """See `Model.restore`: what it writes into the copies goes to the device."""
+        super().restore(slot, data)
+        for at, array in self._copies:
+            self._device.write(at, array)
 
     def memory_table(self) -> Sequence[Allocation]:
         """Weights, KV cache and what a pass needs, on the device."""
@@ -169,14 +160,6 @@ class CudaModel(Model):
             self._is_closed = True
             self._programs.clear()
             self._device.close()
-
-    def _slot_parts(self, slot: int, n: int) -> list[tuple[Pointer, int]]:
-        spec = self.state_spec
-        if self._is_closed or not (0 <= slot < spec.n_slots and 0 <= n <= spec.n_ctx):
-            raise CapacityError(
-                f"{n} positions of slot {slot}, expected {spec.n_ctx} at most, of {spec.n_slots} slots of an open model"
-            )
-        return self._lowering.slot_memory(slot, n)
 
     def _check(self, batch: Batch) -> None:
         """Refuse what would be read or written beside an array: kernels do not look."""

@@ -96,17 +96,17 @@ def _multiply(fmt, n_tokens):
         thread = cuda.threadIdx.x
         warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
         i = thread % WARP
-        if TILE_ROWS * warp >= n_rows:
+        t = cuda.blockIdx.y * n_tokens
+        n_wanted = inputs[N_ROWS] if is_output else inputs[N_TOKENS]
+        if TILE_ROWS * warp >= n_rows or t >= n_wanted:  # most of a prompt has no logits
             return
         sums = cuda.local.array(n_tokens, np.float32)
         for token in range(n_tokens):
             sums[token] = np.float32(0)
-        t = cuda.blockIdx.y * n_tokens
         s = i % SLICES
         sums_of(w, n, warp * n_steps * TILE + i, n_units, n_steps, s, x, factors, halves, t, sums)
         slice_sums(sums, n_tokens)
         row = TILE_ROWS * warp + i // SLICES
-        n_wanted = inputs[N_ROWS] if is_output else inputs[N_TOKENS]
         if row < n_rows:
             for token in range(n_tokens):
                 if s == token % SLICES and t + token < n_wanted:
