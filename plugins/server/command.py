@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from augury.cli.drafter_flags import warn_of_synthetic
+from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.parser import count
 from augury.cli.prompts import add_template_flag
@@ -135,6 +137,7 @@ def _run(args: argparse.Namespace) -> int:
         server.metrics = Metrics()
         args.registry.hooks.register(server.metrics)
     with _listening(args.host, args.port) as listener:
+        _log_requests(args.verbose)
         _serve(server, listener, is_verbose=args.verbose > 0)
     if server.failure is not None:
         raise server.failure
@@ -207,6 +210,15 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         raise AuguryError(f"cannot listen on {host} port {port}: {error}; choose another with --host and --port") from None
+
+
+def _log_requests(verbosity: int) -> None:
+    """Let uvicorn log as augury does: each request by its method, path and status, never by what it says."""
+    configure_logging(verbosity=verbosity)
+    ours, theirs = logging.getLogger("augury"), logging.getLogger("uvicorn")
+    theirs.handlers[:], theirs.propagate = ours.handlers, False
+    theirs.setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
 
 def _serve(server: Server, listener: socket.socket, *, is_verbose: bool) -> None:

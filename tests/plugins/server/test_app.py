@@ -85,6 +85,13 @@ def test_health_needs_no_key(strict_server):
     assert strict_server.client.get("/health").json() == {"status": "ok"}
 
 
+def test_requests_are_logged_where_the_log_is_wanted(server, strict_server):
+    server.client.get("/health")
+    strict_server.client.get("/health")
+    assert strict_server.wait_for('"GET /health HTTP/1.1" 200')
+    assert "GET /health" not in server.output
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_that_is_too_large_is_refused(strict_server, is_chunked):
     content = b" " * (1 << 20) + b"{}"

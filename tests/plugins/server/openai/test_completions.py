@@ -66,6 +66,11 @@ def test_what_cannot_be_done_is_a_bad_request(ai, more, told):
         ai.completions.create(**ASKED | more)
 
 
+def test_a_context_that_fills_up_is_a_limit(ai):
+    found = ai.completions.create(model="smollm2", prompt="word " * 500, extra_body={"ignore_eos": True})
+    assert (found.choices[0].finish_reason, found.usage.total_tokens) == ("length", 513)  # the last token needs no place
+
+
 def test_the_model_is_listed_by_all_its_names(ai):
     assert [model.id for model in ai.models.list()] == ["smollm2", "small"]
     assert ai.models.retrieve("small").owned_by == "augury"
