@@ -79,6 +79,7 @@ gpu-kit: dev
 	rm -rf $(KIT)
 	$(PIP) --group cuda
 	$(PIP) --target $(KIT)/site --no-deps --no-build-isolation .
+	rm -rf *.egg-info build/lib build/bdist.*  # entry points of this day, which would be read before the installed ones
 	$(PIP) --target $(KIT)/site --no-deps --python-version $(KIT_PYTHON) --only-binary=:all: \
 	  attrs cuda-bindings cuda-core cuda-pathfinder gguf jinja2 markupsafe numba-cuda packaging platformdirs pluggy pyyaml structlog \
 	  tqdm xxhash
