@@ -174,7 +174,7 @@ def request_params(args: argparse.Namespace) -> dict[str, Any]:
     names = (*sampling_options(), "samplers", "constraint", "logprobs")
     params = {name: value for name in names if (value := getattr(args, name)) is not None}
     params |= {name: value for name in ("stop", "min_tokens", "stop_token_ids") if (value := getattr(args, name))}
-    params |= args.keywords
+    params |= {key: read_text(value) if isinstance(value, Path) else value for key, value in args.keywords.items()}
     if args.n_predict > 0:
         params["max_tokens"] = args.n_predict
     if (breakers := args.dry_sequence_breakers) is not None:
@@ -198,15 +198,14 @@ class _SetOption(argparse.Action):
 
 
 class _SetKeyword(argparse.Action):
-    """Keeps a parameter of requests, or what a file says of it."""
+    """Keeps a parameter of requests, or the file that says it."""
 
     def __init__(self, *, keyword: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._keyword = keyword
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, _flag: str | None = None) -> None:
-        value = read_text(values) if isinstance(values, Path) else values
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest), self._keyword: value})
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest), self._keyword: values})
 
 
 def _first_line(plugin: type[Any]) -> str:

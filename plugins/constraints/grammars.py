@@ -58,8 +58,10 @@ class JsonSchema(Guided):
             self._schema = json.loads(self.options.schema)
         except ValueError as error:
             raise OptionError(f"json-schema: the schema is not JSON: {error}") from None
-        if not isinstance(self._schema, dict | bool):
-            raise OptionError(f"json-schema: the schema is {self.options.schema:.80}, expected an object, true or false")
+        if self._schema is True:
+            self._schema = {}
+        if not isinstance(self._schema, dict):
+            raise OptionError(f"json-schema: the schema is {self.options.schema:.80}, expected an object, or true for any JSON")
         return LLMatcher.grammar_from_json_schema(json.dumps(self._schema), overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
 
     def explained(self, error: str) -> str:

@@ -73,7 +73,8 @@ def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any
 def usage(results: Sequence[Result]) -> dict[str, Any]:
     """Tokens of a request; a prompt with several answers counts once."""
     prompt = results[0].stats
-    drafted, accepted = (sum(getattr(each.stats, name) for each in results) for name in ("n_drafted", "n_accepted"))
+    predicted = [each.stats.drafters["prediction"] for each in results if "prediction" in each.stats.drafters]
+    accepted = sum(each.accepted for each in predicted)
     completion = sum(len(each.tokens) for each in results)
     return {
         "prompt_tokens": prompt.n_prompt,
@@ -82,7 +83,7 @@ def usage(results: Sequence[Result]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": prompt.n_reused},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
+            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
         },
     }
 

@@ -111,8 +111,10 @@ class ChatFormat:
         names = () if tool_choice == "none" else tuple(each["name"] for each in described)
         is_reasoning = messages[-1].get("role") != "assistant" and self._begins_reasoning(kwargs)
         params: dict[str, Any] = {"messages": [_for_template(message) for message in messages]}
-        if names and self.tools is GENERIC:
-            params["messages"] = _told(described, params["messages"])
+        if self.tools is GENERIC:
+            params["messages"] = [_as_text(message) for message in params["messages"]]
+            if names:
+                params["messages"] = _told(described, params["messages"])
         elif names:
             params["tools"] = list(tools or ())
         tags = self.tags if self.may_reason else None
@@ -187,16 +189,16 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _told(described: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation for a template that knows no tools: a system message describes them, calls and results are text."""
+def _told(described: Sequence[Mapping[str, Any]], messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation for a template that knows no tools: a system message describes them."""
     text = _DESCRIPTION.format(tools="\n".join(json.dumps(each) for each in described))
-    told = [_as_text(message) for message in messages]
-    if told and told[0]["role"] == "system":
-        return [{**told[0], "content": f"{told[0].get('content') or ''}\n\n{text}"}, *told[1:]]
-    return [{"role": "system", "content": text}, *told]
+    if messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _as_text(message: Message) -> dict[str, Any]:
+    """A message for a template that knows no tools: calls and results are text."""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"The function returned: {message.get('content')}"}
     if calls := message.get("tool_calls"):

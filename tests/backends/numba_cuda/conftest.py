@@ -17,8 +17,3 @@ assert dialect.SIMULATED
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch):
     monkeypatch.setenv(SIMULATOR, "1")
-
-
-def pytest_ignore_collect(collection_path, config):
-    """What compiles for GPUs needs 0.8 GB of compilers, which are installed for `--full` alone."""
-    return True if collection_path.name == "test_machine_code.py" and not config.getoption("full") else None

@@ -21,14 +21,7 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 # biases, norms of heads, fused matrices, ropes that are scaled
 FAMILIES = ("llama-dense", "llama-fused", "llama-yarn", "qwen2-dense", "qwen3-dense", "phi3-dense", "mistral3-dense")
-QUICK = ("accounts for its memory",)
 TOKENS = np.random.default_rng(1).integers(0, N_VOCAB, 9).astype(np.int32)
-
-
-def pytest_generate_tests(metafunc):
-    if "check" in metafunc.fixturenames:  # the others take minutes
-        checks = [each for each in BACKEND_CHECKS if each.name in QUICK or metafunc.config.getoption("full")]
-        metafunc.parametrize("check", checks, ids=[each.name for each in checks])
 
 
 def loaded(file, backend, plan=None, **options):
@@ -44,6 +37,8 @@ def tiny(tmp_path_factory):
     return path
 
 
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 def test_a_backend_keeps_its_contracts(check):
     check.run(backend_subject("numba-cuda"))
 

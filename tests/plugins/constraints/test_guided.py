@@ -118,7 +118,8 @@ def test_a_keyword_asks_for_output_of_a_form(asked, form):
     ("asked", "told"),
     [
         ({"json_schema": '{"type":'}, "json-schema: the schema is not JSON: Expecting value: line 1 column 9"),
-        ({"json_schema": "[]"}, r"the schema is \[\], expected an object, true or false"),
+        ({"json_schema": "[]"}, r"the schema is \[\], expected an object, or true"),
+        ({"json_schema": False}, "the schema is false, expected an object, or true"),
         ({"json_schema": 3}, "json_schema is 3, expected a JSON schema"),
         ({"json_schema": {"type": "strin"}}, "json-schema: Invalid type: strin, at #/type"),
         (

@@ -170,6 +170,8 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     assert parse(called["content"], FORMATS["generic"], None).calls[0].arguments == '{"a": 1}'
     assert result == {"role": "user", "content": "The function returned: noon"}
     assert "tools" not in params
+    for none in ({}, {"tools": TOOLS, "tool_choice": "none"}):  # what was called before is text all the same
+        assert planned("<|im_start|>", messages=talk, **none).params["messages"] == [asked, called, result]
     briefed = planned("", messages=[{"role": "system", "content": "Be short."}, *ASKED], tools=TOOLS).params["messages"]
     assert briefed[0]["content"].startswith("Be short.\n\nYou may call")
 
