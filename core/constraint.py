@@ -35,8 +35,9 @@ class Constraint(Plugin, ABC):
     nobody else; what it raises there is the caller's. All other calls come from the engine's thread, one at a time.
 
     An instance follows the output token by token and never goes back: a drafted token is accepted when the target has chosen
-    it, and only then. If a method raises, returns something else than it should, or takes longer than `spec_timeout` twice, the
-    request ends with a `PluginError` that names the method; other requests go on.
+    it, and only then. A method may raise `UnsupportedError` where the output cannot go on, as when no token begins what must
+    follow; the request ends with it. If a method raises something else, returns something else than it should, or takes
+    longer than `spec_timeout` twice, the request ends with a `PluginError` that names the method; other requests go on.
 
     Attributes:
         keyword: The parameter of requests that asks for this constraint by one value, such as `json_schema`, if there is one.

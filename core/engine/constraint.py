@@ -10,7 +10,7 @@ import numpy as np
 
 from augury.constraint import Constraint, ConstraintSession
 from augury.engine.guard import SlowCalls, describe
-from augury.errors import AuguryError, OptionError, PluginError
+from augury.errors import AuguryError, OptionError, PluginError, UnsupportedError
 from augury.options import build, parse_specs
 from augury.registry import Registry
 
@@ -147,6 +147,8 @@ class ConstraintGuard:
         start = perf_counter()
         try:
             result = call()
+        except UnsupportedError as raised:  # said on purpose: this model, or this text, cannot go on as is asked
+            raise UnsupportedError(f"constraint {self.name}: {raised}") from raised
         except BaseException as raised:  # SystemExit and KeyboardInterrupt, too: they are not meant for the engine's thread
             raise self._failed(method, raised) from raised
         seconds = perf_counter() - start

@@ -37,7 +37,7 @@ from augury.engine.sampling_step import (
     typical,
     xtc,
 )
-from augury.errors import OptionError, PluginError
+from augury.errors import OptionError, PluginError, UnsupportedError
 from augury.passes import ArrayPass, Pass
 
 __all__ = ["Sampler"]
@@ -184,7 +184,7 @@ class Sampler:
         """
         try:
             ids, values = self._candidates(logits, row, history, index)
-        except (OptionError, PluginError) as error:  # the end of the request, if it comes as far as this token
+        except (OptionError, PluginError, UnsupportedError) as error:  # the request's end, if it comes as far as this token
             self.error = error
             return _NO_TOKEN, np.ones(1)
         if not len(ids) or not np.isfinite(values[0]):

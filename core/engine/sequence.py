@@ -16,7 +16,7 @@ from augury.engine.sampler import Sampler
 from augury.engine.sampling import SamplingParams
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
-from augury.errors import ModelFileError, PluginError
+from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.passes import Pass
 from augury.text.text_stream import TextStream
 from augury.text.tokenizer import Tokenizer
@@ -155,7 +155,7 @@ class Sequence:
             return None
         try:
             nodes = _possible(draft, self._constraint.n_allowed)
-        except PluginError as error:
+        except (PluginError, UnsupportedError) as error:
             self.fail(error)
             nodes = np.arange(0)
         return None if len(nodes) == len(draft) else nodes
@@ -277,7 +277,7 @@ class Sequence:
             return False
         try:
             self._constraint.follow(self.history, self.n_emitted)
-        except PluginError as error:
+        except (PluginError, UnsupportedError) as error:
             self.fail(error)
         return self._constraint.n_complete == self.n_emitted
 

@@ -73,8 +73,9 @@ def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any
 def usage(results: Sequence[Result]) -> dict[str, Any]:
     """Tokens of a request; a prompt with several answers counts once."""
     prompt = results[0].stats
-    predicted = [each.stats.drafters["prediction"] for each in results if "prediction" in each.stats.drafters]
-    accepted = sum(each.accepted for each in predicted)
+    # others draft the predicted text too once they have seen it
+    predicted = [each.stats for each in results if "prediction" in each.stats.drafters]
+    accepted = sum(each.n_accepted for each in predicted)
     completion = sum(len(each.tokens) for each in results)
     return {
         "prompt_tokens": prompt.n_prompt,
@@ -83,7 +84,7 @@ def usage(results: Sequence[Result]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": prompt.n_reused},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
+            "rejected_prediction_tokens": sum(each.n_drafted for each in predicted) - accepted,
         },
     }
 

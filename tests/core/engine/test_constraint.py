@@ -10,7 +10,7 @@ from vocabularies import tiny
 from augury.constraint import Constraint
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.request import make_request
-from augury.errors import OptionError, PluginError
+from augury.errors import OptionError, PluginError, UnsupportedError
 from augury.hookspecs import hookimpl
 from augury.options import NoOptions
 from augury.registry import Registry
@@ -179,15 +179,17 @@ def failing(method, error):
 
 
 @pytest.mark.parametrize("drafter", [None, scripted(0, 3, 2, 1, EOS)])
-@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3)])
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), UnsupportedError("no token begins what must follow")])
 @pytest.mark.parametrize("method", ["allowed", "accept"])
 def test_a_failing_constraint_ends_its_own_request_alone_and_is_named(method, error, drafter):
+    is_meant = isinstance(error, UnsupportedError)
+    told = "constraint failing: no token" if is_meant else f"constraint failing failed in `{method}`: {type(error).__name__}"
     with toy_engine() as engine:
         plain = engine.generate([4, 5], max_tokens=12, **GREEDY).tokens
     with engine_with(failing(method, error), slots=2, tokenizer=TOKENIZER, drafter=drafter) as engine:
         other = engine.submit([4, 5], max_tokens=12, ignore_eos=True, speculative=False, **GREEDY)
         broken = engine.submit([0], constraint="failing", **GREEDY)
-        with pytest.raises(PluginError, match=f"constraint failing failed in `{method}`: {type(error).__name__}"):
+        with pytest.raises(UnsupportedError if is_meant else PluginError, match=told):
             broken.result()
         assert [piece.token for piece in broken._channel.unread] == [3]
         assert other.result().tokens[:3] == plain[:3]
