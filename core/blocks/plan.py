@@ -45,7 +45,7 @@ class Layer:
     sees in place of x the mean of x and of all that was put aside by layers before, weighed by softmax of the sums of their
     norms; with `feed_forward_mix` the feed-forward does.
 
-    Afterwards x *= scale, x += skip * (what the embedding gave), and x = norm(x), where there is such.
+    Afterwards `x *= scale`, then `x += skip * e`, where e is what the embedding gave, and `x = norm(x)`, where there is such.
     """
 
     mixer: Mixer | None
