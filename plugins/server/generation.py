@@ -44,6 +44,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout_s
         self._is_expired = False
+        self._ended: set[int] = set()  # answers that a token ended
 
     @classmethod
     async def begin(cls, server: Server, asked: Sequence[Mapping[str, Any]]) -> Generation:
@@ -65,13 +66,13 @@ class Generation:
 
         Raises:
             AuguryError: One of them failed.
-            RequestError: The time is up.
+            RequestError: The time is up, or the server ends.
         """
         watching = asyncio.create_task(self._cancel_on_disconnect(http))
         try:
             if until is None:
                 with self._limited():
-                    return [self._whole(await running) for running in self._runnings]
+                    return [self._whole(i, await running) for i, running in enumerate(self._runnings)]
             found = {i: piece async for i, piece in self.pieces(until) if isinstance(piece, Result)}
             return [found[i] for i in range(len(found))]
         finally:
@@ -84,7 +85,7 @@ class Generation:
                 async for token in self._runnings[0]:
                     yield 0, token
                     self._end_with(until, 0, token)
-                yield 0, self._whole(self._runnings[0].result())
+                yield 0, self._whole(0, self._runnings[0].result())
                 return
             found: asyncio.Queue[Any] = asyncio.Queue()
             tasks = [asyncio.create_task(_forward(i, running, found)) for i, running in enumerate(self._runnings)]
@@ -96,7 +97,7 @@ class Generation:
                         raise piece
                     if isinstance(piece, Result):
                         n_left -= 1
-                        self._whole(piece)
+                        self._whole(i, piece)
                     yield i, piece
                     self._end_with(until, i, piece)
             finally:
@@ -105,6 +106,7 @@ class Generation:
 
     def _end_with(self, until: Until | None, i: int, piece: Token | Result) -> None:
         if until is not None and isinstance(piece, Token) and until(i, piece):
+            self._ended.add(i)
             self._runnings[i].cancel()
 
     def cancel(self) -> None:
@@ -126,11 +128,13 @@ class Generation:
             timer.cancel()
             self.cancel()
 
-    def _whole(self, result: Result) -> Result:
-        if self._is_expired and result.finish_reason == "cancelled":
+    def _whole(self, i: int, result: Result) -> Result:
+        if result.finish_reason != "cancelled" or i in self._ended:
+            return result
+        if self._is_expired:
             told = f"the request took longer than the {self._timeout_s:g} s that the server allows (--timeout)"
             raise RequestError(504, told, code="timeout")
-        return result
+        raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
 
     async def _cancel_on_disconnect(self, http: Request) -> None:
         while (await http.receive())["type"] != "http.disconnect":
