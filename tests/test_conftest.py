@@ -40,6 +40,7 @@ def suite(pytester):
     return lambda *words: pytester.runpytest_subprocess("-v", *words)
 
 
+@pytest.mark.sample(0)
 def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_can_be_asked_for(suite):
     ended = suite()
     ended.assert_outcomes(passed=9, deselected=4)

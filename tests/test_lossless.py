@@ -66,7 +66,7 @@ def plain(backend, n, way, cache_type="f16"):
         return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, n, way)]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("slots", "threads"), [(1, 1), (1, 2), (4, 2)])
 @pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))

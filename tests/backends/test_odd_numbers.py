@@ -29,7 +29,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 @pytest.mark.parametrize(("name", "cache_type"), CASES.items(), ids=CASES)
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))

@@ -282,7 +282,7 @@ def of_reference(name):
     return rows(model, run_of(some_tokens(24)))
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_part_is_computed_as_the_reference_does(backend, name):

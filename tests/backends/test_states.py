@@ -174,7 +174,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.sample(40)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_shows(model, fault, monkeypatch):
     forward = model.forward

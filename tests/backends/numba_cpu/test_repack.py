@@ -25,6 +25,7 @@ def bits(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).view(np.uint32)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
 def test_a_packed_row_dequantises_to_the_bits_of_ggml(kind):
     source = weights.random_weights(np.random.default_rng(1), kind, 70, 768)

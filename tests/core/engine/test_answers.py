@@ -18,6 +18,7 @@ def outputs(results):
     return [[(piece.token, piece.logprob) for piece in result.pieces] for result in results]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("spec_type", ["none", "suffix"])
 @pytest.mark.parametrize("slots", [1, 3, 4])
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_embeddings_are_those_of_llama_cpp(backend, name):
             assert np.allclose(engine.embed(tokens, pooling=pooling), found / lengths, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
 def test_a_text_has_the_same_embedding_alone_and_among_others(engine, pooling):
     together = engine.embed(TEXTS, pooling=pooling)

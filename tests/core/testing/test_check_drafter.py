@@ -46,6 +46,7 @@ def check(name, drafter):
     CHECKS[name](drafter_subject(drafter, backends=("toy",)))
 
 
+@pytest.mark.sample(0)
 def test_an_honest_drafter_passes_and_its_drafts_are_counted():
     report = check_drafter(Honest, {"n": 6}, backends=("toy",))
     assert report.n_drafted > report.n_accepted > 0

@@ -78,7 +78,7 @@ def test_quantised_matrices_of_heads_in_one_tensor_are_near_the_reference():
     assert nmse(logits, right) < 1e-3
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("name", ORACLES)
 def test_whatever_a_file_says_there_is_a_good_plan_or_an_error_of_ours(name):
     file = tiny_file(name)

@@ -363,6 +363,7 @@ ANY_VALUE = st.one_of(
 MATTERS = re.compile("rope|attention|length|count|scale|cap|loop|hrm|layer")
 
 
+@pytest.mark.sample(0)
 @settings(max_examples=300)
 @given(data=st.data(), name=st.sampled_from(ORACLES))
 def test_whatever_the_metadata_says_there_is_a_plan_or_an_error_of_ours(data, name):

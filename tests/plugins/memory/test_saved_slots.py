@@ -91,6 +91,7 @@ def answer(engine, text, n):
     return list(result.tokens), [piece.logprob for piece in result.pieces], result.stats.n_reused
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("cache_types", [("f16", "f16"), ("q8_0", "q4_0")], ids="-".join)
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu", *TOYS])
 def test_a_prefix_is_taken_up_by_the_next_engine(backend, cache_types, tmp_path):
