@@ -79,7 +79,7 @@ def plain(way):
     return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(way, threads=1, spec_type="none")]
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("is_fixed", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))

@@ -81,7 +81,7 @@ def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way)
         assert accepted > 0 if way == "greedy" else drafted > accepted, "the test must see right and wrong drafts"
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("drafter", ["auto", "suffix", "draft-model", "self-spec layers", "a chain"])
@@ -93,7 +93,7 @@ def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, 
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == right
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -45,7 +45,7 @@ def answers(engine, n=40, prompts=PROMPTS, **how):
     return [(list(result.tokens), [piece.logprob for piece in result.pieces]) for result in results]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spec", SPECS)
@@ -140,7 +140,7 @@ def test_what_is_restored_replayed_and_computed_again_is_counted(way):
         )
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("n_before", [20, 21, 22, 23])  # drafters' own passes among them
 @pytest.mark.parametrize("way", WAYS)
 def test_a_full_context_a_cancelled_request_and_a_failed_pass_leave_nothing_behind(way, n_before):

@@ -138,7 +138,7 @@ def models(backend, name):
     return real(backend, name, 3), real(backend, name, 1)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("manager", ["checkpoints", "few copies", "restored"])
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 @pytest.mark.parametrize("name", RECURRENT)

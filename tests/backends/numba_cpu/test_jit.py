@@ -62,6 +62,7 @@ def test_a_second_process_takes_kernels_from_the_cache(start, tmp_path):
     assert answer(start(tmp_path / "cache")) == (FROM_CACHE, "")
 
 
+@pytest.mark.sample(0)
 def test_of_processes_that_start_at_once_one_compiles_each_kernel(start, tmp_path):
     processes = [start(tmp_path / "cache") for _ in range(3)]
     for process in processes:

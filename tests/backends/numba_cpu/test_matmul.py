@@ -54,7 +54,7 @@ def assert_close(y: np.ndarray, x: np.ndarray, w: np.ndarray, tolerance: float) 
     assert np.all(np.abs(y - x @ w.T) <= tolerance * scale + 1e-30)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @every_kind
 @pytest.mark.parametrize("n", [1, 3, 40])
 def test_a_product_is_that_of_the_rounded_activations_in_float64(kind, n):
@@ -64,7 +64,7 @@ def test_a_product_is_that_of_the_rounded_activations_in_float64(kind, n):
     assert_close(multiply(matrix, x), operand, w, 1e-6)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @every_kind
 def test_a_product_is_near_that_of_the_activations_themselves(kind):
     matrix, w = random_matrix(kind, 3)

@@ -158,6 +158,7 @@ def told(model):
     return [*found, model.forward(run_of([9], slot=1, start=4)).rows()]
 
 
+@pytest.mark.sample(0)
 def test_graphs_and_single_launches_give_what_the_simulator_gives(driver, tmp_path, monkeypatch):
     write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
     found = []

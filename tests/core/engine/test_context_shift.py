@@ -35,7 +35,7 @@ def by_hand(engine, n_keep, n, way):
     return results
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("spec", [{"spec_type": "none"}, {"spec_type": "self-spec:mode=layers,layers=1,p_min=0.05"}])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("n_keep", [0, 3, -1, 100])

@@ -387,6 +387,7 @@ def test_a_costly_drafter_is_asked_for_as_much_as_is_used_and_no_cheap_one_is_le
     assert len([event for event in cheap.events if event[0] == "draft"]) == stats["cheap"].calls
 
 
+@pytest.mark.sample(0)
 def test_rejection_keeps_the_distribution_of_the_target():
     """The second token of many requests, whose draft is drawn from something else than the target."""
 

@@ -126,6 +126,7 @@ def test_a_pass_that_is_none_is_told_of():
         check.run(backend_subject(backend_with(logits=lambda *_: None)))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("told", "name"), list(zip(MUTANTS, CHECKS, strict=True)))
 def test_a_broken_promise_is_found_out(told, name):
     (check,) = (check for check in BACKEND_CHECKS if name in check.name)

@@ -186,7 +186,7 @@ class Reading(Honest):
         return super().draft(history, limit)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("drafter", [Stepping, Reading])
 def test_a_drafter_that_begins_in_steps_or_reads_hidden_states_passes(name, drafter):
@@ -386,7 +386,7 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         ("leaves sampled output as it is", Short, "IndexError: index -3 is out of bounds"),
     ],
 )
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 def test_a_broken_promise_is_found_out(name, drafter, told):
     with pytest.raises(ContractError, match=re.escape(told)) as found:
         check(name, drafter)
@@ -394,6 +394,7 @@ def test_a_broken_promise_is_found_out(name, drafter, told):
     assert "See " in str(found.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [REJECTION, DISTRIBUTION])
 def test_what_is_drawn_as_it_says_is_no_breach(name):
     check(name, Drawing)

@@ -169,6 +169,7 @@ class Rewinding(Contiguous):
         return attrs.evolve(step, mark=step.mark - 1, replay=(int(self._slots[slot].tokens[step.mark - 1]),))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("manager", "told"),
     [

@@ -124,6 +124,7 @@ def test_numbers_of_numpy_are_token_ids():
     assert tokenizer.decode(np.array(tokenizer.encode("Hello world"), np.int32)) == "Hello world"
 
 
+@pytest.mark.sample(0)
 def test_a_megabyte_is_encoded_whole():
     text = ("def f(x):\n    return x  # größer\n\n" * 30_000)[:1_000_000]
     for name in ("qwen2", "llama-spm", "user-defined"):

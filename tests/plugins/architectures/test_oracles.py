@@ -32,7 +32,7 @@ def test_every_architecture_has_an_oracle():
     assert {architecture_of(name) for name in ORACLES} == set(REGISTRY.architectures)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("backend", "name"), CASES)
 def test_logits_are_those_of_llama_cpp(backend, name):
     tokens, right = expected(name)
@@ -60,6 +60,7 @@ def test_tokens_one_by_one_or_in_a_tree_give_the_same_bits(backend, name):
         assert np.array_equal(model.forward(tree_of(pairs, parents, slot=2)).rows()[::2], at_once)
 
 
+@pytest.mark.sample(0)
 def test_quantised_matrices_of_heads_in_one_tensor_are_near_the_reference():
     narrow = {
         "minicpm3.rope.dimension_count": 64,

@@ -76,6 +76,7 @@ def test_figures_are_those_of_the_requests():
     assert (load.quantile("first_s", 0.5), load.quantile("token_s", 0.95)) == (pytest.approx(0.6), 0.1)
 
 
+@pytest.mark.sample(0)
 def test_two_servers_are_compared_by_what_their_clients_see(capsys):
     words = ["-m", here()[1], "-t", 1, "-c", 64]
     with serving(*words, "-np", 2) as other:

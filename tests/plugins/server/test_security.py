@@ -168,6 +168,7 @@ def test_with_a_certificate_nothing_is_answered_in_the_clear(tls_server, certifi
         httpx.get(f"{tls_server.url}/health".replace("https", "http"))
 
 
+@pytest.mark.sample(0)
 def test_a_hostile_template_ends_its_request_alone(tls_server, certificate):
     with httpx.Client(base_url=tls_server.url, verify=ssl.create_default_context(cafile=certificate[1]), timeout=60) as client:
         for content, told in (("out", "SecurityError"), ("on", "2 s of processor time")):

@@ -158,6 +158,7 @@ def test_requests_that_come_together_wake_a_server_once_and_keep_it_awake():
     asyncio.run(both())
 
 
+@pytest.mark.sample(0)
 def test_a_model_that_cannot_be_loaded_again_ends_the_server():
     server, is_told = sleeping_server([AuguryError("the file has gone")]), []
     server.on_failure = lambda: is_told.append(True)
