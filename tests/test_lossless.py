@@ -94,7 +94,7 @@ def test_output_is_that_of_plain_decoding_whatever_the_planner_chooses(drafter, 
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["greedy", "sampled", "penalised"])
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_passes_of_the_first_layers_leave_what_a_tree_left_to_be_moved(backend, slots, way, monkeypatch):
