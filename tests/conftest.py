@@ -22,7 +22,7 @@ from augury.testing.counts import miscounts
 SEED = 12
 
 # no deadlines, for how long an example takes says more about the machine than about the code
-for name, n_examples in (("sample", 15), ("full", 300)):
+for name, n_examples in (("sample", 20), ("full", 300)):
     settings.register_profile(name, max_examples=n_examples, deadline=None, derandomize=True, database=None)
 
 
