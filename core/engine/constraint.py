@@ -28,8 +28,8 @@ def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConst
             `{"name": {"key": value, ...}}`, and the constraints' own keywords.
 
     Raises:
-        PluginError: There is no such constraint.
-        OptionError: It is not of that form, an option is unknown or out of range, or two constraints are asked for.
+        OptionError: There is no such constraint, it is not of that form, an option is unknown or out of range, or two
+            constraints are asked for.
     """
     keywords = {found.keyword: found for found in registry.constraints.values() if found.keyword is not None}
     asked = {name: params.pop(name, None) for name in ("constraint", *keywords)}
@@ -50,7 +50,10 @@ def choose_constraint(registry: Registry, params: dict[str, Any]) -> ChosenConst
     if len(named) != 1 or not isinstance(named[0][0], str) or not hasattr(named[0][1], "items"):
         raise OptionError(f"constraint is {value!r}, expected one, as 'name:key=value' or {{'name': {{'key': value}}}}")
     ((name, values),) = named
-    found: type[Constraint] = registry.find("constraint", name)
+    try:
+        found: type[Constraint] = registry.find("constraint", name)
+    except PluginError as error:  # a request names it, not whoever installed the plugins
+        raise OptionError(str(error)) from None
     return _with_options(found, values, f"constraint {found.name}")
 
 

@@ -164,7 +164,6 @@ def make_request(
         tokenizer: The model's, or None.
 
     Raises:
-        PluginError: There is no such constraint.
         OptionError: An argument is unknown, has the wrong type or is out of range.
         UnsupportedError: It needs a tokenizer, and there is none.
     """

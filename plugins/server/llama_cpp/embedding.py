@@ -24,7 +24,7 @@ class EmbeddingRequest(RequestFields):
     """Texts, or token ids."""
 
     content: Prompt = Field(validation_alias=AliasChoices("content", "input", "prompt"))
-    embd_normalize: int = Field(2, ge=-1, description="-1: not at all, 0: to the largest component, p: to the p-norm 1")
+    embd_normalize: int = Field(2, ge=-1, lt=2**31, description="-1: not at all, 0: to the largest component, p: to the p-norm 1")
     pooling: Literal["mean", "last", "cls", "none"] | None = None
 
 
@@ -52,5 +52,8 @@ def normalized(vector: np.ndarray, p: int) -> np.ndarray:
     if p < 0:
         return vector
     values = vector.astype(np.float64)
-    length = np.abs(values).max() / _LARGEST if p == 0 else np.linalg.norm(values, p)
-    return (values / length if length > 0 else values).astype(np.float32)
+    largest = np.abs(values).max()
+    if largest > 0:
+        values /= largest  # so that no power overflows
+        values *= _LARGEST if p == 0 else 1 / np.linalg.norm(values, p)
+    return values.astype(np.float32)

@@ -98,7 +98,7 @@ def test_it_is_named_by_text_or_mapping_and_ends_what_is_complete(wish):
 @pytest.mark.parametrize(
     ("wish", "error", "told"),
     [
-        ("toy-residue", PluginError, "no constraint 'toy-residue'; did you mean 'toy-residues'"),
+        ("toy-residue", OptionError, "no constraint 'toy-residue'; did you mean 'toy-residues'"),
         ("toy-residues:modulus=0", OptionError, "constraint toy-residues: modulus is '0', expected at least 1"),
         ({"toy-residues": {"mod": 2}}, OptionError, "there is no option 'mod'"),
         ({"toy-residues": None}, OptionError, "expected one, as 'name:key=value' or"),
