@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
+import time
 
 from augury.errors import CapacityError, UnsupportedError
 from augury.types import Result, Summary, Token
@@ -14,16 +14,17 @@ class Running:
 
     def __init__(self, text, finish_reason):
         self._words, self._finish_reason = text.upper().splitlines(keepends=True), finish_reason
-        self._is_cancelled = threading.Event()
+        self._is_cancelled = False  # no Event: Ctrl-C inside its `wait` can leave its lock taken
 
     def __iter__(self):
         for word in self._words:
             yield Token(1, word, "ngram-simple")
-        while self._words == ["STORY"] and not self._is_cancelled.wait(0.05):
+        while self._words == ["STORY"] and not self._is_cancelled:
+            time.sleep(0.05)
             yield Token(1, "")
 
     def cancel(self):
-        self._is_cancelled.set()
+        self._is_cancelled = True
         self._finish_reason = "cancelled"
 
     def result(self):

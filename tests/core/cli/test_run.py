@@ -90,7 +90,7 @@ def test_a_constraint_is_a_flag_and_a_line_s_own_comes_first(capsys, tmp_path, m
     ]
     assert (code, told) == (0, [[0, 1, 2]] * 2)
     code, _, err = run(capsys, "run", *GREEDY, "--constraint", "toy-residue", "--prompt-tokens", "1")
-    assert (code, "did you mean 'toy-residues'" in err) == (1, True)
+    assert (code, "did you mean 'toy-residues'" in err) == (2, True)
 
 
 def test_texts_of_the_other_lines_are_written(capsys, tmp_path):
