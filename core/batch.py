@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -11,7 +11,10 @@ from attrs import frozen
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
 
-__all__ = ["Batch", "Feed", "Step", "Tree", "check_accepted", "check_drafted", "check_layers"]
+if TYPE_CHECKING:
+    from augury.interfaces import Model
+
+__all__ = ["Batch", "Feed", "Step", "Tree", "check_batch"]
 
 _NO_DRAFT = Draft()
 
@@ -183,12 +186,41 @@ class Tree:
         return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
 
 
-def check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> None:
-    """Refuse `Batch.layers`, `hidden` and `features` that a model, with `Model.features`, does not have.
+def check_batch(batch: Batch, model: Model, n_tokens: int) -> None:
+    """Refuse a pass that a model does not have the positions, slots, tokens, layers or features for: kernels do not look.
+
+    Args:
+        batch: The pass. With `parents` its `Tree` checks these.
+        model: Whose `info`, `state_spec` and `features` say what there is.
+        n_tokens: Token ids that the embedding knows; logits may be of fewer or of more.
 
     Raises:
-        OptionError: There is such a thing.
+        CapacityError: A position, slot or cell does not exist, or a slot has more drafted tokens than are kept aside.
+        OptionError: The same of a token, layer or feature, or certain and drafted tokens are out of order.
     """
+    spec = model.state_spec
+    if _is_outside(batch.positions, spec.n_ctx):
+        raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
+    if _is_outside(batch.slots, spec.n_slots):
+        raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
+    if _is_outside(batch.tokens, n_tokens):
+        raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_tokens - 1}")
+    if batch.layers is not None or batch.hidden is not None or batch.features:
+        _check_layers(batch, model.info, model.features)
+    if batch.accepted is not None and len(batch.accepted):
+        _check_accepted(batch.accepted, spec)
+    if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):
+        _check_drafted(batch, spec.draft_max)
+
+
+def _is_outside(indices: np.ndarray, n: int) -> bool:
+    if len(indices) == 1:  # reductions take longer than all else that Python does for a pass of one token
+        return not 0 <= indices.item() < n
+    # one reduction, not two, for this is done thrice a pass: negative numbers are large as unsigned ones
+    return bool(len(indices) and indices.view(np.uint32).max() >= n)
+
+
+def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> None:
     first, end = batch.layers or (0, info.n_layers)
     if not 0 <= first < end <= info.n_layers:
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}")
@@ -205,20 +237,9 @@ def check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> 
             raise OptionError(f"feature {name!r} of a pass through layers {first} to {end}; the model has {known}")
 
 
-def check_drafted(batch: Batch, n_most: int) -> None:
-    """Refuse `Batch.is_drafted` and `parents` that a state per sequence cannot follow; a `Tree` of the batch is right.
-
-    Args:
-        batch: Of a model with a state per sequence.
-        n_most: Drafted tokens of a slot that can be kept aside.
-
-    Raises:
-        OptionError: A certain token follows a drafted one, or certain tokens branch.
-        CapacityError: A slot has more drafted tokens.
-    """
+def _check_drafted(batch: Batch, n_most: int) -> None:
+    """Refuse what a state per sequence, of which so many drafted tokens of a slot are kept aside, cannot follow."""
     slots, is_drafted, parents = batch.slots, batch.is_drafted, batch.parents
-    if is_drafted is None and parents is None:
-        return
     order = np.argsort(slots, kind="stable")
     drafted = np.zeros(len(slots), bool) if is_drafted is None else is_drafted[order]
     is_first = np.diff(slots[order], prepend=-1) != 0
@@ -236,12 +257,7 @@ def check_drafted(batch: Batch, n_most: int) -> None:
             raise OptionError("certain tokens of a slot branch, or a draft starts before the last of them; expected a chain")
 
 
-def check_accepted(accepted: np.ndarray, spec: StateSpec) -> None:
-    """Refuse `Batch.accepted` (m, 3) of cells that do not exist.
-
-    Raises:
-        CapacityError: There is such a cell.
-    """
+def _check_accepted(accepted: np.ndarray, spec: StateSpec) -> None:
     is_inside = (accepted >= 0) & (accepted < (spec.n_slots, spec.n_ctx, spec.n_ctx))
     if not is_inside.all():
         slot, cell, position = accepted[int(is_inside.all(axis=1).argmin())]

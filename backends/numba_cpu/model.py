@@ -18,8 +18,8 @@ from augury.backends.numba_cpu.sequences import Sequences
 from augury.backends.numba_cpu.tape import PRIVATE_TOKENS
 from augury.backends.numba_cpu.team import Team
 from augury.backends.numba_cpu.weights import Weights
-from augury.batch import Tree, check_accepted, check_drafted, check_layers
-from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.batch import Tree, check_batch
+from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
 from augury.types import Allocation, ModelInfo
 
@@ -93,10 +93,13 @@ class NumbaCpuModel(Model):
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
-        self._check(batch)
+        if self._is_closed:
+            raise AuguryError(f"model {self.info.name!r} is closed")
+        check_batch(batch, self, self._n_tokens_known)
+        if batch.layers is not None:
+            self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         if batch.accepted is not None and len(batch.accepted):
-            check_accepted(batch.accepted, self.state_spec)
             moves = np.ascontiguousarray(batch.accepted, np.int64)
             if self._sequences is not None:  # where all that were accepted are named, whether they move or not
                 moves = moves[moves[:, 1] != moves[:, 2]]
@@ -240,9 +243,7 @@ class NumbaCpuModel(Model):
         self._team.run(program.records)
 
     def _begin_sequences(self, sequences: Sequences, batch: Batch, order: np.ndarray | None) -> None:
-        """Check what a batch, whose tokens are taken in this order, does to states, and do what is to be done before it."""
-        assert self.state_spec.draft_max is not None
-        check_drafted(batch, self.state_spec.draft_max)
+        """Do what is to be done to states before a batch, whose tokens are taken in this order."""
         is_drafted = batch.is_drafted if order is None or batch.is_drafted is None else batch.is_drafted[order]
         sequences.begin(batch, is_drafted)
         if (runs := sequences.first(batch)) is not None:
@@ -250,29 +251,3 @@ class NumbaCpuModel(Model):
             state = self._team.state
             state[offsets.N_TOKENS // 8], state[offsets.N_SEGMENTS // 8] = 0, len(runs)
             self._team.run(self._states.records)
-
-    def _check(self, batch: Batch) -> None:
-        """Refuse what would be read or written beside an array: kernels do not look."""
-        if self._is_closed:
-            raise AuguryError(f"model {self.info.name!r} is closed")
-        spec = self.state_spec
-        if _is_outside(batch.positions, spec.n_ctx):
-            raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
-        if _is_outside(batch.slots, spec.n_slots):
-            raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
-        if _is_outside(batch.tokens, self._n_tokens_known):
-            message = (
-                f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {self._n_tokens_known - 1}"
-            )
-            raise OptionError(message)
-        if batch.layers is not None or batch.hidden is not None or batch.features:
-            check_layers(batch, self.info, self.features)
-        if batch.layers is not None:
-            self._plan.check_start(batch.layers[0])
-
-
-def _is_outside(indices: np.ndarray, n: int) -> bool:
-    if len(indices) == 1:  # reductions take longer than all else that Python does for a pass of one token
-        return not 0 <= indices.item() < n
-    # one reduction, not two, for this is done thrice a pass: negative numbers are large as unsigned ones
-    return bool(len(indices) and indices.view(np.uint32).max() >= n)

@@ -11,8 +11,8 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.passes import Chooser, DevicePass
 from augury.backends.numba_cuda.tape import tokens_of
-from augury.batch import Tree, check_accepted, check_layers
-from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.batch import Tree, check_batch
+from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
 
@@ -49,7 +49,9 @@ class CudaModel(Model):
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
-        self._check(batch)
+        if self._is_closed:
+            raise AuguryError(f"model {self.info.name!r} is closed")
+        check_batch(batch, self, self._n_tokens_known)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         self._move(batch)
         n, n_rows = len(batch.tokens), len(batch.rows)
@@ -125,7 +127,6 @@ class CudaModel(Model):
         """Move the cells of what was accepted."""
         if batch.accepted is None or not len(batch.accepted):
             return
-        check_accepted(batch.accepted, self.state_spec)
         for start in range(0, len(batch.accepted), MAX_TOKENS):
             some = np.ascontiguousarray(batch.accepted[start : start + MAX_TOKENS], np.int32)
             self._device.write(self._moves, some)
@@ -160,22 +161,3 @@ class CudaModel(Model):
             self._is_closed = True
             self._programs.clear()
             self._device.close()
-
-    def _check(self, batch: Batch) -> None:
-        """Refuse what would be read or written beside an array: kernels do not look."""
-        if self._is_closed:
-            raise AuguryError(f"model {self.info.name!r} is closed")
-        spec = self.state_spec
-        if _is_outside(batch.positions, spec.n_ctx):
-            raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
-        if _is_outside(batch.slots, spec.n_slots):
-            raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
-        if _is_outside(batch.tokens, self._n_tokens_known):
-            known = f"expected ids from 0 to {self._n_tokens_known - 1}"
-            raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, {known}")
-        if batch.layers is not None or batch.hidden is not None or batch.features:
-            check_layers(batch, self.info, self.features)
-
-
-def _is_outside(indices: np.ndarray, n: int) -> bool:
-    return bool(len(indices) and indices.view(np.uint32).max() >= n)  # negative numbers are large as unsigned ones

@@ -10,9 +10,9 @@ from augury.backends.reference.blocks import STATELESS, each_normed, embed, laye
 from augury.backends.reference.cache import SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.mixers import CACHES, MIXERS
-from augury.batch import Tree, check_accepted, check_drafted, check_layers
+from augury.batch import Tree, check_batch
 from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
-from augury.errors import AuguryError, CapacityError, OptionError
+from augury.errors import AuguryError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
 from augury.types import Allocation
@@ -54,12 +54,9 @@ class ReferenceModel(Model):
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
         weights = self._open()
-        self._check(batch)
+        check_batch(batch, self, self._plan.embedding.n_vocab)
+        self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
-        if batch.accepted is not None:
-            check_accepted(batch.accepted, self.state_spec)
-        if self.state_spec.draft_max is not None:
-            check_drafted(batch, self.state_spec.draft_max)
         for cache in self._caches.values():
             cache.begin(batch)
         embedded = embed(self._plan.embedding, weights, batch)
@@ -145,19 +142,3 @@ class ReferenceModel(Model):
         if self._weights is None:
             raise AuguryError(f"model {self.info.name!r} is closed")
         return self._weights
-
-    def _check(self, batch: Batch) -> None:
-        """Refuse what would be written beside the slots or read beside the embedding."""
-        spec, n_vocab = self.state_spec, self._plan.embedding.n_vocab
-        if _is_outside(batch.positions, spec.n_ctx):
-            raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
-        if _is_outside(batch.slots, spec.n_slots):
-            raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
-        if _is_outside(batch.tokens, n_vocab):
-            raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_vocab - 1}")
-        check_layers(batch, self.info, self.features)
-        self._plan.check_start(0 if batch.layers is None else batch.layers[0])
-
-
-def _is_outside(indices: np.ndarray, n: int) -> bool:
-    return bool(len(indices) and (indices.min() < 0 or indices.max() >= n))

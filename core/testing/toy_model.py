@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from augury.batch import Batch, check_layers
-from augury.errors import AuguryError, CapacityError, OptionError, UnsupportedError
+from augury.batch import Batch, check_batch
+from augury.errors import AuguryError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, Pass
 from augury.types import Allocation, ModelInfo, StateSpec
@@ -137,17 +137,9 @@ class ToyModel(Model):
     def _check(self, batch: Batch) -> None:
         if self.is_closed:
             raise AuguryError("the toy model is closed")
-        check_layers(batch, self.info, self.features)
+        check_batch(batch, self, self.info.n_vocab)
         if batch.hidden is not None:
             raise UnsupportedError("the toy model computes tokens, not hidden states")
-        spec = self.state_spec
-        for what, values, n, error in (
-            ("position", batch.positions, spec.n_ctx, CapacityError),
-            ("slot", batch.slots, spec.n_slots, CapacityError),
-            ("token", batch.tokens, self.info.n_vocab, OptionError),
-        ):
-            if len(values) and (values.min() < 0 or values.max() >= n):
-                raise error(f"{what}s from {values.min()} to {values.max()}, expected 0 to {n - 1}")
 
 
 def _bytes(tokens: np.ndarray) -> bytes:

@@ -24,7 +24,7 @@ class EmbeddingRequest(RequestFields):
     """Texts, or token ids."""
 
     content: Prompt = Field(validation_alias=AliasChoices("content", "input", "prompt"))
-    embd_normalize: int = Field(2, ge=-1, lt=2**31, description="-1: not at all, 0: to the largest component, p: to the p-norm 1")
+    embd_normalize: int = Field(2, ge=-1, lt=2**31, description="-1: not at all, 0: to the largest, p: to the p-norm 1")
     pooling: Literal["mean", "last", "cls", "none"] | None = None
 
 

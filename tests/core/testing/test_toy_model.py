@@ -50,9 +50,9 @@ def test_a_gap_and_what_is_outside_are_errors():
     model = ToyModel()
     with pytest.raises(AuguryError, match="positions that hold nothing"):
         model.forward(batch([1], start=1))
-    with pytest.raises(CapacityError, match="positions from 64 to 64, expected 0 to 63"):
+    with pytest.raises(CapacityError, match="position 64 does not fit into a slot of 64"):
         model.forward(batch([1], start=64))
-    with pytest.raises(CapacityError, match="slots from 1"):
+    with pytest.raises(CapacityError, match="slot 1 does not exist"):
         model.forward(batch([1], slot=1))
     with pytest.raises(OptionError, match="tokens from 16"):
         model.forward(batch([16]))

@@ -169,7 +169,8 @@ def test_a_gap_is_filled_between_its_tokens_and_what_does_not_fit_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("p", "expected"), [(-1, [3, -4]), (0, [24570, -32760]), (1, [3 / 7, -4 / 7]), (2, [0.6, -0.8]), (3, None), (2000, [0.75, -1])]
+    ("p", "expected"),
+    [(-1, [3, -4]), (0, [24570, -32760]), (1, [3 / 7, -4 / 7]), (2, [0.6, -0.8]), (3, None), (2000, [0.75, -1])],
 )
 def test_embeddings_are_scaled_as_llama_cpp_does(p, expected):
     found = normalized(np.array([3, -4], np.float32), p)
