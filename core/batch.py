@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
 from augury.errors import CapacityError, OptionError
 from augury.types import Draft, ModelInfo, StateSpec
-
-if TYPE_CHECKING:
-    from augury.interfaces import Model
 
 __all__ = ["Batch", "Feed", "Step", "Tree", "check_batch"]
 
@@ -186,19 +183,20 @@ class Tree:
         return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
 
 
-def check_batch(batch: Batch, model: Model, n_tokens: int) -> None:
+def check_batch(batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, features: Mapping[str, int]) -> None:
     """Refuse a pass that a model does not have the positions, slots, tokens, layers or features for: kernels do not look.
 
     Args:
         batch: The pass. With `parents` its `Tree` checks these.
-        model: Whose `info`, `state_spec` and `features` say what there is.
         n_tokens: Token ids that the embedding knows; logits may be of fewer or of more.
+        info: `Model.info`.
+        spec: `Model.state_spec`.
+        features: `Model.features`.
 
     Raises:
         CapacityError: A position, slot or cell does not exist, or a slot has more drafted tokens than are kept aside.
         OptionError: The same of a token, layer or feature, or certain and drafted tokens are out of order.
     """
-    spec = model.state_spec
     if _is_outside(batch.positions, spec.n_ctx):
         raise CapacityError(f"position {batch.positions.max()} does not fit into a slot of {spec.n_ctx} positions")
     if _is_outside(batch.slots, spec.n_slots):
@@ -206,7 +204,7 @@ def check_batch(batch: Batch, model: Model, n_tokens: int) -> None:
     if _is_outside(batch.tokens, n_tokens):
         raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_tokens - 1}")
     if batch.layers is not None or batch.hidden is not None or batch.features:
-        _check_layers(batch, model.info, model.features)
+        _check_layers(batch, info, features)
     if batch.accepted is not None and len(batch.accepted):
         _check_accepted(batch.accepted, spec)
     if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):

@@ -95,7 +95,7 @@ class NumbaCpuModel(Model):
         """Compute one pass."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
-        check_batch(batch, self, self._n_tokens_known)
+        check_batch(batch, self._n_tokens_known, self.info, self.state_spec, self.features)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)

@@ -51,7 +51,7 @@ class CudaModel(Model):
         """Compute one pass."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
-        check_batch(batch, self, self._n_tokens_known)
+        check_batch(batch, self._n_tokens_known, self.info, self.state_spec, self.features)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         self._move(batch)
         n, n_rows = len(batch.tokens), len(batch.rows)

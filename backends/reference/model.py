@@ -54,7 +54,7 @@ class ReferenceModel(Model):
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
         weights = self._open()
-        check_batch(batch, self, self._plan.embedding.n_vocab)
+        check_batch(batch, self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         for cache in self._caches.values():

@@ -137,7 +137,7 @@ class ToyModel(Model):
     def _check(self, batch: Batch) -> None:
         if self.is_closed:
             raise AuguryError("the toy model is closed")
-        check_batch(batch, self, self.info.n_vocab)
+        check_batch(batch, self.info.n_vocab, self.info, self.state_spec, self.features)
         if batch.hidden is not None:
             raise UnsupportedError("the toy model computes tokens, not hidden states")
 
