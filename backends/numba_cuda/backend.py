@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.backends.numba_cuda import probe
-from augury.blocks import Linear
+from augury.blocks import Linear, Matrices
 from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.options import option
@@ -57,7 +57,7 @@ class NumbaCuda(Backend):
         options.check_cache_types(plan)
         lowering = Lowering(plan, options)
         check_types(file, lowering.plan)
-        parts = [part for part in lowering.plan.parts() if isinstance(part, Linear)]
+        parts = [part for part in lowering.plan.parts() if isinstance(part, Linear | Matrices)]
         total = sum({part.weight: file.tensor(part.weight, part.shapes[part.weight]).n_bytes for part in parts}.values())
         device = self._open()
         try:

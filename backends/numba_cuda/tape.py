@@ -10,7 +10,17 @@ from augury.backends.numba_cuda.device import Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import SIMULATED, THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import ADD, MULTIPLY, STORE, TILES
+from augury.backends.numba_cuda.kernels.matmul import (
+    ADD,
+    HAS_BIAS,
+    HAS_SCALES,
+    MULTIPLY,
+    OF_OUTPUT,
+    OF_TILES,
+    OF_TOKENS,
+    STORE,
+    TILES,
+)
 from augury.backends.numba_cuda.kernels.norm import norm_rows
 
 if TYPE_CHECKING:
@@ -18,9 +28,9 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.blocks import Linear, Norm
+    from augury.blocks import Linear, Matrices, Norm
 
-__all__ = ["Operand", "Rows", "Size", "Tape", "tokens_of", "units_of", "warps_of"]
+__all__ = ["Operand", "Rows", "Size", "Tape", "Tiles", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _OPERAND = ("floats", "bytes", "factors", "sums")
@@ -56,6 +66,15 @@ class Operand:
     as_bytes: bool = False
 
 
+@frozen(eq=False)
+class Tiles:
+    """Which rows go through which of several matrices, a few at once; see `kernels.matmul`."""
+
+    at: Pointer
+    n: int  # at most
+    n_rows: int  # of one
+
+
 def tokens_of(n_splits: int) -> int:
     """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
     return max(8, min(MAX_TOKENS, MAX_TOKENS * _MOST_SPLITS // n_splits))
@@ -89,27 +108,27 @@ class Tape:
         self.x = Rows(buffers["x"], n_embd)
 
     @staticmethod
-    def operand_buffers(name: str, width: int) -> dict[str, int]:
+    def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
         """Bytes of what an operand of a name takes; a row is `width` values."""
         width = UNIT * units_of(width)
         rows = (4 * width, width, 4 * width // UNIT, 8 * width // UNIT)
-        return {f"{name} as {kind}": MAX_TOKENS * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
+        return {f"{name} as {kind}": n_rows * n_bytes for kind, n_bytes in zip(_OPERAND, rows, strict=True)}
 
     def add(self, kernel: Kernel, grid: tuple[int, ...], n_threads: int, *arguments: Pointer | float) -> None:
         """Launch a kernel, which is first given the inputs."""
         whole = (*grid, 1, 1)[:3]
         self.steps.append(Launch(kernel, (whole[0], whole[1], whole[2]), n_threads, (self.inputs, *arguments)))
 
-    def operand(self, name: str, width: int, linears: Sequence[Linear]) -> Operand:
+    def operand(self, name: str, width: int, parts: Sequence[Linear | Matrices]) -> Operand:
         """Where rows go to that are multiplied with some matrices, and as what."""
-        kinds = {matrix.format.is_float for matrix, _ in self.weights.products([(each, 0) for each in linears])}
+        kinds = {self.weights.is_float(part) for part in parts}
         floats, quantised, factors, sums = (self.buffers[f"{name} as {kind}"] for kind in _OPERAND)
         width = UNIT * units_of(width)
         return Operand(floats, quantised, factors, sums, width, as_floats=True in kinds, as_bytes=False in kinds)
 
-    def norm(self, norm: Norm, linears: Sequence[Linear], *, is_output: bool = False) -> Operand:
+    def norm(self, norm: Norm, parts: Sequence[Linear | Matrices], *, is_output: bool = False) -> Operand:
         """Norm x, for products with some matrices: of all tokens, or of those that have logits."""
-        to = self.operand("normed", norm.size, linears)
+        to = self.operand("normed", norm.size, parts)
         self.norm_to(norm, to, is_output=is_output)
         return to
 
@@ -124,16 +143,23 @@ class Tape:
     ) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to what is there."""
         for matrix, column in self.weights.products(products):
-            self._multiply(matrix, x, to, column, adds=adds, is_output=is_output)
+            tile = next((each for each in TILES if each >= self.size.n_tokens), TILES[-1])
+            tiles = Tiles(self.inputs, -(-self.size.n_tokens // tile), tile)
+            self._multiply(matrix, x, to, column, tiles, ADD if adds else STORE, OF_OUTPUT if is_output else OF_TOKENS)
 
-    def _multiply(self, matrix: Matrix, x: Operand, to: Rows, column: int, *, adds: bool, is_output: bool) -> None:
-        tile = next((each for each in TILES if each >= self.size.n_tokens), TILES[-1])
-        grid = (warps_of(-(-matrix.n_rows // TILE_ROWS)), -(-self.size.n_tokens // tile))
+    def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
+        """Multiply rows by matrices that their tiles choose, and store the products side by side."""
+        for matrix, column in self.weights.several(parts):
+            self._multiply(matrix, x, to, column, tiles, STORE, OF_TILES)
+
+    def _multiply(self, matrix: Matrix, x: Operand, to: Rows, column: int, tiles: Tiles, mode: int, which: int) -> None:
+        grid = (warps_of(-(-matrix.n_rows // TILE_ROWS)), tiles.n, 1)
         rows = x.floats if matrix.format.is_float else x.quantised
-        places = (matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
+        places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
         sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, to.width, column)
-        flags = (int(matrix.bias is not None), ADD if adds else STORE, int(is_output))
-        self.add(MULTIPLY[matrix.format.name, tile], grid, WARP * WARPS, *places, *sizes, *flags, matrix.scale)
+        flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
+        kernel = MULTIPLY[matrix.format.name, tiles.n_rows]
+        self.steps.append(Launch(kernel, grid, WARP * WARPS, (*places, *sizes, *flags, matrix.scale)))
 
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
         """Copy bytes."""

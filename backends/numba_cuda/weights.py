@@ -11,7 +11,7 @@ from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.blocks import Linear
+from augury.blocks import Linear, Matrices
 from augury.errors import UnsupportedError
 from augury.files.gguf import TensorType
 
@@ -28,7 +28,10 @@ PURPOSE = "weights"
 
 @frozen(eq=False)
 class Matrix:
-    """One or more matrices of one type, one below the other, and what is done with their products."""
+    """One or more matrices of one type, one below the other, and what is done with their products.
+
+    There may be several such, each in whole tiles, of which products choose one.
+    """
 
     format: Format
     words: Pointer
@@ -36,6 +39,8 @@ class Matrix:
     n_cols: int
     scale: float
     bias: Pointer | None
+    n_alike: int = 1  # how many there are
+    has_scales: bool = False  # what `bias` points to has scales of rows, too
 
     @property
     def n_units(self) -> int:
@@ -50,7 +55,7 @@ class Matrix:
     @property
     def n(self) -> int:
         """Units in whole tiles."""
-        return n_units(self.n_rows, self.n_cols)
+        return n_units(self.n_alike * (-(-self.n_rows // TILE_ROWS) * TILE_ROWS), self.n_cols)
 
 
 def check_types(file: ModelFile, plan: ModelPlan) -> None:
@@ -60,9 +65,9 @@ def check_types(file: ModelFile, plan: ModelPlan) -> None:
         UnsupportedError: There is one.
     """
     for part in plan.parts():
-        if isinstance(part, Linear):
+        if isinstance(part, Linear | Matrices):
             kind = file.tensor(part.weight, part.shapes[part.weight]).type
-            if kind.name not in FORMATS:
+            if kind.name not in FORMATS and not getattr(part, "is_transposed", False):
                 known = ", ".join(FORMATS)
                 raise UnsupportedError(
                     f"{part.weight} is {kind.name}, which backend numba-cuda has no kernels for; it has some for {known}; take "
@@ -96,6 +101,21 @@ class Weights:
     def matrix(self, linear: Linear) -> Matrix:
         """One matrix."""
         return self._matrix([linear])
+
+    def several(self, parts: Sequence[Matrices]) -> list[tuple[Matrix, int]]:
+        """The matrices that products choose from, of the same rows; likewise, where products of one choice are neighbours."""
+        made: list[list[Matrices]] = []
+        for part in parts:
+            if made and self._type(made[-1][0]) == self._type(part):
+                made[-1].append(part)
+            else:
+                made.append([part])
+        ends = np.cumsum([sum(part.n_out for part in group) for group in made]).tolist()
+        return [(self._several(group), start) for group, start in zip(made, [0, *ends], strict=False)]
+
+    def is_float(self, part: Linear | Matrices) -> bool:
+        """Whether a matrix is multiplied with floats."""
+        return FORMATS[self._type(part).name].is_float
 
     def vector(self, name: str, size: int) -> Pointer:
         """A vector as float32."""
@@ -133,10 +153,49 @@ class Weights:
             bias = self._hold(("bias", *key), lambda: np.concatenate([self._bias(each) for each in group]))
         return Matrix(FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, first.scale, bias)
 
-    def _type(self, linear: Linear) -> TensorType:
-        if linear.weight not in self._types:
-            self._types[linear.weight] = self._file.tensor(linear.weight, linear.shapes[linear.weight]).type
-        return self._types[linear.weight]
+    def _several(self, group: Sequence[Matrices]) -> Matrix:
+        first, kind = group[0], self._type(group[0])
+        n_rows = sum(part.n_out for part in group)
+
+        def words() -> np.ndarray:
+            data = np.concatenate([self._rows_of_each(part) for part in group], axis=1)
+            self._done += data.nbytes
+            self._progress("load weights", self._done, self._total)
+            data = np.pad(data, ((0, 0), (0, -n_rows % TILE_ROWS), (0, 0)))
+            return repack(kind, data.reshape(-1), data.shape[0] * data.shape[1], first.n_in, self._threads)
+
+        key, bias = tuple(group), None
+        has_scales = any(part.scales for part in group)
+        if has_scales or any(part.bias for part in group):
+            bias = self._hold(("bias", key), lambda: self._biases(group, has_scales=has_scales))
+        return Matrix(FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias, first.n, has_scales)
+
+    def _rows_of_each(self, part: Matrices) -> np.ndarray:
+        """The bytes of the rows of each of several matrices, (n, n_out, bytes)."""
+        n_rows, data = part.n_in if part.is_transposed else part.n_out, self._file.tensor(part.weight).data
+        if part.is_transposed:
+            data = self._floats(part.weight, part.shapes[part.weight])
+        stored = data.reshape(part.n, part.n_stored or n_rows, -1)[:, part.first : part.first + n_rows]
+        return np.ascontiguousarray(stored.swapaxes(1, 2)).view(np.uint8) if part.is_transposed else stored
+
+    def _biases(self, group: Sequence[Matrices], *, has_scales: bool) -> np.ndarray:
+        """What is added to the products of several matrices, (n, n_out); with scales (n, n_out, 2)."""
+        made = []
+        for part in group:
+            bias = np.zeros((part.n, part.n_out), np.float32)
+            if part.bias is not None:
+                stored = self._floats(part.bias, part.shapes[part.bias]).reshape(part.n, -1)
+                bias = stored[:, part.first : part.first + part.n_out]
+            scales = np.ones(part.n) if part.scales is None else np.array(part.scales)
+            made.append(np.stack([bias, np.broadcast_to(scales[:, None], bias.shape)], axis=2) if has_scales else bias)
+        return np.concatenate(made, axis=1).astype(np.float32)
+
+    def _type(self, part: Linear | Matrices) -> TensorType:
+        if isinstance(part, Matrices) and part.is_transposed:
+            return TensorType.F32
+        if part.weight not in self._types:
+            self._types[part.weight] = self._file.tensor(part.weight, part.shapes[part.weight]).type
+        return self._types[part.weight]
 
     def _rows(self, linear: Linear) -> np.ndarray:
         """The bytes of a matrix's rows, (n_out, bytes)."""

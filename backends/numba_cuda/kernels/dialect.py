@@ -129,6 +129,11 @@ if SIMULATED:
         return np.exp(a)
 
     @_typed(float32(float32))
+    def log1p(a):
+        """Ln(1 + a)."""
+        return np.log1p(a)
+
+    @_typed(float32(float32))
     def tanh(a):
         """The hyperbolic tangent."""
         return np.tanh(a)
@@ -256,6 +261,11 @@ else:
         return libdevice.expf(a)
 
     @lane
+    def log1p(a):
+        """Ln(1 + a)."""
+        return libdevice.log1pf(a)
+
+    @lane
     def tanh(a):
         """The hyperbolic tangent."""
         return libdevice.tanhf(a)
@@ -272,6 +282,14 @@ if SIMULATED:
     def warp_sum(value):
         """The sum of all lanes' floats, by a tree of neighbours, pairs of neighbours and so on."""
         return meet(value, lambda values: _tree(values, WARP))
+
+    def warp_sums(sums, n):
+        """Let n numbers of every lane be the sums over all lanes, by the same tree."""
+        sums[:n] = meet(sums[:n], lambda values: _tree(values, WARP))
+
+    def warp_barrier():
+        """Wait for all lanes, and see what they have written."""
+        meet(None, lambda values: values)
 
     def half_warp_sum(value):
         """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of."""
@@ -316,6 +334,17 @@ else:
         for step in (1, 2, 4, 8, 16):
             value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
         return value
+
+    @lane
+    def warp_sums(sums, n):
+        """Let n numbers of every lane be the sums over all lanes, by the same tree."""
+        for i in range(n):
+            sums[i] = warp_sum(sums[i])
+
+    @lane
+    def warp_barrier():
+        """Wait for all lanes, and see what they have written."""
+        cuda.syncwarp()
 
     @lane
     def half_warp_sum(value):

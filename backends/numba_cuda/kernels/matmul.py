@@ -28,6 +28,8 @@ from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 
 TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
 STORE, ADD = 0, 1  # what is done with a product
+OF_TOKENS, OF_OUTPUT, OF_TILES = range(3)  # which rows of x are multiplied
+HAS_BIAS, HAS_SCALES = 1, 2
 
 
 def _quantised_sums(fmt, n_tokens):
@@ -81,30 +83,38 @@ def _multiply(fmt, n_tokens):
 
     @kernel("jwwfjffiiiiiiiiir", name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(
-        inputs, w, x, factors, halves, bias, y, n_rows, n_units, n_steps, n, stride, column, has_bias, mode, is_output, scale
+        inputs, w, x, factors, halves, bias, y, n_rows, n_units, n_steps, n, stride, column, has_bias, mode, which, scale
     ):
         """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes four rows and `n_tokens` tokens.
 
         Args:
-            inputs: Of the pass.
-            w: The planes of W.
+            inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after
+                its last.
+            w: The planes of W, or of several, one below the other, each in whole tiles.
             x: Units of all tokens: bytes, `factors`, and sums of `halves`; for weights that are floats, floats.
             n_rows, n_units, n_steps: Rows of W, units of a row, tiles along it.
             n: Units of W in whole tiles.
+            bias: By row; of several matrices a bias and a scale of each row, if they have scales.
             y, stride, column: Where to.
         """
         thread = cuda.threadIdx.x
         warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
         i = thread % WARP
-        t = cuda.blockIdx.y * n_tokens
-        n_wanted = inputs[N_ROWS] if is_output else inputs[N_TOKENS]
+        matrix, t = 0, cuda.blockIdx.y * n_tokens
+        n_wanted = inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
+        if which == OF_TILES:
+            tile = cuda.blockIdx.y
+            if tile >= inputs[0]:
+                return
+            matrix, t, n_wanted = inputs[1 + 3 * tile], inputs[2 + 3 * tile], inputs[3 + 3 * tile]
         if TILE_ROWS * warp >= n_rows or t >= n_wanted:  # most of a prompt has no logits
             return
+        first = matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + warp
         sums = cuda.local.array(n_tokens, np.float32)
         for token in range(n_tokens):
             sums[token] = np.float32(0)
         s = i % SLICES
-        sums_of(w, n, warp * n_steps * TILE + i, n_units, n_steps, s, x, factors, halves, t, sums)
+        sums_of(w, n, first * n_steps * TILE + i, n_units, n_steps, s, x, factors, halves, t, sums)
         slice_sums(sums, n_tokens)
         row = TILE_ROWS * warp + i // SLICES
         if row < n_rows:
@@ -112,8 +122,11 @@ def _multiply(fmt, n_tokens):
                 if s == token % SLICES and t + token < n_wanted:
                     place = (t + token) * stride + column + row
                     value = mul(sums[token], np.float32(scale))
-                    if has_bias:
-                        value = add(value, bias[row])
+                    if has_bias == HAS_BIAS:
+                        value = add(value, bias[matrix * n_rows + row])
+                    elif has_bias:
+                        place_of_row = 2 * (matrix * n_rows + row)
+                        value = add(mul(value, bias[place_of_row + 1]), bias[place_of_row])
                     y[place] = add(y[place], value) if mode == ADD else value
 
     return multiply

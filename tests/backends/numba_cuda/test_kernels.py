@@ -87,23 +87,30 @@ def test_attention_over_several_splits(key_dim, value_dim, window):
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
 
 
-@pytest.mark.parametrize("name", sorted(GATE))
-def test_activations_of_feed_forwards(name):
+@pytest.mark.parametrize(
+    ("name", "limit", "activated"), [*((name, 0.0, 0) for name in sorted(GATE)), ("silu", 1.5, 0), ("silu", 1.5, 1)]
+)
+def test_activations_of_feed_forwards(name, limit, activated):
     size, width = 40, 64
     rows = RNG.standard_normal((2, 2 * size)).astype(np.float32) * 4
     memory = Memory(inputs=told([0, 1], [0, 0]), rows=rows, out=np.full((2, width), np.nan, np.float32))
     nothing = memory.at["out"]
     places = (memory.at["inputs"], memory.at["rows"], memory.at["out"], nothing, nothing, nothing)
-    memory.device.launch(Launch(GATE[name], (2, 2, 1), 32, (*places, 2 * size, size, size, width, 1, 0)))
+    memory.device.launch(Launch(GATE[name], (2, 2, 1), 32, (*places, 2 * size, size, size, width, 1, 1, 0, activated, limit)))
     g, up = rows[:, :size].astype(np.float64), rows[:, size:]
+    if limit:
+        g, up = g if activated else np.minimum(g, limit), up.clip(-limit, limit)
     right = {
         "silu": g / (1 + np.exp(-g)),
         "gelu": 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))),
         "relu": np.maximum(g, 0),
         "relu_squared": np.maximum(g, 0) ** 2,
+        "swiglu_oai": np.minimum(g, 7) / (1 + np.exp(-1.702 * np.minimum(g, 7))),
     }[name]
     found = memory.read("out", (2, width))
-    assert np.allclose(found[:, :size], right * up, rtol=1e-4, atol=1e-5)
+    factors = np.clip(up, -7, 7) + 1 if name == "swiglu_oai" else up
+    right = np.minimum(right, limit) if activated else right
+    assert np.allclose(found[:, :size], right * factors, rtol=1e-4, atol=1e-5)
     assert not found[:, size:].any()
 
 

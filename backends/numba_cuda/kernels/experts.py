@@ -1,0 +1,291 @@
+"""Which experts the tokens of a pass go to, and what becomes of their products.
+
+A pass of n tokens with k experts each has n * k rows, row t * k + j of token t. They are sorted by expert, then by row, so that
+those of one expert stand beside each other, in *places*; a few of them at a time are a tile, see `matmul`. What a row's
+products are does not depend on the others, and a token's sum is taken in the order of its experts' ranks.
+
+Routes are one array of int32, in sections of as many numbers as a pass has rows at most: the experts of rows, the places of
+rows, the rows of places, how many rows a tile has that begins at a place, and the tiles.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS,
+    WARP,
+    add,
+    better,
+    cuda,
+    div,
+    exp,
+    fma,
+    kernel,
+    lane,
+    larger,
+    mul,
+    quotient,
+    remainder,
+    together,
+    warp_barrier,
+    warp_best,
+    warp_max,
+    warp_sum,
+)
+from augury.backends.numba_cuda.kernels.gate import sigmoid
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.quantise import quantise
+
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = range(3)
+PLACES, SOURCES, STARTS, TILES, SECTIONS = 1, 2, 3, 4, 8
+_WARPS = THREADS // WARP
+_NEVER, _TAKEN = -1e30, -3e38
+_LEAST_SUM = 2.0**-14  # that weights are divided by
+
+
+@lane
+def _largest(x, start, n, i):
+    most = np.float32(_TAKEN)
+    for j in range(start + i, start + n, WARP):
+        most = larger(most, x[j])
+    return most
+
+
+@lane
+def _powers(logits, start, values, to, n, i, top):
+    """E^(logit - the largest of a token), and their sum."""
+    total = np.float32(0)
+    for j in range(i, n, WARP):
+        power = exp(logits[start + j] - np.float32(top))
+        values[to + j] = power
+        total = add(total, power)
+    return total
+
+
+@lane
+def _scores(logits, start, values, to, bias, n, i, gating, total, has_bias):
+    """What weights are made of, and after them scores; one that is no number is never chosen before one that is."""
+    for j in range(i, n, WARP):
+        if gating == SOFTMAX:
+            value = div(values[to + j], np.float32(total))
+        elif gating == SIGMOID:
+            value = sigmoid(logits[start + j])
+        else:
+            value = logits[start + j]
+        values[to + j] = value
+        score = add(value, bias[j]) if has_bias else value
+        values[to + n + j] = max(np.float32(_NEVER), score)
+
+
+@lane
+def _best(scores, start, n, i):
+    """The largest of a lane's scores, the first of equal ones, and which it is."""
+    value, index = np.float32(_TAKEN), np.int32(n)
+    for j in range(i, n, WARP):
+        value, index = better(value, index, scores[start + j], np.int32(j))
+    return value, index
+
+
+@lane
+def _sums_of_groups(scores, start, sums, n_groups, size, i):
+    """The sums of the two highest scores of groups."""
+    for group in range(i, n_groups, WARP):
+        first, second = scores[start + group * size], np.float32(_TAKEN)
+        for j in range(start + group * size + 1, start + (group + 1) * size):
+            if scores[j] > first:
+                first, second = scores[j], first
+            elif scores[j] > second:
+                second = scores[j]
+        scores[sums + group] = add(first, second) if size > 1 else first
+
+
+@lane
+def _rule_out(scores, start, sums, n, size, i):
+    """Leave the scores of groups that were not taken."""
+    for j in range(i, n, WARP):
+        if scores[sums + quotient(j, size)] > np.float32(_TAKEN):
+            scores[start + j] = np.float32(_NEVER)
+
+
+@lane
+def _weigh(weights, start, k, gating, is_normalised, factor):
+    """Let a token's k values be weights."""
+    total = np.float32(1)
+    if gating == SOFTMAX_OF_CHOSEN:
+        top = weights[start]
+        for j in range(1, k):
+            top = larger(top, weights[start + j])
+        total = np.float32(0)
+        for j in range(k):
+            weights[start + j] = exp(weights[start + j] - top)
+            total = add(total, weights[start + j])
+    elif is_normalised:
+        total = np.float32(0)
+        for j in range(k):
+            total = add(total, weights[start + j])
+        total = larger(total, np.float32(_LEAST_SUM))
+    for j in range(k):
+        weights[start + j] = mul(div(weights[start + j], total), np.float32(factor))
+
+
+@together
+def _take_best(scores, start, n, i):
+    """The best of a token's scores, which is then taken."""
+    _, at = warp_best(*_best(scores, start, n, i))
+    if i == at % WARP:
+        scores[start + at] = np.float32(_TAKEN)
+    return at
+
+
+@lane
+def _place(routes, n_most, n, tile, row):
+    """Where a row comes to stand among n, and how many rows a tile has that begins with it."""
+    expert, place, index, count = routes[row], 0, 0, 0
+    for other in range(n):
+        found = routes[other]
+        is_before = found == expert and other < row
+        place += 1 if found < expert or is_before else 0
+        index += 1 if is_before else 0
+        count += 1 if found == expert else 0
+    routes[PLACES * n_most + row] = place
+    routes[SOURCES * n_most + place] = row
+    routes[STARTS * n_most + place] = min(tile, count - index) if remainder(index, tile) == 0 else 0
+
+
+@lane
+def _list_tile(routes, n_most, n, place):
+    """Write down the tile that begins at a place of n, if one does: after how many there are, an expert, and its places."""
+    size, before, total = routes[STARTS * n_most + place], 0, 0
+    if size == 0:
+        return
+    for other in range(n):
+        is_start = 1 if routes[STARTS * n_most + other] > 0 else 0
+        total += is_start
+        before += is_start if other < place else 0
+    tiles = TILES * n_most
+    routes[tiles + 1 + 3 * before] = routes[routes[SOURCES * n_most + place]]
+    routes[tiles + 2 + 3 * before] = place
+    routes[tiles + 3 + 3 * before] = place + size
+    if before == total - 1:
+        routes[tiles] = total
+
+
+@kernel("jffffjiiiiiiiiiiiir")
+def route(
+    inputs,
+    logits,
+    values,
+    bias,
+    weights,
+    routes,
+    n_most,
+    n_experts,
+    width,
+    k,
+    gating,
+    has_bias,
+    is_normalised,
+    n_groups,
+    n_groups_used,
+    n_alike,
+    has_share,
+    tile,
+    scale,
+):
+    """Choose the experts of all tokens, weigh them, and sort rows by expert. There is one block, whose warps take tokens.
+
+    Args:
+        inputs: Of the pass.
+        logits: (n, width); what follows those of the experts is the shared one's, if `has_share`.
+        values: (n, 2 * n_experts + n_groups), to work in.
+        bias: (n_experts,) that is added to scores.
+        weights: (n, k + 1), at the end the shared expert's.
+        routes: See this module.
+        n_most: Rows of a pass.
+        tile: Rows of a tile.
+        scale: Of weights.
+    """
+    thread = cuda.threadIdx.x
+    i, n = thread % WARP, inputs[N_TOKENS]
+    for t in range(thread // WARP, n, _WARPS):
+        start, to, at = t * width, t * (2 * n_experts + n_groups), t * (k + 1)
+        top, total = warp_max(_largest(logits, start, n_experts, i)), np.float32(1)
+        if gating == SOFTMAX:
+            total = warp_sum(_powers(logits, start, values, to, n_experts, i, top))
+        _scores(logits, start, values, to, bias, n_experts, i, gating, total, has_bias)
+        warp_barrier()
+        scores = to + n_experts
+        if n_groups > 1:
+            size, sums = quotient(n_experts, n_groups), to + 2 * n_experts
+            _sums_of_groups(values, scores, sums, n_groups, size, i)
+            warp_barrier()
+            for _ in range(n_groups_used):
+                _take_best(values, sums, n_groups, i)
+            warp_barrier()
+            _rule_out(values, scores, sums, n_experts, size, i)
+        for j in range(k):
+            expert = quotient(_take_best(values, scores, n_experts, i), n_alike)
+            if i == 0:
+                routes[t * k + j] = expert
+                weights[at + j] = values[to + expert]
+        if i == 0:
+            factor = np.float32(scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
+            _weigh(weights, at, k, gating, is_normalised, factor)
+            weights[at + k] = sigmoid(logits[start + n_experts]) if has_share else np.float32(1)
+    cuda.syncthreads()
+    if thread == 0:
+        routes[TILES * n_most] = 0
+    for row in range(thread, n * k, THREADS):
+        _place(routes, n_most, n * k, tile, row)
+    cuda.syncthreads()
+    for place in range(thread, n * k, THREADS):
+        _list_tile(routes, n_most, n * k, place)
+
+
+@kernel("jfffbfjjiiiiii")
+def gather_rows(inputs, x, weights, out, quantised, factors, sums, routes, n_most, k, width, has_weights, as_floats, as_bytes):
+    """The token of every place, as floats (rows, width), as units, or both; times its weight, if `has_weights`.
+
+    A warp takes 32 values.
+    """
+    thread, place = cuda.threadIdx.x, cuda.blockIdx.y
+    if place >= inputs[N_TOKENS] * k:
+        return
+    i = thread % WARP
+    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
+    if WARP * unit >= width:
+        return
+    row = routes[SOURCES * n_most + place]
+    t = quotient(row, k)
+    value = x[t * width + WARP * unit + i]
+    if has_weights:
+        value = mul(value, weights[t + row])
+    if as_floats:
+        out[place * width + WARP * unit + i] = value
+    if as_bytes:
+        quantise(value, i, quantised, factors, sums, place * (width // WARP) + unit)
+
+
+@lane
+def _combined(rows, weights, routes, first, at, k, stride, i, is_weighed):
+    """Value i of the sum of a token's rows."""
+    total = np.float32(0)
+    for j in range(k):
+        weight = np.float32(1) if is_weighed else weights[at + j]
+        total = fma(rows[routes[first + j] * stride + i], weight, total)
+    return total
+
+
+@kernel("jffjffiiiiiii")
+def combine(inputs, rows, weights, routes, shared, y, n_most, k, size, stride, is_weighed, has_shared, adds):
+    """Y[t] = the weighted sum of a token's rows (places, stride), and the shared expert's (n, size), or that added."""
+    t = cuda.blockIdx.y
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if t >= inputs[N_TOKENS] or i >= size:
+        return
+    at = t * (k + 1)
+    total = _combined(rows, weights, routes, PLACES * n_most + t * k, at, k, stride, i, is_weighed)
+    if has_shared:
+        total = fma(shared[t * size + i], weights[at + k], total)
+    y[t * size + i] = add(y[t * size + i], total) if adds else total

@@ -1,0 +1,105 @@
+"""Mixtures of experts in the simulator: experts are chosen and weighed as the reference does, whatever else is in a pass."""
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse, tiny_file
+from oracles.passes import joined, run_of
+
+from augury import Registry
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda.blocks.mixture import GATINGS
+from augury.backends.numba_cuda.device import Launch, SimulatedDevice
+from augury.backends.numba_cuda.kernels import experts, inputs
+from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.reference.formula import choose_experts
+from augury.blocks import Gating, Linear, Router
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+FAMILIES = ("qwen3moe-moe-3-of-8", "llama-moe", "maple-moe", "ernie4_5-moe", "qwen3moe-moe-q8_0")
+TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
+N_EXPERTS, N_TOKENS, N_USED = 12, 5, 4
+
+
+def loaded(name, backend, change=lambda plan: plan):
+    device = NumbaCuda(NumbaCudaOptions()) if backend == "numba-cuda" else make_backend(REGISTRY, backend)
+    file = tiny_file(name)
+    return device.load(file, change(plan_of(file, REGISTRY)), ModelOptions(n_slots=2, n_ctx=32, threads=1), Progress())
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_are_near_the_reference(name):
+    found, right = (loaded(name, backend).forward(run_of(TOKENS[:6])).rows() for backend in ("numba-cuda", "reference"))
+    assert nmse(found, right) < NumbaCuda.tolerance * ("q8" in name) + 1e-10
+
+
+def test_what_a_token_s_experts_give_it_does_not_depend_on_who_else_goes_to_them():
+    def change(plan):  # of one layer, so that it takes less time; with scales and biases
+        block = plan.layers[0].feed_forward
+        scaled = attrs.evolve(block.up, scales=tuple(np.linspace(0.5, 2, 8).tolist()))
+        return attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], feed_forward=attrs.evolve(block, up=scaled)),))
+
+    model = loaded(FAMILIES[0], "numba-cuda", change)
+    whole = model.forward(run_of(TOKENS)).rows().copy()  # 36 rows of 8 experts, in tiles of eight
+    right = loaded(FAMILIES[0], "reference", change).forward(run_of(TOKENS)).rows()
+    assert nmse(whole, right) < 1e-10
+    model._device.is_reversed = True  # in whatever order a block's threads run
+    parts = [model.forward(run_of(TOKENS[:1], slot=1)).rows().copy()]
+    beside = joined(run_of(TOKENS[:2]), run_of(TOKENS[1:], slot=1, start=1))
+    parts.append(model.forward(beside).rows()[2:])
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+def routed(router, logits, bias):
+    """The experts (n, k), weights (n, k), and tiles (m, 3) of what is routed."""
+    device, n_most = SimulatedDevice(), inputs.MAX_TOKENS * N_USED
+    told = np.zeros(inputs.SIZE, np.int32)
+    told[inputs.N_TOKENS] = len(logits)
+    arrays = {"inputs": told, "logits": logits, "values": np.zeros((N_TOKENS, 3 * N_EXPERTS), np.float32), "bias": bias}
+    arrays |= {"weights": np.zeros((N_TOKENS, N_USED + 1), np.float32), "routes": np.zeros((8, n_most), np.int32)}
+    at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        device.write(at[name], array)
+    sizes = (n_most, N_EXPERTS, N_EXPERTS, N_USED, GATINGS[router.gating], 1, int(router.is_normalised))
+    rest = (router.n_groups, router.n_groups_used, router.n_alike, 0, 2, router.scale)
+    device.launch(Launch(experts.route, (1, 1, 1), THREADS, (*at.values(), *sizes, *rest)))
+    for name in ("weights", "routes"):
+        device.read(at[name], arrays[name])
+    n, routes = N_TOKENS * N_USED, arrays["routes"]
+    chosen, places, sources = (routes[i, :n] for i in (0, experts.PLACES, experts.SOURCES))
+    assert np.array_equal(sources, np.argsort(chosen, kind="stable"))
+    assert np.array_equal(places[sources], np.arange(n))
+    tiles = routes[experts.TILES :].reshape(-1)
+    tiles = tiles[1 : 1 + 3 * tiles[0]].reshape(-1, 3)
+    assert np.array_equal(np.concatenate([np.arange(first, end) for _, first, end in tiles]), np.arange(n))
+    assert (tiles[:, 2] - tiles[:, 1] <= 2).all()
+    assert all((chosen[sources[first:end]] == expert).all() for expert, first, end in tiles)
+    assert len(tiles) == sum(-(-count // 2) for count in np.bincount(chosen))
+    return chosen.reshape(N_TOKENS, N_USED), arrays["weights"][:, :N_USED]
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_experts_are_chosen_and_weighed_as_the_reference_does(gating):
+    rng = np.random.default_rng(2)
+    logits = rng.integers(-3, 4, (N_TOKENS, N_EXPERTS)).astype(np.float32)  # some are equal
+    bias = rng.integers(-1, 2, N_EXPERTS).astype(np.float32) / 4
+    for details in ({}, {"is_normalised": True, "scale": 2.5}, {"n_groups": 4, "n_groups_used": 2}, {"n_alike": 2}):
+        router = Router(Linear("w", 1, N_EXPERTS), n_used=N_USED, gating=gating, **details)
+        chosen, weights = routed(router, logits, bias)
+        for t in range(N_TOKENS):
+            right, shares = choose_experts(router, logits[t].astype(np.float64), bias)
+            assert chosen[t].tolist() == right.tolist()
+            assert np.allclose(weights[t], shares, rtol=1e-5)
+
+
+def test_of_logits_that_are_no_numbers_come_none():
+    logits = np.zeros((N_TOKENS, N_EXPERTS), np.float32)
+    logits[2, 7] = np.nan
+    router = Router(Linear("w", 1, N_EXPERTS), n_used=N_USED, gating=Gating.SIGMOID)
+    chosen, weights = routed(router, logits, np.zeros(N_EXPERTS, np.float32))
+    assert ((chosen >= 0) & (chosen < N_EXPERTS)).all()
+    assert np.array_equal(np.isnan(weights).all(axis=1), np.arange(N_TOKENS) == 2)
