@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import frozen
 
 from augury.interfaces import Plugin
+from augury.options import options_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,12 +53,12 @@ class Constraint(Plugin, ABC):
 
     @classmethod
     def options_for(cls, value: Any) -> Mapping[str, Any]:
-        """The options that a request means which gives `keyword` this value: a text, or what JSON can hold.
+        """The options of a request that gives `keyword` this value, a text or what JSON can hold: by default the first.
 
         Raises:
             OptionError: It is no such value.
         """
-        return {str(cls.keyword): value}
+        return {next(iter(options_of(cls.options_class))): value}
 
     @abstractmethod
     def allowed(self) -> np.ndarray:

@@ -97,11 +97,6 @@ class Regex(Guided):
     keyword = "regex"
     options_class = RegexOptions
 
-    @classmethod
-    def options_for(cls, value: Any) -> Mapping[str, Any]:
-        """The pattern."""
-        return {"pattern": value}
-
     def grammar(self) -> str:
         """Of the pattern."""
         from llguidance import LLMatcher
@@ -122,11 +117,6 @@ class Grammar(Guided):
     name = "grammar"
     keyword = "grammar"
     options_class = GrammarOptions
-
-    @classmethod
-    def options_for(cls, value: Any) -> Mapping[str, Any]:
-        """The grammar's text."""
-        return {"text": value}
 
     def grammar(self) -> str:
         """The grammar, translated if it is GBNF."""
