@@ -224,7 +224,7 @@ def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) ->
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}")
     shape, found = (len(batch.tokens), info.n_embd), batch.hidden
     if found is not None and "layer.0" not in features:
-        raise OptionError("hidden states are given to a model that has two residual streams; leave them out")
+        raise OptionError("hidden states are given to a model that has several residual streams; leave them out")
     if first if found is None else found.shape != shape or found.dtype != np.float32:
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
         raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")

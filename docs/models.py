@@ -52,7 +52,7 @@ _HYPER = "hyper-connections"
 LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm"),
-    _HYPER: ("deepseek4", "hy_v4", "qwen4exp", "glm5-next"),
+    _HYPER: ("deepseek4", "qwen4exp"),
     _MIXTURE: ("graniteswitch",),
     "residual streams that predict each other, and gates that are sparse": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
@@ -93,7 +93,12 @@ def _blocks(plans: Sequence[ModelPlan]) -> str:
             found.setdefault(type(block).__name__, {}).update(dict.fromkeys(_special(block)))
         for layer in plan.layers:
             marks = [each.name for each in attrs.fields(type(layer))[2:] if getattr(layer, each.name) != each.default]
+            marks = [mark for mark in marks if mark != "residual"]
             found.setdefault("Layer", {}).update(dict.fromkeys(marks))
+        residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
+        ends = [] if plan.output.residual is None else [plan.output.residual]
+        for connection in (*(each for residual in residuals for each in (residual.mixer, residual.feed_forward)), *ends):
+            found.setdefault(type(connection).__name__, {}).update(dict.fromkeys(_special(connection)))
     parts = [part for plan in plans for part in plan.parts()]
     marks = ["layer norms"] * any(getattr(part, "kind", None) is NormKind.LAYER for part in parts)
     marks += ["fused matrices"] * any(getattr(part, "rows", None) is not None for part in parts)

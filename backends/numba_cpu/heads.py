@@ -32,14 +32,15 @@ class Ways:
         """The address of the record; 0 if nothing is done."""
         if all(each is None for each in (self.clamp, self.norm, self.rope, self.temperature)):
             return 0
-        turns, n_pairs, is_interleaved = 0, 0, False
+        turns, n_pairs, is_interleaved, offset = 0, 0, False, 0
         if (rope := self.rope) is not None:
             turns = arena.shared(turns_key(rope), lambda: _turns(rope, n_ctx), TABLES)
-            n_pairs, is_interleaved = len(rope.frequencies), rope.is_interleaved
+            n_pairs, is_interleaved, offset = len(rope.frequencies), rope.is_interleaved, rope.offset
         factors = 0
         if (temperature := self.temperature) is not None:
             factors = arena.shared(temperature, lambda: _factors(temperature, n_ctx), TABLES)
         fields = [bits(self.clamp or 0.0), weights.norm(self.norm), turns, n_pairs, is_interleaved, self.is_rope_first, factors]
+        fields.append(offset)
         return arena.shared(("ways", *fields), lambda: np.array(fields, np.int64), "scratch")
 
 

@@ -16,15 +16,17 @@ from augury.backends.numba_cpu.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cpu.blocks.attention import AttentionEmitter
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
 from augury.backends.numba_cpu.blocks.recurrent import RecurrentEmitter
-from augury.backends.numba_cpu.kernels import mix, step, team
+from augury.backends.numba_cpu.kernels import step, team
 from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.numba_cpu.memory import up
+from augury.backends.numba_cpu.residual import Streams
 from augury.backends.numba_cpu.tape import RECORD, Space, Tape
 from augury.blocks import Attention
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
     from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.residual import TapeStreams
     from augury.backends.numba_cpu.tape import Program
     from augury.backends.numba_cpu.weights import Weights
     from augury.blocks import ModelPlan
@@ -61,11 +63,9 @@ class Lowering:
         if self._recurrent:
             n_bytes_per_sequence = sum(mixer.bytes_per_sequence() for mixer in self._recurrent)
             self.state_spec = evolve(self.state_spec, n_bytes_per_sequence=n_bytes_per_sequence, draft_max=options.draft_max)
-        n_banks = sum(layer.banks for layer in plan.layers)
+        self._streams = Streams(plan)
         needed = [emitter.scratch_bytes() for emitter in self._emitters]
-        needed += [mix.scratch_bytes(n_banks + 1, plan.embedding.n_embd)] * bool(n_banks)
-        self._own_kernels = [mix.mix_rows] * bool(n_banks)
-        self.scratch_bytes = up(max(SCRATCH_BYTES, *needed), 64) + 64
+        self.scratch_bytes = up(max(SCRATCH_BYTES, self._streams.scratch_bytes(), *needed), 64) + 64
         self.logits_width = up(plan.n_vocab, step.PANEL_ROWS)
         self._programs: dict[tuple[Any, ...], tuple[Program, ...]] = {}
 
@@ -78,11 +78,11 @@ class Lowering:
     def kernels(self) -> list[Any]:
         """The kernels of passes, beside those of the weights; first what takes longest to compile."""
         blocks = [kernel for emitter in (*self._mixers, *self._emitters) for kernel in emitter.kernels()]
-        return [*blocks, *self._own_kernels, team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
+        return [*blocks, *self._streams.kernels(), team.lead, team.follow, team.dismiss, *tape.KERNELS, *kernel_pass.KERNELS]
 
     def place(self, weights: Weights, n_threads: int, arena: Arena) -> None:
         """Allocate what passes work in and what slots keep."""
-        n_embd, needed = self.plan.embedding.n_embd, Space.buffers(self.plan)
+        n_embd, needed = self.plan.embedding.n_embd, {**Space.buffers(self.plan), **self._streams.buffers()}
         for emitter in self._emitters:
             for name, n_bytes in emitter.buffers(n_threads).items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
@@ -147,11 +147,12 @@ class Lowering:
         first, other = self.plan.embedding.other, space.other
         if first is not None and other is not None:
             writing.begin_other(other, first)
+        streams = self._streams.on(writing, self._arena)
         for i in range(*layers):
             layer = self.plan.layers[i]
             if layer.turn is not None and other is not None:
                 writing.take_turn(layer.turn, other)
-            self._emit_blocks(writing, i)
+            self._emit_blocks(writing, streams, i)
             if layer.scale != 1.0:
                 writing.scale_x(layer.scale)
             if layer.skip and embedded is not None:
@@ -161,13 +162,13 @@ class Lowering:
                 writing.norm_x(layer.norm)
             if f"layer.{i}" in features:
                 writing.give_features(f"layer.{i}", None)
-        writing.mix(self.plan.output.mix)
+        streams.read(self.plan.output.residual)
         if "output" in features:
             writing.give_features("output", self.plan.output.norm)
         self._output.emit(writing)
         return writing.program()
 
-    def _emit_blocks(self, writing: Tape, i: int) -> None:
+    def _emit_blocks(self, writing: Tape, streams: TapeStreams, i: int) -> None:
         """Write the records of a layer's blocks."""
         layer, apart = self.plan.layers[i], []
         blocks = list(zip(layer.blocks, self._layers[i], strict=True))
@@ -180,11 +181,10 @@ class Lowering:
         for n, (block, emitter) in enumerate(blocks):
             is_beside = n > 0 and (layer.is_parallel or block is layer.beside)
             left = writing.hold("y beside") if is_beside else []
-            writing.mix(layer.feed_forward_mix if block is layer.feed_forward else layer.mix)
-            if layer.banks and block is layer.mixer:
-                writing.bank()
+            connection = layer.connection(block)
+            streams.read(connection)
             emitter.emit(writing)
-            writing.mix(None)
+            streams.write(connection)
             if is_beside:
                 writing.join(left)
         writing.join(apart)

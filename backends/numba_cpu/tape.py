@@ -11,7 +11,6 @@ from augury.backends.numba_cpu.kernels import step
 from augury.backends.numba_cpu.kernels.head import prepare_head, prepare_rows
 from augury.backends.numba_cpu.kernels.jit import address
 from augury.backends.numba_cpu.kernels.matmul import MAX_TOKENS, activation_bytes, n_blocks
-from augury.backends.numba_cpu.kernels.mix import mix_rows
 from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.blocks import Turn
@@ -51,8 +50,6 @@ class Space:
         normed: (n, E).
         embedded: (n, E), what the embedding made of tokens, where a layer adds it again.
         other: (n, E), a second residual stream, where there is one.
-        banks: (n, E) each, residual streams that were put aside.
-        seen: (n, E), what blocks see in place of x where streams are mixed.
         is_private: Whether every thread has rows for itself.
     """
 
@@ -61,12 +58,10 @@ class Space:
         self._n_threads = n_threads
         self._arena = arena
         self._operands: dict[tuple[str, int, int], Rows] = {}
-        self.x, self.normed = (self._rows(buffers[name], n_embd) for name in ("x", "normed"))
-        self.embedded = self._rows(buffers["embedded"], n_embd) if "embedded" in buffers else None
-        self.other = self._rows(buffers["other"], n_embd) if "other" in buffers else None
-        banks = sorted(name for name in buffers if name.startswith("bank "))
-        self.banks = [self._rows(buffers[name], n_embd) for name in banks]
-        self.seen = self._rows(buffers["seen"], n_embd) if banks else None
+        self._buffers, self._named = buffers, dict[str, Rows]()
+        self.x, self.normed = (self.named(name, n_embd) for name in ("x", "normed"))
+        self.embedded = self.named("embedded", n_embd) if "embedded" in buffers else None
+        self.other = self.named("other", n_embd) if "other" in buffers else None
 
     @staticmethod
     def buffers(plan: ModelPlan) -> dict[str, int]:
@@ -75,8 +70,6 @@ class Space:
         names += ["y apart"] * any(layer.apart is not None for layer in plan.layers)
         names += ["embedded"] * any(layer.skip for layer in plan.layers)
         names += ["other"] * (plan.embedding.other is not None)
-        banks = [f"bank {i}" for i in range(sum(layer.banks for layer in plan.layers))]
-        names += [*banks, *["seen"] * bool(banks)]
         return dict.fromkeys(names, row_bytes(plan.embedding.n_embd))
 
     def operand(self, activation: str, width: int, rows_per_token: int = 1) -> Rows:
@@ -90,11 +83,15 @@ class Space:
             self._operands[key] = Rows(to, stride, width)
         return self._operands[key]
 
-    def _rows(self, shared: int, width: int) -> Rows:
-        if not self.is_private:
-            return Rows(shared, 0, width)
-        stride = up(4 * PRIVATE_TOKENS * width, 64) + 64
-        return Rows(self._arena.zeros(self._n_threads * stride, "scratch"), stride, width)
+    def named(self, name: str, width: int) -> Rows:
+        """The rows of a buffer, or every thread's own in its place."""
+        if name not in self._named:
+            rows = Rows(self._buffers[name], 0, width)
+            if self.is_private:
+                stride = up(4 * PRIVATE_TOKENS * width, 64) + 64
+                rows = Rows(self._arena.zeros(self._n_threads * stride, "scratch"), stride, width)
+            self._named[name] = rows
+        return self._named[name]
 
 
 @frozen(eq=False)
@@ -132,6 +129,7 @@ class Tape:
         buffers: Addresses of the memory that blocks share, by name.
         space: The rows that they work in.
         y: The address where the next block leaves what is to be added to x, (n, E padded to panels) float32.
+        seen: What the next block sees: x, or what is made of several residual streams.
         logits: See `Program.logits`; the block that computes them says which it is.
     """
 
@@ -146,8 +144,7 @@ class Tape:
         self._works: list[Work] = []
         self._features: dict[str, int] = {}
         self._hidden = 0
-        self._n_banked = 0
-        self._seen: Rows | None = None  # what blocks see in place of x
+        self.seen = space.x
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
@@ -176,14 +173,19 @@ class Tape:
         """Say that the next norm is to add y, or its norm, to x."""
         self._pending.append((self.y, post_norm))
 
+    def take_left(self) -> list[tuple[int, Norm | None]]:
+        """What blocks left to be added to x, which is not."""
+        left, self._pending = self._pending, []
+        return left
+
     def hold(self, y: str) -> list[tuple[int, Norm | None]]:
         """Let the next block see x without what was left, which is given back, to be added with `join`.
 
         Args:
             y: The buffer where the next block leaves what is to be added.
         """
-        left, self._pending, self.y = self._pending, [], self.buffers[y]
-        return left
+        self.y = self.buffers[y]
+        return self.take_left()
 
     def join(self, left: list[tuple[int, Norm | None]]) -> None:
         """Add both what `hold` gave and what blocks left after it."""
@@ -194,9 +196,8 @@ class Tape:
 
         With `waits`, every thread has read what was left before any goes on: then the very next record may write y.
         """
-        seen = self._seen or self.space.x
-        self._sum_and_norm(norm, self.space.normed, seen, is_output=is_output, waits=waits)
-        return seen if norm is None else self.space.normed
+        self._sum_and_norm(norm, self.space.normed, self.seen, is_output=is_output, waits=waits)
+        return self.seen if norm is None else self.space.normed
 
     def norm_x(self, norm: Norm | None) -> None:
         """Write that x becomes the sum of itself and of what blocks left, and its norm, where there is one."""
@@ -221,27 +222,6 @@ class Tape:
         row = memory_at(self.weights.vector(first.weight, first.size), 4 * first.size).view(np.float32)
         rows = np.tile(row, PRIVATE_TOKENS if self.space.is_private else MAX_TOKENS)
         self.copy(Rows(self._arena.keep(rows, "scratch"), 0, first.size), other)
-
-    def bank(self) -> None:
-        """Write that x is put aside, and begins anew with what is added next."""
-        x, bank = self.space.x, self.space.banks[self._n_banked]
-        self.norm_x(None)
-        self.copy(x, bank)
-        self._n_banked, self._seen = self._n_banked + 1, self._seen or bank
-        self.add_to_x(x, -1.0)
-
-    def mix(self, norm: Norm | None) -> None:
-        """Write what blocks see in place of x until the next call: see `Layer.mix`; x itself where there is no norm."""
-        x, seen, self._seen = self.space.x, self.space.seen, None
-        if norm is None or seen is None:
-            return
-        self.norm_x(None)
-        streams = [*self.space.banks[: self._n_banked], x]
-        table = self._arena.keep(np.array([(rows.address, rows.stride) for rows in streams], np.int64), "scratch")
-        private = self.space.is_private
-        operands = (table, len(streams), x.width, self.weights.norm(norm), seen.address, seen.stride, int(private))
-        self.add(Work("mixing streams"), mix_rows, *operands, is_private=private)
-        self._seen = seen
 
     def take_turn(self, turn: Turn, other: Rows) -> None:
         """Write what becomes of x and the second residual stream; the norm's rows are free between blocks."""

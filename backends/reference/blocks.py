@@ -6,13 +6,13 @@ A function works on all rows, but computes each as if it were alone (`formula`),
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import activate, attend, choose_experts, gated, norm, rotate, sigmoid, softcap, softmax
+from augury.backends.reference.formula import activate, attend, choose_experts, gated, norm, rotate, sigmoid, softcap
 from augury.blocks import (
     Activation,
     Attention,
@@ -53,7 +53,6 @@ __all__ = [
     "embed",
     "layer_input",
     "layer_inputs",
-    "mixed",
     "mixture",
     "output",
     "sharpness",
@@ -162,13 +161,9 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     ups = weights.product(block.up, normed)
     gates = ups if block.gate is None else weights.product(block.gate, normed)
     divisors = 1.0 if block.divisors is None else weights.vector(block.divisors.weight)
-    hidden, limit = np.empty_like(gates), math.inf if block.limit is None else block.limit
+    hidden = np.empty_like(gates)
     for token, gate in enumerate(gates):
-        bent = (
-            activate(gate, block.activation, block.constants)
-            if block.gate is None
-            else gated(gate, ups[token], block.activation, limit, block.constants)
-        )
+        bent = activate(gate, block.activation, block.constants) if block.gate is None else _limited(block, gate, ups[token])
         hidden[token] = bent / divisors
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
@@ -207,25 +202,18 @@ def _experts(block: MixtureOfExperts, weights: Weights, normed: np.ndarray, logi
             if block.gate is None:
                 hidden = activate(up, block.activation, block.constants)
             else:
-                gate = weights.product_of(block.gate, index, taken)
-                limit = math.inf if block.limit is None else block.limit
-                if not block.limits_activated:
-                    gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
-                hidden = gated(gate, up, block.activation, limit, block.constants)
+                hidden = _limited(block, weights.product_of(block.gate, index, taken), up)
             given = weights.product_of(block.down, index, hidden)
             added[token] += given if block.weighs_input else share * given
     return added
 
 
-def mixed(x: np.ndarray, banked: Sequence[np.ndarray], block: Norm | None, weights: Weights) -> np.ndarray:
-    """The mean (n, E) of x and what was put aside, (n, E) each, weighed by softmax of the sums of their norms."""
-    if block is None:
-        return x
-    streams = np.stack([*banked, x])
-    scores = np.array([each_normed(stream, block, weights).sum(axis=1) for stream in streams])
-    return np.array([softmax(score) @ rows for score, rows in zip(scores.T, streams.swapaxes(0, 1), strict=True)]).reshape(
-        x.shape
-    )
+def _limited(block: FeedForward | MixtureOfExperts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """What is hidden (F,), with what its block limits."""
+    limit = math.inf if block.limit is None else block.limit
+    if not block.limits_activated:
+        gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
+    return gated(gate, up, block.activation, limit, block.constants)
 
 
 def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
@@ -282,7 +270,7 @@ STATELESS: dict[type, Any] = {
 }
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm", "other", "layer_inputs"},
+    Embedding: {"scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *(
@@ -305,31 +293,18 @@ KNOWN: dict[type, Container[Any]] = {
     Elementwise: (),
     LayerInput: (),
     LayerInputs: (),
-    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants"},
+    FeedForward: {"norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "limits_activated", "constants"},
     MixtureOfExperts: {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
         *("constants", "latent_down", "latent_up", "sum_norm"),
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: {"softcap", "mix"},
-    Layer: {
-        "mixer",
-        "feed_forward",
-        "is_parallel",
-        "skip",
-        "norm",
-        "beside",
-        "turn",
-        "apart",
-        "scale",
-        "banks",
-        "mix",
-        "feed_forward_mix",
-    },
+    Output: {"softcap", "residual"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
-    Rope: {"magnitude", "is_interleaved"},
+    Rope: {"magnitude", "is_interleaved", "offset"},
     Rows: (),
     Temperature: {"offset"},
     Vector: {"stored"},

@@ -80,7 +80,7 @@ class LayerCache:
     ) -> None:
         n_slots, n_ctx = options.n_slots, options.n_ctx
         try:
-            self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind)) for kind, n, size in layer.cached()]
+            self._parts = [_Rows((n_slots, n, n_ctx), size, getattr(options, kind, kind)) for kind, n, size in layer.cached()]
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can name
             size = f"{options.n_slots} slots with {options.n_ctx} positions"
             raise CapacityError(f"no memory for a KV cache of {size}; ask for a smaller context") from error
@@ -88,17 +88,18 @@ class LayerCache:
     @staticmethod
     def bytes_per_position(layer: Attention | LatentAttention, options: ModelOptions) -> int:
         """Bytes of one position of one slot."""
-        return sum(n * _row_bytes(size, getattr(options, kind)) for kind, n, size in layer.cached())
+        return sum(n * _row_bytes(size, getattr(options, kind, kind)) for kind, n, size in layer.cached())
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all slots."""
         return sum(part.n_bytes for part in self._parts)
 
-    def store(self, slot: int, cell: int, *rows: np.ndarray) -> None:
-        """Keep the rows of one token, (G, D) and so on."""
+    def store(self, slot: int, cell: int, *rows: np.ndarray | None) -> None:
+        """Keep the rows of one token, (G, D) and so on, as far as they are given."""
         for part, row in zip(self._parts, rows, strict=True):
-            part.store(slot, cell, row)
+            if row is not None:
+                part.store(slot, cell, row)
 
     def begin(self, batch: Batch) -> None:
         """Copy what accepted cells hold to their positions, one after the other."""

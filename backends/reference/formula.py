@@ -43,7 +43,7 @@ def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
     """Turn the pairs of every head by angles that grow with the position.
 
     With the angle t = position * frequencies[i], pair i (a, b) becomes magnitude * (a cos t - b sin t, a sin t + b cos t), so
-    that a product of a query and a key depends on how far apart they are. Values after the pairs stay as they are.
+    that a product of a query and a key depends on how far apart they are. Values beside the pairs stay as they are.
 
     Args:
         heads: (heads, D).
@@ -53,11 +53,11 @@ def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
     Returns:
         (heads, D).
     """
-    n_pairs = len(rope.frequencies)
+    n_pairs, start = len(rope.frequencies), rope.offset
     if rope.is_interleaved:
-        first, second = slice(0, 2 * n_pairs, 2), slice(1, 2 * n_pairs, 2)
+        first, second = slice(start, start + 2 * n_pairs, 2), slice(start + 1, start + 2 * n_pairs, 2)
     else:
-        first, second = slice(0, n_pairs), slice(n_pairs, 2 * n_pairs)
+        first, second = slice(start, start + n_pairs), slice(start + n_pairs, start + 2 * n_pairs)
     angles = position * rope.frequencies
     cos, sin = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
     turned = heads.copy()

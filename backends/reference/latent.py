@@ -10,7 +10,8 @@ import numpy as np
 from augury.backends.reference.blocks import each_normed, sharpness
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
-from augury.blocks import Indexer, LatentAttention
+from augury.backends.reference.pooling import best_blocks, chosen_cells, kept_to_pool, pooled_row
+from augury.blocks import Indexer, LatentAttention, PoolIndexer
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
@@ -58,20 +59,30 @@ def latent_attention(
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), batch.positions.tolist(), cells.tolist(), strict=True))
     compared = _compared(block.indexer, weights, normed, [position for _, position, _ in places])
+    all_seen = [np.arange(p + 1) if tree is None else np.asarray(tree.seen(i)) for i, (_, p, _) in enumerate(places)]
     for token, (slot, position, cell) in enumerate(places):
         turned = _turned(to_turn[token : token + 1], position, block.rope)[0]
         cache.store(slot, cell, np.concatenate([latents[token], turned])[None], *compared[token])
+        if isinstance(block.indexer, PoolIndexer):
+            kept = cache.seen(slot, all_seen[token])[1][0]
+            row = pooled_row(block.indexer.keys, weights, kept, position)
+            cache.store(slot, cell, None, None, row)
     if not block.reuses_choice:
         cache.chosen.clear()
         for token, (slot, position, _) in enumerate(places):
-            seen = np.arange(position + 1) if tree is None else np.asarray(tree.seen(token))
-            seen = seen if block.window is None else seen[-block.window :]
-            if block.indexer is not None:
+            seen = all_seen[token] if block.window is None else all_seen[token][-block.window :]
+            if isinstance(block.indexer, PoolIndexer):
+                size = block.indexer.keys.size
+                keys = cache.seen(slot, seen[size - 1 :: size])[2][0]
+                blocks = best_blocks(block.indexer, weights, keys, asking[token], normed[token], position)
+                seen = chosen_cells(blocks, size, seen)
+            elif block.indexer is not None:
                 seen = _choose(
                     block.indexer, weights, cache.seen(slot, seen)[1][0], asking[token], normed[token], position, seen
                 )
             cache.chosen.append(seen)
     given = np.empty((len(x), block.o.n_in))
+    sinks = [None] * block.n_heads if block.sinks is None else weights.vector(block.sinks.weight).tolist()
     for token, (slot, position, _) in enumerate(places):
         seen = cache.seen(slot, cache.chosen[token])[0][0]
         turned = _turned(queries[token, :, n_plain:], position, block.rope)
@@ -79,7 +90,7 @@ def latent_attention(
         heads = []
         for head, query in enumerate(queries[token, :, :n_plain]):
             asked = np.concatenate([weights.product_of(block.keys, head, query), turned[head]])
-            mixed = softmax(factor * (seen @ asked)) @ np.ascontiguousarray(seen[:, :n_latent])
+            mixed = softmax(factor * (seen @ asked), sinks[head]) @ np.ascontiguousarray(seen[:, :n_latent])
             heads.append(weights.product_of(block.values, head, mixed))
         given[token] = np.concatenate(heads)
     if block.gate is not None:
@@ -92,11 +103,13 @@ def _turned(heads: np.ndarray, position: int, rope: Rope | None) -> np.ndarray:
 
 
 def _compared(
-    indexer: Indexer | None, weights: Weights, normed: np.ndarray, positions: list[int]
-) -> list[tuple[np.ndarray, ...]]:
+    indexer: Indexer | PoolIndexer | None, weights: Weights, normed: np.ndarray, positions: list[int]
+) -> list[tuple[np.ndarray | None, ...]]:
     """What an indexer keeps of every token: (1, D_i); nothing where there is none."""
     if indexer is None:
         return [()] * len(positions)
+    if isinstance(indexer, PoolIndexer):
+        return [(row[None], None) for row in kept_to_pool(indexer.keys, weights, normed, positions)]
     keys = each_normed(weights.product(indexer.k, normed), indexer.k_norm, weights)
     return [(rotate(key[None], position, indexer.rope),) for key, position in zip(keys, positions, strict=True)]
 
@@ -123,6 +136,8 @@ def _choose(
 CACHES: dict[type, Any] = {LatentAttention: LatentCache}
 MIXERS: dict[type, Any] = {LatentAttention: latent_attention}
 KNOWN: dict[type, Container[Any]] = {
-    LatentAttention: {"rope", "q_down", "q_norm", "temperature", "turned_norm", "gate", "window", "indexer", "reuses_choice"},
+    LatentAttention: {
+        *("rope", "q_down", "q_norm", "temperature", "turned_norm", "gate", "window", "indexer", "reuses_choice", "sinks"),
+    },
     Indexer: (),
 }

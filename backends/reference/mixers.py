@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from augury.backends.reference import blocks, latent, recurrent
+from augury.backends.reference import blocks, latent, pooling, recurrent, residual
 
 __all__ = ["CACHES", "KNOWN", "MIXERS"]
 
@@ -10,5 +10,5 @@ CACHES = {**blocks.CACHES, **latent.CACHES, **dict.fromkeys(recurrent.MIXERS, re
 """What a mixer keeps of its slots."""
 MIXERS = {**blocks.MIXERS, **latent.MIXERS, **recurrent.MIXERS}
 """What a mixer that keeps something adds to x."""
-KNOWN = {**blocks.KNOWN, **latent.KNOWN, **recurrent.KNOWN}
+KNOWN = {**blocks.KNOWN, **latent.KNOWN, **pooling.KNOWN, **recurrent.KNOWN, **residual.KNOWN}
 """See `ModelPlan.check_blocks`."""

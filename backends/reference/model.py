@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, each_normed, embed, layer_input, layer_inputs, mixed, mixture, output
+from augury.backends.reference.blocks import STATELESS, each_normed, embed, layer_input, layer_inputs, mixture, output
 from augury.backends.reference.cache import SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.mixers import CACHES, MIXERS
+from augury.backends.reference.residual import read, write
 from augury.batch import Tree, check_batch
 from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
 from augury.errors import AuguryError
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 class ReferenceModel(Model):
     """Weights and KV cache, and passes through them.
 
-    The residual stream x (n, E) float64 holds a row per token of the pass, to which every layer adds (`blocks`).
+    The residual streams (n, S, E) float64 hold a row or more per token of the pass, to which every layer adds (`blocks`,
+    `residual`); x (n, E) is the last of them.
     """
 
     def __init__(self, info: ModelInfo, spec: StateSpec, plan: ModelPlan, weights: Weights, options: ModelOptions) -> None:
@@ -64,15 +66,15 @@ class ReferenceModel(Model):
         first = self._plan.embedding.other
         other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), x.shape)
         features: dict[str, np.ndarray] = {}
-        banked: list[np.ndarray] = []
+        streams = np.repeat(x[:, None], self._plan.embedding.n_streams, axis=1)
         inputs = layer_inputs(self._plan.embedding, weights, batch, embedded)
         for i in range(*(batch.layers or (0, self.info.n_layers))):
             if (turn := self._plan.layers[i].turn) is not None:
-                x, other = x + other, (x if turn is Turn.CHANGE else other)
-            x = self._through(i, weights, batch, tree, x, embedded, inputs, banked)
-            features[f"layer.{i}"] = hidden = x.astype(np.float32)
-            x = hidden.astype(np.float64)  # so that a pass from here on, which is given `hidden`, computes the same
-        x = mixed(x, banked, self._plan.output.mix, weights)
+                streams, other = streams + other[:, None], (streams[:, -1] if turn is Turn.CHANGE else other)
+            hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)
+            features[f"layer.{i}"] = hidden[:, -1]
+            streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
+        x = read(self._plan.output.residual, weights, streams)
         normed = each_normed(x, self._plan.output.norm, weights)
         features["output"] = normed.astype(np.float32)
         logits = output(self._plan.output, weights, normed[batch.rows])
@@ -101,42 +103,39 @@ class ReferenceModel(Model):
         weights: Weights,
         batch: Batch,
         tree: Tree | None,
-        x: np.ndarray,
+        before: np.ndarray,
         embedded: np.ndarray,
         inputs: np.ndarray,
-        banked: list[np.ndarray],
     ) -> np.ndarray:
-        """The residual stream (n, E) after a layer.
+        """The residual streams (n, S, E) after a layer.
 
         Args:
             i: The layer.
             weights: Of the plan.
             batch: What the pass computes.
             tree: Of the batch, where it has one.
-            x: The stream before.
+            before: The streams before.
             embedded: What the embedding made of the tokens, (n, E).
             inputs: What it made for layers, (n, layers, P).
-            banked: What was put aside, to which the layer may add.
         """
-        layer, after = self._plan.layers[i], x
+        layer, streams = self._plan.layers[i], before
         for block in layer.blocks:
-            seen = x if layer.is_parallel or block is layer.beside or block is layer.apart else after
-            seen = mixed(seen, banked, layer.feed_forward_mix if block is layer.feed_forward else layer.mix, weights)
-            if layer.banks and block is layer.mixer:
-                banked.append(x)
-                after = np.zeros_like(x)
+            is_first = layer.is_parallel or block is layer.beside or block is layer.apart
+            connection = layer.connection(block)
+            x = read(connection, weights, before if is_first else streams)
             if (i, block) in self._caches:
-                after = after + MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, seen)
+                y = MIXERS[type(block)](block, weights, self._caches[i, block], batch, tree, x)
             elif isinstance(block, LayerInput):
-                after = after + layer_input(block, weights, seen, inputs)
+                y = layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):
-                after = after + mixture(block, weights, seen, x)
+                y = mixture(block, weights, x, before[:, -1])
             else:
-                after = after + STATELESS[type(block)](block, weights, seen)
-        after = layer.scale * after
+                y = STATELESS[type(block)](block, weights, x)
+            streams = write(connection, weights, streams, y)
+        x = layer.scale * streams[:, -1]
         if layer.skip:
-            after = after + layer.skip * embedded
-        return each_normed(after, layer.norm, weights)
+            x = x + layer.skip * embedded
+        return np.concatenate([streams[:, :-1], each_normed(x, layer.norm, weights)[:, None]], axis=1)
 
     def _open(self) -> Weights:
         if self._weights is None:

@@ -9,7 +9,7 @@ modules are the blocks.
 """
 
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
-from augury.blocks.indexer import BlockIndexer, Indexer
+from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
 from augury.blocks.latent import LatentAttention
 from augury.blocks.parts import (
     Activation,
@@ -38,6 +38,14 @@ from augury.blocks.recurrent import (
     Mamba2,
     ShortConvolution,
 )
+from augury.blocks.residual import (
+    AttentionResidual,
+    Connection,
+    GatedHyperConnection,
+    HyperConnection,
+    Residual,
+    StreamMean,
+)
 from augury.blocks.transformer import (
     Attention,
     Elementwise,
@@ -52,15 +60,19 @@ from augury.blocks.transformer import (
 __all__ = [
     "Activation",
     "Attention",
+    "AttentionResidual",
     "Block",
     "BlockIndexer",
+    "Connection",
     "Convolution",
     "Elementwise",
     "Embedding",
     "FeedForward",
     "GateKind",
     "GatedDeltaNet",
+    "GatedHyperConnection",
     "Gating",
+    "HyperConnection",
     "Indexer",
     "KimiDeltaAttention",
     "LatentAttention",
@@ -80,12 +92,16 @@ __all__ = [
     "NormKind",
     "Output",
     "Part",
+    "PoolIndexer",
+    "Pooling",
     "Projection",
+    "Residual",
     "Rope",
     "Router",
     "Rows",
     "SequenceState",
     "ShortConvolution",
+    "StreamMean",
     "Temperature",
     "Turn",
     "Vector",

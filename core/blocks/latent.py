@@ -9,8 +9,8 @@ from attrs import frozen
 from augury.blocks.parts import Block
 
 if TYPE_CHECKING:
-    from augury.blocks.indexer import Indexer
-    from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Temperature
+    from augury.blocks.indexer import Indexer, PoolIndexer
+    from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Temperature, Vector
 
 __all__ = ["LatentAttention"]
 
@@ -43,8 +43,9 @@ class LatentAttention(Block):
     temperature: Temperature | None = None
     turned_norm: Norm | None = None  # of R values, before they are turned
     window: int | None = None
-    indexer: Indexer | None = None
+    indexer: Indexer | PoolIndexer | None = None
     reuses_choice: bool = False
+    sinks: Vector | None = None  # (H,) scores that take part in softmax without a value
     gate: Linear | None = None  # E → H * D_v, or E → H: of n; its sigmoid, times what o is given, by value or by head
 
     @property
@@ -70,4 +71,4 @@ class LatentAttention(Block):
     def cached(self) -> tuple[tuple[str, int, int], ...]:
         """Latent vectors and turned values, and what the indexer compares."""
         latents = (("cache_type_k", 1, self.cached_dim),)
-        return latents if self.indexer is None else (*latents, ("cache_type_k", 1, self.indexer.k.n_out))
+        return latents if self.indexer is None else (*latents, *self.indexer.cached())

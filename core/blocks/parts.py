@@ -212,7 +212,7 @@ Part = Linear | Matrices | Norm | Vector | Convolution
 
 @frozen(eq=False)
 class Rope:
-    """Rotary position embedding over the first `2 * len(frequencies)` values of a head; what follows them is left alone.
+    """Rotary position embedding over `2 * len(frequencies)` values of a head, from `offset` on; the others are left alone.
 
     Pair i at position p turns by the angle `p * frequencies[i]`; cos and sin are multiplied by `magnitude`. Linear, YaRN and
     llama-3 scaling are all of this form (see `augury.plugins.architectures.rope`), so backends know none of them. LongRoPE has
@@ -224,6 +224,7 @@ class Rope:
     is_interleaved: bool = False  # pairs are (0,1)(2,3)… where true; (0,D/2)(1,D/2+1)… (NeoX) where false
     long_frequencies: np.ndarray | None = field(default=None, repr=False)  # (D_rot / 2,) float64
     n_ctx_short: int = 0
+    offset: int = 0
 
 
 @frozen
@@ -245,7 +246,7 @@ class Block:
         return tuple(part for part in parts if isinstance(part, Part))
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """What it keeps per position: the option of `ModelOptions` that gives a type, how many heads, values of each."""
+        """What it keeps per position: a type, or the option of `ModelOptions` that gives it, how many heads, values of each."""
         return ()
 
     def states(self) -> tuple[SequenceState, ...]:

@@ -23,6 +23,7 @@ from augury.errors import CapacityError, OptionError, UnsupportedError
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Block, Norm, Part, Turn
+    from augury.blocks.residual import Connection, Residual
     from augury.blocks.transformer import Elementwise, Embedding, FeedForward, LayerInput, Output
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
@@ -39,11 +40,8 @@ class Layer:
     With a mixer `beside`, which sees the same x, x += mixer(x) + beside(x) comes first. What the mixture `apart` makes of the x
     that the mixer sees is added after all.
 
-    Before, with two residual streams, these take a `turn`.
-
-    With `banks`, x is put aside after the mixer has seen it, and begins anew with what the mixer gives. With `mix`, the mixer
-    sees in place of x the mean of x and of all that was put aside by layers before, weighed by softmax of the sums of their
-    norms; with `feed_forward_mix` the feed-forward does.
+    Before, with two residual streams, these take a `turn`. With a `residual`, mixer and feed-forward see what it says in place
+    of x, and what they give is not merely added to x, which is the last of the streams then.
 
     Afterwards `x *= scale`, then `x += skip * e`, where e is what the embedding gave, and `x = norm(x)`, where there is such.
     """
@@ -57,14 +55,20 @@ class Layer:
     turn: Turn | None = None
     apart: MixtureOfExperts | None = None
     scale: float = 1.0
-    banks: bool = False
-    mix: Norm | None = None
-    feed_forward_mix: Norm | None = None
+    residual: Residual | None = None
+
+    def connection(self, block: Block) -> Connection | None:
+        """How one of its blocks reads and writes the residual streams; None: it sees x and adds to it."""
+        if self.residual is None:
+            return None
+        return {id(self.mixer): self.residual.mixer, id(self.feed_forward): self.residual.feed_forward}.get(id(block))
 
     @property
-    def norms(self) -> tuple[Norm, ...]:
-        """Its norms beside those of its blocks."""
-        return tuple(norm for norm in (self.norm, self.mix, self.feed_forward_mix) if norm is not None)
+    def parts(self) -> tuple[Part, ...]:
+        """What it has of the model file, block by block, then what belongs to none of them."""
+        residual = () if self.residual is None else (self.residual.mixer, self.residual.feed_forward)
+        parts = tuple(part for block in (*self.blocks, *residual) for part in block.tensors())
+        return parts if self.norm is None else (*parts, self.norm)
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -103,7 +107,7 @@ class ModelPlan:
 
         With several residual streams one of them alone says nothing.
         """
-        if any(layer.turn or layer.banks for layer in self.layers):
+        if self.embedding.n_streams > 1 or any(layer.turn or layer.residual for layer in self.layers):
             return {"output": self.embedding.n_embd}
         n_embd = self.embedding.n_embd
         return {f"layer.{i}": n_embd for i in range(len(self.layers))} | {"output": n_embd}
@@ -119,8 +123,7 @@ class ModelPlan:
         """What all of it has of the model file, in order."""
         yield from self.embedding.tensors()
         for layer in self.layers:
-            yield from (part for block in layer.blocks for part in block.tensors())
-            yield from layer.norms
+            yield from layer.parts
         yield from self.output.tensors()
 
     def for_context(self, n_ctx: int) -> ModelPlan:

@@ -11,6 +11,7 @@ from augury.blocks.parts import Block, GateKind, Linear
 if TYPE_CHECKING:
     from augury.blocks.indexer import BlockIndexer
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
+    from augury.blocks.residual import Connection
 
 __all__ = ["Attention", "Elementwise", "Embedding", "FeedForward", "LayerInput", "LayerInputs", "Output", "Projection"]
 
@@ -38,6 +39,7 @@ class Embedding(Block):
     norm: Norm | None = None
     other: Vector | None = None  # (E,) what a second residual stream begins as, see `Layer.turn`
     layer_inputs: LayerInputs | None = None  # what it makes besides, for `LayerInput`
+    n_streams: int = 1  # S: residual streams that begin as x, each
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices, as products with them would be, and its norm."""
@@ -99,7 +101,7 @@ class Attention(Block):
             return ()
         n, indexer = self.n_kv_heads, self.indexer
         states = (("cache_type_k", n, self.head_dim), ("cache_type_v", n, self.value_dim))
-        return states if indexer is None else (*states, ("cache_type_k", 1, indexer.k.n_out))
+        return states if indexer is None else (*states, *indexer.cached())
 
 
 @frozen
@@ -122,7 +124,8 @@ class FeedForward(Block):
     post_norm: Norm | None = None
     hidden_norm: Norm | None = None
     divisors: Vector | None = None  # of what is activated
-    limit: float | None = None  # what a gate is activated to is at most that, up(n) between it and its negative
+    limit: float | None = None  # gate(n) is at most that, up(n) between it and its negative
+    limits_activated: bool = False  # not the gate is at most that, but what the activation makes of it
     constants: tuple[float, ...] = ()  # of the activation
 
 
@@ -153,4 +156,8 @@ class Output(Block):
     norm: Norm
     weight: Linear  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
-    mix: Norm | None = None  # in place of x: see `Layer.mix`
+    residual: Connection | None = None  # what it reads in place of x
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Its own, and those of its connection."""
+        return super().tensors() + (() if self.residual is None else self.residual.tensors())

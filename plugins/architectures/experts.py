@@ -28,28 +28,40 @@ def has_experts(decoder: Decoder, layer: int) -> bool:
 
 
 def limit(decoder: Decoder, layer: int, key: str) -> float | None:
-    """What hidden values of a layer are limited to, by a key that has a number for each layer."""
-    found = decoder.keys.numbers(key, decoder.n_layers)[layer]
+    """What hidden values of a layer are limited to, by a key that has a number for each layer, if the file has it."""
+    found = decoder.keys.numbers(key, decoder.n_layers)[layer] if key in decoder.keys else 0.0
     return found if found > _LEAST_LIMIT else None
 
 
 def limited_feed_forward(
-    decoder: Decoder, layer: int, *, has_biases: bool = True, **experts: Any
+    decoder: Decoder,
+    layer: int,
+    *,
+    has_biases: bool = True,
+    limits_activated: bool = True,
+    shares_limit: bool = False,
+    **experts: Any,
 ) -> FeedForward | MixtureOfExperts:
-    """The feed-forward of a layer, whose activated gates are limited where the file says so, for experts and for others.
+    """The feed-forward of a layer, whose gates are limited where the file says so, for experts and for others.
 
     Args:
         decoder: Of the file.
         layer: From 0.
         has_biases: Whether the family takes note of biases where there are no experts.
+        limits_activated: Whether what gates are activated to is limited, not the gates.
+        shares_limit: Whether others have the limit of experts where the file does not state theirs.
         **experts: Arguments of `mixture`.
     """
-    keys = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
-    of_experts, of_others = (limit(decoder, layer, key) if key in decoder.keys else None for key in keys)
+    of_experts, own = (f"swiglu_clamp_{part}" for part in ("exp", "shexp"))
+    of_others = of_experts if shares_limit and own not in decoder.keys else own
+    most = limit(decoder, layer, of_others)
+    how: dict[str, Any] = {"limit": most, "limits_activated": limits_activated and most is not None}
     if not has_experts(decoder, layer):
-        return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, limit=of_others)
-    block = mixture(decoder, layer, has_scales=False, limit=of_experts, limits_activated=True, **experts)
-    return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, limit=of_others))
+        return decoder.feed_forward(layer, has_scales=False, has_biases=has_biases, **how)
+    block = mixture(
+        decoder, layer, has_scales=False, limit=limit(decoder, layer, of_experts), limits_activated=limits_activated, **experts
+    )
+    return attrs.evolve(block, shared=None if block.shared is None else attrs.evolve(block.shared, **how))
 
 
 def mixture(

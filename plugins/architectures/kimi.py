@@ -10,6 +10,7 @@ import attrs
 
 from augury.blocks import (
     Activation,
+    AttentionResidual,
     Convolution,
     FeedForward,
     KimiDeltaAttention,
@@ -18,6 +19,7 @@ from augury.blocks import (
     LinearRecurrence,
     MixtureOfExperts,
     ModelPlan,
+    Residual,
 )
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
@@ -142,24 +144,27 @@ class KimiK3(KimiLinear):
     """Kimi K3: blocks see a mean of the streams of earlier layers; experts work on fewer values; another activation."""
 
     name = "kimi-k3"
-    gate_names = ("ssm_g",)
+    gate_names: ClassVar[tuple[str, ...]] = ("ssm_g",)
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         plan = super().plans(file)["main"]
         decoder = Decoder(file, least=0, may_have_experts=True)
-        mix = decoder.norm("output_res_score") if decoder.keys.count("attn_res.block_size", least=0) else None
-        return {"main": attrs.evolve(plan, output=attrs.evolve(plan.output, mix=mix))}
+        if not decoder.keys.count("attn_res.block_size", least=0):
+            return {"main": plan}
+        residual = AttentionResidual(decoder.norm("output_res_score"))
+        return {"main": attrs.evolve(plan, output=attrs.evolve(plan.output, residual=residual))}
 
     @classmethod
     def layer(cls, decoder: Decoder, layer: int) -> Layer:
-        """A layer, from 0; before the first of each block of layers the stream is put aside."""
+        """A layer, from 0; the mixer of the first of each block of layers begins a stream."""
         plain = super().layer(decoder, layer)
         if not (size := decoder.keys.count("attn_res.block_size", least=0)):
             return plain
-        mix, feed_forward_mix = (decoder.norm(f"blk.{layer}.{part}_res_score") for part in ("attn", "ffn"))
-        return attrs.evolve(plain, banks=layer % size == 0, mix=mix if layer else None, feed_forward_mix=feed_forward_mix)
+        of_mixer, of_feed_forward = (decoder.norm(f"blk.{layer}.{part}_res_score") for part in ("attn", "ffn"))
+        mixer = AttentionResidual(of_mixer if layer else None, begins=layer % size == 0)
+        return attrs.evolve(plain, residual=Residual(mixer, AttentionResidual(of_feed_forward)))
 
     @classmethod
     def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:

@@ -89,7 +89,7 @@ def _temperature(decoder: Decoder) -> Temperature | None:
 
 
 def latent_attention(
-    decoder: Decoder, layer: int, rope: Rope | None, *, factor: float = 1.0, suffix: str = ""
+    decoder: Decoder, layer: int, rope: Rope | None, *, factor: float = 1.0, suffix: str = "", n_turned: int | None = None
 ) -> LatentAttention:
     """The latent attention of a layer.
 
@@ -99,9 +99,10 @@ def latent_attention(
         rope: Of a part of queries, and of what all heads share of keys, if any.
         factor: What is added to the residual stream is multiplied by it.
         suffix: Of the keys that say how large heads and latents are.
+        n_turned: R, where it is not the number of values that rope turns.
     """
     keys, at, tensors, n_heads = decoder.keys, f"blk.{layer}", decoder.file.tensors, decoder.n_heads[layer]
-    n_latent, n_turned = keys.count(f"attention.kv_lora_rank{suffix}"), decoder.n_rot
+    n_latent, n_turned = keys.count(f"attention.kv_lora_rank{suffix}"), decoder.n_rot if n_turned is None else n_turned
     is_split = f"{at}.attn_k_b.weight" in tensors
     key_dim = keys.count(f"attention.key_length_mla{suffix}", 0, least=0) or decoder.head_dim
     value_dim = keys.count(f"attention.value_length_mla{suffix}", 0, least=0) or decoder.value_dim

@@ -22,14 +22,14 @@ _EPS = 1e-6  # of the norm of what is compared; files do not state it
 _N_CTX_SHARED = 1 << 20  # a GLM for so many positions is 5.2, where layers share choices; its first files do not say which
 
 
-def indexer(decoder: Decoder, layer: int, rope: Rope) -> Indexer:
+def indexer(decoder: Decoder, layer: int, rope: Rope, eps: float = _EPS) -> Indexer:
     """The indexer of a layer, whose queries are made of what attention's are made of."""
     keys, at = decoder.keys, f"blk.{layer}.indexer"
     plain: dict[str, Any] = {"has_scale": False, "has_bias": False}
     n_heads, size = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
     if size < decoder.n_rot:
         keys.fail("attention.indexer.key_length", size, f"at least the {decoder.n_rot} values that rope turns")
-    norm = Norm(f"{at}.k_norm.weight", size, _EPS, f"{at}.k_norm.bias", NormKind.LAYER)
+    norm = Norm(f"{at}.k_norm.weight", size, eps, f"{at}.k_norm.bias", NormKind.LAYER)
     for name, shape in norm.shapes.items():
         decoder.file.tensor(name, shape)
     return Indexer(
@@ -70,24 +70,31 @@ class GlmDsa(DeepSeek2):
     @classmethod
     def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:
         """What else its attention has."""
-        if _chooses(decoder)[layer]:
+        is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
+        default = [not is_shared or each < 2 or (each - 2) % 4 == 0 for each in range(decoder.n_layers)]
+        if chooses(decoder, default)[layer]:
             return {"indexer": indexer(decoder, layer, cls.rope(decoder))}
         return {"reuses_choice": True}
 
 
-def _chooses(decoder: Decoder) -> list[bool]:
-    """By layer whether it has an indexer."""
+def chooses(decoder: Decoder, default: list[bool] | None, first: int = 0) -> list[bool]:
+    """By layer whether it has an indexer, or attends to what the one before chose.
+
+    Args:
+        decoder: Of the file.
+        default: Where the file says nothing; None: it has to.
+        first: The first layer that attends.
+    """
     keys, key = decoder.keys, "attention.indexer.types"
-    if key not in keys:
-        is_shared = decoder.n_ctx_train >= _N_CTX_SHARED
-        return [not is_shared or layer < 2 or (layer - 2) % 4 == 0 for layer in range(decoder.n_layers)]
-    if isinstance(decoder.file.metadata[keys.full(key)], np.ndarray):
-        chooses = decoder.flags(key, None)
+    if key not in keys and default is not None:
+        found = default
+    elif isinstance(decoder.file.metadata.get(keys.full(key)), np.ndarray):
+        found = decoder.flags(key, None)
     else:
-        chooses = [bool(keys.count(key, least=0))] * decoder.n_layers
-    if not chooses[0]:
-        keys.fail(key, chooses, "an indexer in the first layer")
-    return chooses
+        found = [bool(keys.count(key, least=0))] * decoder.n_layers
+    if not found[first]:
+        keys.fail(key, found, f"an indexer in layer {first}")
+    return found
 
 
 class Dots3Note(DeepSeek2):

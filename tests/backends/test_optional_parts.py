@@ -17,10 +17,13 @@ from augury import Registry
 from augury.blocks import (
     Activation,
     Attention,
+    AttentionResidual,
     BlockIndexer,
     Elementwise,
     Embedding,
     FeedForward,
+    GatedHyperConnection,
+    HyperConnection,
     Indexer,
     LatentAttention,
     Layer,
@@ -31,8 +34,10 @@ from augury.blocks import (
     NormKind,
     Output,
     Projection,
+    Residual,
     Rope,
     Rows,
+    StreamMean,
     Temperature,
     Vector,
 )
@@ -102,6 +107,27 @@ WIDE = attrs.evolve(
     head_dim=32,
     value_dim=32,
 )
+S = 3
+HYPER = HyperConnection(
+    Norm(None, S * E, 1e-5),
+    Linear("coefficients", S * E, 2 * S),
+    *(Vector("scales of two", 2), Vector("base of two", 2 * S)),
+    *(S, 1e-3),
+    post_scale=1.7,
+    post_eps=0.02,
+)
+HYPER_OUTPUT = attrs.evolve(
+    HYPER,
+    coefficients=Linear("coefficients of output", S * E, S),
+    scales=Vector("scales of one", 1),
+    base=Vector("base of one", S),
+)
+GATED = GatedHyperConnection(
+    Norm("norm streams", E, 1e-5, weight_shape=(S, E)),
+    Linear("low streams", S * E, 10),
+    Linear("gates of streams", 10, S * E),
+    Linear("injected", S * E, S),
+)
 BOTH = {"n_stored": N + DV, "is_flat": True}
 
 
@@ -116,6 +142,13 @@ def feed_forward(**changes):
 def with_layers(**changes):
     """A plan whose second layer is not as usual."""
     return attrs.evolve(PLAN, layers=(LAYER, attrs.evolve(LAYER, **changes)))
+
+
+def with_streams(connection, output):
+    """A plan with several residual streams."""
+    layers = (attrs.evolve(LAYER, residual=Residual(connection, connection)),) * 2
+    embedding = attrs.evolve(PLAN.embedding, n_streams=S)
+    return attrs.evolve(PLAN, embedding=embedding, layers=layers, output=attrs.evolve(PLAN.output, residual=output))
 
 
 VARIANTS = {
@@ -164,6 +197,7 @@ VARIANTS = {
     "plain feed-forward": feed_forward(gate=None, activation=Activation.GELU),
     "divided feed-forward": feed_forward(gate=None, activation=Activation.RELU_SQUARED, divisors=Vector("divisors", F)),
     "limited feed-forward": feed_forward(limit=0.2),
+    "feed-forward limited once activated": feed_forward(limit=0.2, limits_activated=True),
     "relu": feed_forward(activation=Activation.RELU, divisors=Vector("divisors", F)),
     "norm before down": feed_forward(hidden_norm=Norm("norm f", F, 1e-5)),
     "latent attention": with_layers(mixer=LATENT),
@@ -191,9 +225,23 @@ VARIANTS = {
     "capped feed-forward": feed_forward(activation=Activation.SITU, constants=(0.3, 0.2)),
     "xielu": feed_forward(gate=None, activation=Activation.XIELU, constants=(0.7, 0.9, 0.5, -1e-6)),
     "mixed streams": attrs.evolve(
-        with_layers(banks=True, mix=LAYER_NORM, feed_forward_mix=LAYER_NORM),
-        output=attrs.evolve(PLAN.output, mix=LAYER_NORM),
+        with_layers(residual=Residual(AttentionResidual(LAYER_NORM, begins=True), AttentionResidual(LAYER_NORM))),
+        output=attrs.evolve(PLAN.output, residual=AttentionResidual(LAYER_NORM)),
     ),
+    "hyper-connections": with_streams(HYPER, HYPER_OUTPUT),
+    "hyper-connections that mix streams": with_streams(
+        attrs.evolve(
+            HYPER,
+            coefficients=Linear("mixing", S * E, S * (2 + S)),
+            scales=Vector("scales", 3),
+            base=Vector("base", S * (2 + S)),
+            n_rounds=3,
+        ),
+        StreamMean(),
+    ),
+    "gated hyper-connections": with_streams(GATED, attrs.evolve(GATED, inject=None)),
+    "latent attention with sinks": with_layers(mixer=attrs.evolve(LATENT, sinks=Vector("sinks", H))),
+    "rope of the last values": attention(rope=attrs.evolve(ATTENTION.rope, offset=3)),
     "keys and values of another layer": with_layers(mixer=attrs.evolve(ATTENTION, source=0, **NORMS)),
     "scaled layers": with_layers(scale=0.6, skip=0.7),
     "norm of a layer": with_layers(norm=LAYER_NORM),
@@ -238,6 +286,19 @@ def model_file():
         "norm r": (R,),
         "norm l": (L,),
         "norm low": (LOW,),
+        "coefficients": (2 * S, S * E),
+        "coefficients of output": (S, S * E),
+        "mixing": (S * (2 + S), S * E),
+        "scales": (3,),
+        "base": (S * (2 + S),),
+        "scales of two": (2,),
+        "base of two": (2 * S,),
+        "scales of one": (1,),
+        "base of one": (S,),
+        "norm streams": (S, E),
+        "low streams": (10, S * E),
+        "gates of streams": (S * E, 10),
+        "injected": (S, S * E),
         "norm hd": (H, D),
         "norm g": (G, 1),
         "norm e": (E,),

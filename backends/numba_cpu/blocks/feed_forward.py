@@ -59,7 +59,7 @@ ACTIVATIONS = FUNCTIONS | {Activation.SITU: (sigmoid, as_it_is), Activation.XIEL
 
 
 @cache
-def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
+def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool, limits_activated: bool) -> Any:
     (activation, of_up), is_capped, is_xielu = ACTIVATIONS[kind], kind is Activation.SITU, kind is Activation.XIELU
 
     @helper
@@ -94,9 +94,12 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
             for t in range(n):
                 for index in range(PANEL_ROWS * first, stop, 16):
                     place, left = 4 * (t * ldy + index), stop - index
-                    value = bent(load_part(gate + place, left), record)
-                    if is_limited:
+                    value = load_part(gate + place, left)
+                    if is_limited and not limits_activated:
                         value = minimum(limit, value)  # what comes second stays where it is NaN
+                    value = bent(value, record)
+                    if is_limited and limits_activated:
+                        value = minimum(limit, value)
                     if divisors != 0:
                         value = div(value, load_part(divisors + 4 * index, left))
                     if is_gated:
@@ -108,7 +111,8 @@ def _kernel(kind: Activation, *, is_gated: bool, is_limited: bool) -> Any:
                         value = mul(value, of_up(other))
                     store_part(out + 4 * (t * n_rows + index), value, left)
 
-    activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{kind.value}" + "_limited" * is_limited
+    limits = ("_limited" + "_activated" * limits_activated) * is_limited
+    activate.__name__ = activate.__qualname__ = f"{'gated' if is_gated else 'plain'}_{kind.value}{limits}"
     activate.__doc__ = """Out = activation(gate) / divisors * up, or activation(up) / divisors.
 
     Operands: entries of gate and up (or of up), how many, panels of one, out, n_rows, divisors (or 0), what limits both,
@@ -125,7 +129,8 @@ class FeedForwardEmitter(Emitter):
     def __init__(self, block: FeedForward, options: ModelOptions) -> None:
         super().__init__(block, options)
         self._products = {"up": block.up} if block.gate is None else {"gate": block.gate, "up": block.up}
-        self._kernel = _kernel(block.activation, is_gated=block.gate is not None, is_limited=block.limit is not None)
+        limits = {"is_limited": block.limit is not None, "limits_activated": block.limits_activated}
+        self._kernel = _kernel(block.activation, is_gated=block.gate is not None, **limits)
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""

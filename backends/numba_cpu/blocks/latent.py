@@ -25,7 +25,7 @@ from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
-from augury.blocks import GateKind
+from augury.blocks import GateKind, PoolIndexer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -57,6 +57,7 @@ class LatentAttentionEmitter(MixerEmitter):
         self._row_bytes = self._row // LANES * BYTES[self._type]
         self._is_sparse = block.indexer is not None or block.reuses_choice
         self._attend = attend_kernel(self._type, self._type, is_latent=True, is_sparse=self._is_sparse)
+        assert not isinstance(block.indexer, PoolIndexer)  # which is refused before
         self._chooser = None if block.indexer is None else Chooser(block.indexer, options, self._length)
         self._value_dim = up(block.values.n_out, PANEL_ROWS)  # whole panels are written
 
@@ -129,6 +130,7 @@ class LatentAttentionEmitter(MixerEmitter):
             attention_layer.SCALE: bits(block.scale),
             attention_layer.WINDOW: block.window or _NO_WINDOW,
             attention_layer.OUT: buffers["mixed"],
+            attention_layer.SINKS: 0 if block.sinks is None else weights.vector(block.sinks.weight, block.sinks.size),
             attention_layer.PARTS: buffers["parts of attention"],
             attention_layer.COUNTS: buffers["counts of attention"],
             latent.HEADS: buffers["q"],

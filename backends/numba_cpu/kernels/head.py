@@ -13,7 +13,8 @@ from augury.backends.numba_cpu.kernels.team import N_TOKENS, POSITIONS
 
 # Offsets into the record of what is done, in this order: clamp to +-LIMIT; norm and turn, or turn and norm; multiply by the
 # position's factor. TURNS (n_ctx, 2, pairs) and FACTORS (n_ctx,) are float32; an address of 0, or a limit of 0, says no.
-(LIMIT, NORM, TURNS, N_PAIRS, IS_INTERLEAVED, IS_TURNED_FIRST, FACTORS) = (8 * field for field in range(7))
+# OFFSET is that of the first value that is turned.
+(LIMIT, NORM, TURNS, N_PAIRS, IS_INTERLEAVED, IS_TURNED_FIRST, FACTORS, OFFSET) = (8 * field for field in range(8))
 
 
 @kernel
@@ -31,7 +32,8 @@ def prepare_head(x, ways, head, position, size):
                 normalise(x, norm, x, size, head, 0)
         elif turns != 0:
             n_pairs = get_i64(ways + N_PAIRS)
-            rotate(x, turns + 8 * position * n_pairs, n_pairs, get_i64(ways + IS_INTERLEAVED))
+            start = x + 4 * get_i64(ways + OFFSET)
+            rotate(start, turns + 8 * position * n_pairs, n_pairs, get_i64(ways + IS_INTERLEAVED))
     factors = get_i64(ways + FACTORS)
     if factors != 0:
         factor = splat_f32(get_f32(factors + 4 * position))

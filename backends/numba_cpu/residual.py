@@ -1,0 +1,207 @@
+"""How the connections of blocks with residual streams come onto a tape; see `augury.blocks.residual`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.numba_cpu.kernels import mix, streams
+from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
+from augury.backends.numba_cpu.memory import bits, up
+from augury.backends.numba_cpu.profile import Work
+from augury.backends.numba_cpu.tape import Rows, row_bytes
+from augury.blocks import AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cpu.memory import Arena
+    from augury.backends.numba_cpu.tape import Tape
+    from augury.blocks import Connection, Layer, Linear, ModelPlan, Norm
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """What a plan's connections need, and their records.
+
+    Of connections that begin streams, earlier ones lie in banks, and x is the last. Otherwise all lie side by side, and x is
+    what the next block sees.
+    """
+
+    def __init__(self, plan: ModelPlan) -> None:
+        residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
+        found = [each for residual in residuals for each in (residual.mixer, residual.feed_forward)]
+        self._connections = [*found, *([] if plan.output.residual is None else [plan.output.residual])]
+        self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
+        self._n_banks = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
+        for layer in plan.layers:
+            _check(layer, self._n)
+
+    def kernels(self) -> Sequence[Any]:
+        """The kernels of connections."""
+        kinds = {type(each) for each in self._connections}
+        found = [mix.mix_rows] * (AttentionResidual in kinds) + [streams.repeat_rows] * (self._n > 1)
+        if kinds & {HyperConnection, GatedHyperConnection}:
+            found += [streams.norm_streams, streams.weigh_streams, streams.write_streams]
+        if GatedHyperConnection in kinds:
+            found += [streams.read_gated_streams, streams.silu_rows]
+        return [*found, *[streams.read_streams] * bool(kinds & {HyperConnection, StreamMean})]
+
+    def scratch_bytes(self) -> int:
+        """Bytes that each thread needs for itself."""
+        return max(mix.scratch_bytes(self._n_banks + 1, self._n_embd), streams.scratch_bytes(self._n))
+
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of memory that connections work in, by name."""
+        if self._n_banks:
+            return dict.fromkeys(["seen", *(f"bank {i}" for i in range(self._n_banks))], row_bytes(self._n_embd))
+        if self._n == 1:
+            return {}
+        low = [each.down.n_out for each in self._connections if isinstance(each, GatedHyperConnection)]
+        widths = dict.fromkeys(("streams", "normed streams", *["gates of streams"] * bool(low)), self._n * self._n_embd)
+        widths |= dict.fromkeys(("coefficients", "weights of streams"), self._n_weights)
+        widths |= dict.fromkeys(("low streams", "activated streams"), max(low)) if low else {}
+        return {name: row_bytes(width) for name, width in widths.items()}
+
+    @property
+    def _n_weights(self) -> int:
+        return up(self._n * (2 + self._n), 16)
+
+    def on(self, tape: Tape, arena: Arena) -> TapeStreams:
+        """Their records on a tape, where they begin as x."""
+        return TapeStreams(tape, arena, self._n, self._n_weights)
+
+
+class TapeStreams:
+    """The streams of a tape in the making."""
+
+    def __init__(self, tape: Tape, arena: Arena, n_streams: int, n_weights: int) -> None:
+        self._tape, self._arena, self._n = tape, arena, n_streams
+        self._banks: list[Rows] = []
+        self._private = tape.space.is_private
+        self._size = tape.space.x.width
+        if n_streams == 1:
+            return
+        self._all, self._normed = (self._rows(name, n_streams * self._size) for name in ("streams", "normed streams"))
+        self._weights = self._rows("weights of streams", n_weights)
+        tape.norm_x(None)
+        places = (*self._place(tape.space.x), *self._place(self._all), n_streams, self._size)
+        self._add("streams", streams.repeat_rows, *places)
+
+    def read(self, connection: Connection | None) -> None:
+        """Write what the next block sees."""
+        tape = self._tape
+        tape.seen = x = tape.space.x
+        match connection:
+            case AttentionResidual(norm=norm, begins=begins):
+                if norm is not None:
+                    self._mix(norm)
+                if begins:
+                    self._bank(x)
+            case HyperConnection():
+                self._norm(connection.norm, 1)
+                made = connection.coefficients
+                tape.multiply("connections", self._normed, [(made, tape.buffers["coefficients"])])
+                self._weigh(made, self._table(connection))
+                self._read(self._weights)
+            case GatedHyperConnection(norm=norm, down=down, up=back, inject=inject):
+                self._norm(norm, self._n)
+                written = [] if inject is None else [(inject, tape.buffers["coefficients"])]
+                tape.multiply("connections", self._normed, [(down, tape.buffers["low streams"]), *written])
+                low, bent, gates = (tape.buffers[f"{name} streams"] for name in ("low", "activated", "gates of"))
+                tape.add(Work("activation"), streams.silu_rows, low, up(down.n_out, PANEL_ROWS), bent, down.n_out)
+                tape.multiply("connections", Rows(bent, 0, down.n_out), [(back, gates)])
+                if inject is not None:
+                    self._weigh(inject, self._table(connection))
+                places = (*self._place(self._normed), gates, up(back.n_out, PANEL_ROWS), self._n, self._size)
+                self._add("reading streams", streams.read_gated_streams, *places, *self._place(x))
+            case StreamMean():
+                row = self._arena.keep(np.full(16, 1 / self._n, np.float32), "scratch")
+                self._read(Rows(row, 0, 0))
+
+    def write(self, connection: Connection | None) -> None:
+        """Write what becomes of the streams with what the block left."""
+        tape = self._tape
+        tape.seen = tape.space.x
+        n = self._n
+        match connection:
+            case HyperConnection(n_rounds=n_rounds):
+                post, comb = n, 2 * n if n_rounds else -1
+            case GatedHyperConnection():
+                post, comb = 0, -1
+            case _:
+                return
+        for y, _ in tape.take_left():
+            places = (*self._place(self._all), *self._place(self._weights), self._weights.width, post, comb, n, self._size)
+            self._add("writing streams", streams.write_streams, *places, y, up(self._size, PANEL_ROWS))
+
+    def _mix(self, norm: Norm) -> None:
+        tape, x = self._tape, self._tape.space.x
+        tape.norm_x(None)
+        tape.seen = seen = self._rows("seen", self._size)
+        table = self._arena.keep(np.array([self._place(rows) for rows in (*self._banks, x)], np.int64), "scratch")
+        operands = (table, len(self._banks) + 1, self._size, tape.weights.norm(norm), *self._place(seen))
+        self._add("mixing streams", mix.mix_rows, *operands)
+
+    def _bank(self, x: Rows) -> None:
+        """Put x aside, which begins anew with what is added next."""
+        tape, bank = self._tape, self._rows(f"bank {len(self._banks)}", self._size)
+        tape.norm_x(None)
+        tape.copy(x, bank)
+        if tape.seen is x:
+            tape.seen = bank
+        self._banks.append(bank)
+        tape.add_to_x(x, -1.0)
+
+    def _norm(self, norm: Norm, n_parts: int) -> None:
+        places = (*self._place(self._all), *self._place(self._normed), n_parts, norm.size)
+        self._add("norm", streams.norm_streams, *places, self._tape.weights.norm(norm))
+
+    def _weigh(self, made: Linear, table: int) -> None:
+        places = (self._tape.buffers["coefficients"], up(made.n_out, PANEL_ROWS), *self._place(self._weights))
+        self._add("weights of streams", streams.weigh_streams, *places, self._weights.width, table)
+
+    def _read(self, weights: Rows) -> None:
+        places = (*self._place(self._all), *self._place(weights), weights.width, self._n, self._size)
+        self._add("reading streams", streams.read_streams, *places, *self._place(self._tape.space.x))
+
+    def _table(self, connection: HyperConnection | GatedHyperConnection) -> int:
+        """What `weigh_streams` needs to know of a connection."""
+        return self._arena.shared(("weights of streams", connection), partial(self._make_table, connection), "scratch")
+
+    def _make_table(self, connection: HyperConnection | GatedHyperConnection) -> np.ndarray:
+        n, values = self._n, self._tape.weights.values
+        if isinstance(connection, HyperConnection):
+            n_gates, n_rounds, eps = min(connection.coefficients.n_out, 2 * n), connection.n_rounds, connection.eps
+            scales = np.repeat(values(connection.scales.weight, (connection.scales.size,)), connection.parts)
+            base = values(connection.base.weight, (connection.base.size,))
+            factors, offsets = np.repeat([[1.0, connection.post_scale], [eps, connection.post_eps]], n, axis=1)
+        else:
+            n_gates, n_rounds, eps, base, offsets = n, 0, 0.0, *np.zeros((2, n))
+            scales, factors = np.full(n, 1.0), np.full(n, 2.0)
+        kept = [self._arena.keep(np.array(each, np.float32), "weights") for each in (scales, base, factors, offsets)]
+        return np.array([n, n_gates, *kept, bits(eps), n_rounds], np.int64)
+
+    def _add(self, work: str, kernel: Any, *operands: int) -> None:
+        """Write a record of what happens to rows, by every thread for its own where it has such."""
+        self._tape.add(Work(work), kernel, *operands, int(self._private), is_private=self._private)
+
+    def _rows(self, name: str, width: int) -> Rows:
+        return self._tape.space.named(name, width)
+
+    @staticmethod
+    def _place(rows: Rows) -> tuple[int, int]:
+        return rows.address, rows.stride
+
+
+def _check(layer: Layer, n_streams: int) -> None:
+    """Refuse what would be added to one of several streams."""
+    odd = [name for name in ("beside", "apart", "turn", "norm") if getattr(layer, name) is not None]
+    odd += ["is_parallel"] * layer.is_parallel + ["scale"] * (layer.scale != 1.0) + ["skip"] * bool(layer.skip)
+    odd += [f"{type(block).__name__}.post_norm" for block in layer.blocks if getattr(block, "post_norm", None) is not None]
+    if n_streams > 1 and odd:
+        raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")

@@ -1,0 +1,85 @@
+"""Rows that are pooled of several positions, and the choice of what they stand for: see `augury.blocks.Pooling`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augury.backends.reference.blocks import each_normed
+from augury.backends.reference.formula import rotate, softmax
+from augury.blocks import PoolIndexer, Pooling
+
+if TYPE_CHECKING:
+    from augury.backends.reference.weights import Weights
+
+__all__ = ["KNOWN", "best_blocks", "chosen_cells", "kept_to_pool", "pooled_row"]
+
+
+def kept_to_pool(pooling: Pooling, weights: Weights, normed: np.ndarray, positions: list[int]) -> np.ndarray:
+    """What tokens keep to be pooled, (n, n_kept): values, then weights."""
+    values = each_normed(weights.product(pooling.values, normed), pooling.value_norm, weights)
+    if pooling.weights is None:
+        return values
+    shares = weights.product(pooling.weights, normed)
+    if pooling.places is not None:
+        shares += weights.vector(pooling.places.weight).reshape(pooling.size, -1)[np.array(positions) % pooling.size]
+    return np.hstack([values, shares])
+
+
+def pooled_row(pooling: Pooling, weights: Weights, kept: np.ndarray, position: int) -> np.ndarray | None:
+    """The row (D,) of the block that a token ends, of what is kept (T, n_kept) up to it; None where it ends none."""
+    size, width = pooling.size, pooling.width
+    if (position + 1) % size:
+        return None
+    parts = kept[-size:].reshape(size, -1, pooling.values.n_out)[:, :, -width:]  # values, and weights where there are such
+    if pooling.overlaps and position >= size:
+        before = kept[-2 * size : -size].reshape(size, -1, pooling.values.n_out)[:, :, :width]
+        parts = np.concatenate([before, parts])
+    values = parts[:, 0]
+    shares = np.full(values.shape, 1.0 / size)
+    if pooling.weights is not None:
+        shares = np.array([softmax(column) for column in np.ascontiguousarray(parts[:, 1].T)]).T
+    row = each_normed((shares * values).sum(axis=0)[None], pooling.norm, weights)
+    return row[0] if pooling.rope is None else rotate(row, position + 1 - size, pooling.rope)[0]
+
+
+def best_blocks(
+    indexer: PoolIndexer, weights: Weights, keys: np.ndarray, asking: np.ndarray, normed: np.ndarray, position: int
+) -> np.ndarray:
+    """The blocks that a token attends to, rising, of those with keys (b, D_i).
+
+    Args:
+        indexer: Chooses.
+        weights: Of the plan.
+        keys: Of the whole blocks that the token sees.
+        asking: What attention's queries are made of.
+        normed: The token's norm (E,).
+        position: Of the token.
+    """
+    if len(keys) <= indexer.n_chosen:
+        return np.arange(len(keys))
+    queries = each_normed(weights.product(indexer.q, asking[None]).reshape(1, -1, indexer.keys.width), indexer.q_norm, weights)[
+        0
+    ]
+    queries = queries if indexer.rope is None else rotate(queries, position, indexer.rope)
+    shares = np.full(len(queries), 1.0 / math.sqrt(indexer.keys.width))
+    if indexer.weights is not None:
+        shares = weights.product(indexer.weights, normed[None])[0]
+    scores = sum(share * np.maximum(keys @ query, 0.0) for share, query in zip(shares, queries, strict=True))
+    return np.sort(np.argsort(-np.asarray(scores), kind="stable")[: indexer.n_chosen])
+
+
+def chosen_cells(blocks: np.ndarray, size: int, seen: np.ndarray) -> np.ndarray:
+    """Of the cells that a token sees those of some blocks, and those after the last whole one."""
+    is_chosen = np.isin(np.arange(len(seen)) // size, [*blocks, len(seen) // size])
+    return seen[is_chosen]
+
+
+KNOWN: dict[type, Container[Any]] = {
+    Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},
+    PoolIndexer: {"rope", "q_norm", "weights"},
+}
+"""What is computed here; see `ModelPlan.check_blocks`."""

@@ -1,0 +1,208 @@
+"""Families with several residual streams, which hyper-connections read and write: GLM 5 Next and Hunyuan 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from augury.blocks import (
+    FeedForward,
+    Gating,
+    HyperConnection,
+    KimiDeltaAttention,
+    LatentAttention,
+    Layer,
+    MixtureOfExperts,
+    ModelPlan,
+    Norm,
+    NormKind,
+    Output,
+    PoolIndexer,
+    Pooling,
+    Residual,
+    Rope,
+    StreamMean,
+    Vector,
+)
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import has_experts, limit, limited_feed_forward, mixture
+from augury.plugins.architectures.kimi import KimiK3
+from augury.plugins.architectures.latent import latent_attention
+from augury.plugins.architectures.sparse import chooses, indexer
+from augury.plugins.architectures.transformer import Transformer
+
+_PLAIN: Mapping[str, Any] = {"has_scale": False, "has_bias": False}
+_LEAST_EPS = 1e-12  # of norms whose epsilon a file does not state: llama.cpp takes 0
+_EPS_OF_LENGTHS = 1e-6  # of queries and keys of delta attention; files do not state it
+
+
+def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> HyperConnection:
+    """The hyper-connection of tensors `NAME_fn`, `NAME_base` and `NAME_scale`.
+
+    Args:
+        decoder: Of the file.
+        name: What its tensors begin with.
+        n_parts: Of its coefficients: 1 to read streams, 2 to write them as well, 3 to mix them as well.
+        **others: Other fields.
+    """
+    n = decoder.keys.count("hyper_connection.count")
+    n_coefficients = sum((n, n, n * n)[:n_parts])
+    made = HyperConnection(
+        norm=Norm(None, n * decoder.n_embd, decoder.eps),
+        coefficients=decoder.linear(f"{name}_fn", n * decoder.n_embd, n_coefficients, has_scale=False, has_bias=False),
+        scales=Vector(f"{name}_scale.weight", n_parts),
+        base=Vector(f"{name}_base.weight", n_coefficients),
+        n_streams=n,
+        eps=decoder.keys.number("hyper_connection.epsilon"),
+        **others,
+    )
+    for part in (made.scales, made.base):
+        decoder.check(part)
+    return made
+
+
+def plain_output(decoder: Decoder) -> Output:
+    """The last block, of families that take no note of a scale or bias of it."""
+    output = decoder.output(has_bias=False)
+    return attrs.evolve(output, weight=attrs.evolve(output.weight, scale=1.0))
+
+
+class HunyuanV4(Transformer):
+    """Hunyuan 4: gated latent attention with sinks, whose indexer some layers share; streams are not mixed."""
+
+    name = "hy_v4"
+    rotary = {"is_interleaved": True}
+    experts = {"has_weights_scale": True, "has_scales": False}
+    feeding = {"has_scales": False, "has_biases": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        assert rope is not None
+        keys, at = decoder.keys, f"blk.{layer}"
+        attention = latent_attention(decoder, layer, rope)
+        sinks = Vector(f"{at}.attn_sinks.weight", decoder.n_heads[layer])
+        decoder.check(sinks)
+        gate = decoder.linear(f"{at}.attn_gate", decoder.n_embd, attention.o.n_in, **_PLAIN)
+        choice: Mapping[str, Any] = {}
+        if keys.count("attention.indexer.top_k", 0, least=0):
+            size = keys.count("attention.indexer.key_length")
+            choice = {"reuses_choice": True}
+            if chooses(decoder, None)[layer]:
+                turned = attrs.evolve(rope, offset=size - decoder.n_rot)
+                choice = {"indexer": indexer(decoder, layer, turned, eps=decoder.eps)}
+        post = {"post_scale": keys.number("hyper_connection.magnitude"), "post_eps": keys.number("hyper_connection.epsilon")}
+        mixer, feed_forward = (connection(decoder, f"{at}.hc_{part}", 2, **post) for part in ("attn", "ffn"))
+        o = decoder.linear(f"{at}.attn_output", attention.o.n_in, decoder.n_embd, **_PLAIN)
+        attention = attrs.evolve(attention, o=o, sinks=sinks, gate=gate, **choice)
+        return Layer(attention, cls.feed_forward(decoder, layer), residual=Residual(mixer, feed_forward))
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> Any:
+        """The feed-forward of a layer; what experts hide is limited."""
+        if not has_experts(decoder, layer):
+            return decoder.feed_forward(layer, **cls.feeding)
+        return mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **(cls.experts or {}))
+
+    @classmethod
+    def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:
+        """How many streams there are."""
+        return {"n_streams": decoder.keys.count("hyper_connection.count")}
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return attrs.evolve(plain_output(decoder), residual=connection(decoder, "output_hc", 1))
+
+
+def mixed_streams(decoder: Decoder, layer: int) -> Residual:
+    """The connections of a layer whose streams are mixed."""
+    n_rounds = max(decoder.keys.count("hyper_connection.sinkhorn_iterations", least=0), 1)
+    names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
+    return Residual(*(connection(decoder, name, 3, post_scale=2.0, n_rounds=n_rounds) for name in names))
+
+
+class Glm5Next(KimiK3):
+    """GLM 5 Next: Kimi's delta attention, and latent attention without rope to pooled blocks of positions."""
+
+    name = "glm5-next"
+    gate_names = ("ssm_g_a", "ssm_g_b")
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        keys, n = decoder.keys, decoder.keys.count("hyper_connection.count")
+        if n_rot := keys.count("rope.dimension_count", least=0):
+            keys.fail("rope.dimension_count", n_rot, "0: attention has no rope")
+        if not keys.flag("attention.indexer.kpool_select_tail", default=False):
+            keys.fail("attention.indexer.kpool_select_tail", False, "true: tokens see those of the last block")
+        layers = [cls.layer(decoder, layer) for layer in range(decoder.n_layers)]
+        output = attrs.evolve(plain_output(decoder), residual=StreamMean())
+        return {"main": decoder.plan(layers, output=output, n_streams=n)}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int) -> Layer:
+        """A layer, from 0."""
+        mixer = cls.attention(decoder, layer) if decoder.n_kv_heads[layer] else cls.delta_attention(decoder, layer)
+        return Layer(mixer, cls.feed_forward(decoder, layer), residual=mixed_streams(decoder, layer))
+
+    @classmethod
+    def delta_attention(cls, decoder: Decoder, layer: int, **others: Any) -> KimiDeltaAttention:
+        """The delta attention of a layer."""
+        return attrs.evolve(super().delta_attention(decoder, layer, **others), eps=_EPS_OF_LENGTHS)
+
+    @classmethod
+    def attention(cls, decoder: Decoder, layer: int) -> LatentAttention:
+        """The latent attention of a layer."""
+        attention = latent_attention(decoder, layer, None, n_turned=0)
+        attention = attrs.evolve(attention, o=attrs.evolve(attention.o, scale=1.0))
+        first = next(i for i, n in enumerate(decoder.n_kv_heads) if n)
+        if chooses(decoder, [True] * decoder.n_layers, first)[layer]:
+            return attrs.evolve(attention, indexer=cls.indexer(decoder, layer))
+        return attrs.evolve(attention, reuses_choice=True)
+
+    @classmethod
+    def indexer(cls, decoder: Decoder, layer: int) -> PoolIndexer:
+        """The indexer of a layer."""
+        keys, at, n_embd = decoder.keys, f"blk.{layer}.indexer", decoder.n_embd
+        n_heads, width = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
+        size, n_chosen = keys.count("attention.indexer.kpool", least=2), keys.count("attention.indexer.top_k")
+        if n_chosen % size:
+            keys.fail("attention.indexer.top_k", n_chosen, f"a multiple of the {size} positions of a block")
+        eps = keys.number("attention.layer_norm_epsilon", 0.0) or _LEAST_EPS
+        pooling = Pooling(
+            size,
+            values=decoder.linear(f"{at}.attn_k", n_embd, width, **_PLAIN),
+            value_norm=Norm(f"{at}.k_norm.weight", width, eps, f"{at}.k_norm.bias", NormKind.LAYER),
+            weights=decoder.linear(f"{at}_compressor_gate", n_embd, width, **_PLAIN),
+            places=Vector(f"{at}_compressor_ape.weight", size * width, (size, width)),
+        )
+        for part in pooling.tensors():
+            for name, shape in part.shapes.items():
+                decoder.file.tensor(name, shape)
+        return PoolIndexer(
+            q=decoder.linear(f"{at}.attn_q_b", keys.count("attention.q_lora_rank"), n_heads * width, **_PLAIN),
+            keys=pooling,
+            rope=None,
+            n_chosen=n_chosen // size,
+            weights=decoder.linear(f"{at}.proj", n_embd, n_heads, factor=1.0 / math.sqrt(width * n_heads), **_PLAIN),
+        )
+
+    @classmethod
+    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
+        """The feed-forward of a layer; gates are limited."""
+        how: dict[str, Any] = {"fallback": Gating.SIGMOID, "has_weights_scale": True}
+        return limited_feed_forward(decoder, layer, has_biases=False, limits_activated=False, shares_limit=True, **how)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer the architectures of this page."""
+    return (Glm5Next, HunyuanV4)
