@@ -87,7 +87,7 @@ class Gemma3(Gemma):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         keys = decoder.keys
-        scale = keys.number("attention.scale", 0.0) or _scale(decoder)
+        scale = _scale(decoder)  # whatever `attention.scale` says: llama.cpp does not read it here
         wide_rope = decoder.rope()
         local_rope = decoder.rope(base=base_of(decoder, "rope.freq_base_swa"), is_scaled=False)
         layers = []
