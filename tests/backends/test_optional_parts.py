@@ -33,6 +33,8 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
+    PoolIndexer,
+    Pooling,
     Projection,
     Residual,
     Rope,
@@ -91,6 +93,18 @@ INDEXER = Indexer(
     ATTENTION.rope,
     n_chosen=7,
 )
+POOLING = Pooling(4, Linear("index k", E, 32))
+POOL_INDEXER = PoolIndexer(INDEXER.q, POOLING, None, 2)
+WEIGHING = {
+    "weights": Linear("index gates", E, 32),
+    "places": Vector("index places", 4 * 32, (4, 32)),
+    "value_norm": INDEXER.k_norm,
+    "norm": Norm("norm block", 32, 1e-5),
+    "rope": ATTENTION.rope,
+}
+WIDE_POOLING = attrs.evolve(
+    POOLING, values=Linear("wide index k", E, 64), weights=Linear("wide index gates", E, 64), overlaps=True
+)
 CHOOSING = attrs.evolve(LAYER, mixer=attrs.evolve(LOW_RANK, indexer=INDEXER))
 BLOCKS = BlockIndexer(
     Linear("block q", E, G * 32),
@@ -142,6 +156,12 @@ def feed_forward(**changes):
 def with_layers(**changes):
     """A plan whose second layer is not as usual."""
     return attrs.evolve(PLAN, layers=(LAYER, attrs.evolve(LAYER, **changes)))
+
+
+def pooled(indexer):
+    """A plan whose second layer attends to what the first chose."""
+    first, second = attrs.evolve(LOW_RANK, indexer=indexer), attrs.evolve(LATENT, reuses_choice=True)
+    return attrs.evolve(PLAN, layers=tuple(attrs.evolve(LAYER, mixer=mixer) for mixer in (first, second)))
 
 
 def with_streams(connection, output):
@@ -206,6 +226,13 @@ VARIANTS = {
     "attention to chosen blocks": with_layers(mixer=attrs.evolve(WIDE, indexer=BLOCKS)),
     "latent attention to what an indexer chooses": attrs.evolve(
         PLAN, layers=(CHOOSING, attrs.evolve(LAYER, mixer=attrs.evolve(LATENT, reuses_choice=True)))
+    ),
+    "latent attention to pooled blocks": pooled(POOL_INDEXER),
+    "latent attention to blocks pooled by weights": pooled(
+        attrs.evolve(POOL_INDEXER, keys=attrs.evolve(POOLING, **WEIGHING), rope=ATTENTION.rope, weights=INDEXER.weights)
+    ),
+    "latent attention to blocks that overlap": pooled(
+        attrs.evolve(POOL_INDEXER, keys=WIDE_POOLING, q_norm=Norm("norm block", 32, 1e-5))
     ),
     "latent attention without rope": with_layers(mixer=attrs.evolve(LATENT, rope=None)),
     "gated latent attention": with_layers(mixer=attrs.evolve(LATENT, gate=Linear("gates", E, H * DV))),
@@ -299,6 +326,10 @@ def model_file():
         "low streams": (10, S * E),
         "gates of streams": (S * E, 10),
         "injected": (S, S * E),
+        "index gates": (32, E),
+        "index places": (4, 32),
+        "wide index k": (64, E),
+        "wide index gates": (64, E),
         "norm hd": (H, D),
         "norm g": (G, 1),
         "norm e": (E,),
@@ -375,7 +406,10 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
 
 
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
-@pytest.mark.parametrize("name", ["latent attention to what an indexer chooses", "attention to chosen blocks"])
+@pytest.mark.parametrize(
+    "name",
+    ["latent attention to what an indexer chooses", "attention to chosen blocks", "latent attention to blocks that overlap"],
+)
 def test_what_an_indexer_compares_moves_with_its_position(backend, name):
     model = load(backend, VARIANTS[name])
     tokens, parents, path = some_tokens(30), [-1, 0, 0, 1, 2, 4], [0, 2, 4, 5]

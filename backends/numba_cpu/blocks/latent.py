@@ -11,7 +11,8 @@ import numpy as np
 
 from augury.backends.numba_cpu.blocks.attention import GATES
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
-from augury.backends.numba_cpu.blocks.indexer import Chooser, choice_buffers, choice_fields
+from augury.backends.numba_cpu.blocks.indexer import choice_buffers, choice_fields
+from augury.backends.numba_cpu.blocks.pooling import chooser_of
 from augury.backends.numba_cpu.heads import Ways, turns_key
 from augury.backends.numba_cpu.kernels import attention_layer, latent
 from augury.backends.numba_cpu.kernels.attention import attend_kernel
@@ -25,7 +26,7 @@ from augury.backends.numba_cpu.memory import bits, memory_at, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
 from augury.backends.numba_cpu.weights import panels_of
-from augury.blocks import GateKind, PoolIndexer
+from augury.blocks import GateKind
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -57,8 +58,7 @@ class LatentAttentionEmitter(MixerEmitter):
         self._row_bytes = self._row // LANES * BYTES[self._type]
         self._is_sparse = block.indexer is not None or block.reuses_choice
         self._attend = attend_kernel(self._type, self._type, is_latent=True, is_sparse=self._is_sparse)
-        assert not isinstance(block.indexer, PoolIndexer)  # which is refused before
-        self._chooser = None if block.indexer is None else Chooser(block.indexer, options, self._length)
+        self._chooser = chooser_of(block.indexer, options, self._length)
         self._value_dim = up(block.values.n_out, PANEL_ROWS)  # whole panels are written
 
     def kernels(self) -> Sequence[Any]:

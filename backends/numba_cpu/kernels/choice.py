@@ -42,13 +42,13 @@ f32 = np.float32
 
 # Offsets into scratch: addresses of a tile's queries, its scores, the sums of all tiles; elsewhere, counts.
 _TILE, _SUMS = 64, 64 + MAX_ROWS * SCORE_BYTES
-_N_COUNTS = 256
+N_COUNTS = 256
 _ALWAYS = f32(3e38)
 
 
 def scratch_bytes(n_blocks: int) -> int:
     """Bytes that a thread needs for itself, for tokens that see so many blocks."""
-    return max(_SUMS + SCORE_BYTES, 8 * _N_COUNTS + 4 * n_blocks) + 64
+    return max(_SUMS + SCORE_BYTES, 8 * N_COUNTS + 4 * n_blocks) + 64
 
 
 @cache
@@ -158,7 +158,7 @@ def score_kernel(kind: str, *, is_by_head: bool) -> Any:
 
 
 @helper
-def _order(place):
+def order_of(place):
     """A float32 as a whole number that is larger for larger ones."""
     bits = np.int64(simd.get_u32(place))
     if bits >= 2147483648:
@@ -167,19 +167,19 @@ def _order(place):
 
 
 @helper
-def _threshold(scores, n, n_chosen, counts):
+def least_chosen(scores, n, n_chosen, counts):
     """The least score that is chosen, in order, and how many of that score are: byte by byte, from the highest on."""
     prefix, left = 0, n_chosen
     for step in range(4):
         shift = 24 - 8 * step
-        for i in range(_N_COUNTS):
+        for i in range(N_COUNTS):
             put_i64(counts + 8 * i, 0)
         for p in range(n):
-            order = _order(scores + 4 * p)
+            order = order_of(scores + 4 * p)
             if order >> (shift + 8) == prefix:
                 place = counts + 8 * (order >> shift & 255)
                 put_i64(place, get_i64(place) + 1)
-        digit = _N_COUNTS - 1
+        digit = N_COUNTS - 1
         while digit > 0 and get_i64(counts + 8 * digit) < left:
             left -= get_i64(counts + 8 * digit)
             digit -= 1
@@ -211,11 +211,11 @@ def _list(table, scratch, cells, scores, position):
         return position + 1
     n = position + 1
     if size > 1:
-        best = scratch + 8 * _N_COUNTS
+        best = scratch + 8 * N_COUNTS
         n, scores = _best_of_blocks(scores, n, size, get_i64(table + N_LOCAL), best), best
-    threshold, left = _threshold(scores, n, n_most, scratch)
+    threshold, left = least_chosen(scores, n, n_most, scratch)
     for block in range(n):
-        order = _order(scores + 4 * block)
+        order = order_of(scores + 4 * block)
         if order > threshold or (order == threshold and left > 0):
             if order == threshold:
                 left -= 1
