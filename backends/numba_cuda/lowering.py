@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
+from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
-from augury.backends.numba_cuda.tape import Operand, Size, Tape
+from augury.backends.numba_cuda.tape import Operand, Rows, Size, Tape
+from augury.blocks import Attention, Turn
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
 
@@ -57,6 +59,7 @@ class Lowering:
         state_spec: What its slots take.
         buffers: Memory by name, once it has a place.
         inputs: Where a pass's inputs are copied to.
+        hidden: Where the hidden states of one that begins with a layer are.
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
@@ -64,6 +67,11 @@ class Lowering:
         plan.check_blocks(KNOWN)
         self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))
         self._layers = [[EMITTERS[type(each)](each, options) for each in layer.blocks] for layer in plan.layers]
+        for layer, emitters in zip(plan.layers, self._layers, strict=True):
+            if isinstance(layer.mixer, Attention) and layer.mixer.source is not None:
+                reader, kept = emitters[0], self._layers[layer.mixer.source][0]
+                assert isinstance(reader, AttentionEmitter) and isinstance(kept, AttentionEmitter)  # noqa: PT018
+                reader.caches = kept.caches
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)
         self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
@@ -71,12 +79,12 @@ class Lowering:
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
         n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
-        needed = {"x": 4 * MAX_TOKENS * n_embd}
-        needed |= dict.fromkeys(self.plan.features, 4 * MAX_TOKENS * n_embd)
+        needed = dict.fromkeys(("x", "y", *self._asides(), *self.plan.features), 4 * MAX_TOKENS * n_embd)
         for emitter in self._emitters:
             for name, n_bytes in emitter.buffers(largest.n_splits).items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
+        self.hidden = self.buffers.get("given", self.buffers["x"])
         self.inputs = device.allocate(4 * SIZE, "scratch").at(0)
         for emitter in self._emitters:
             emitter.place(device)
@@ -105,18 +113,64 @@ class Lowering:
     def steps(self, size: Size, parts: Parts) -> Tape:
         """What such a program does."""
         tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
-        if not parts.takes_hidden:
-            self._embedding.emit(tape)
+        self._emit_embedding(tape, takes_hidden=parts.takes_hidden)
         for i in range(*parts.layers):
-            for emitter in self._layers[i]:
-                emitter.emit(tape)
+            self._emit_layer(tape, i)
             if (name := f"layer.{i}") in parts.features:
                 tape.copy(tape.x.at, self.buffers[name], 4 * size.n_tokens * tape.x.width)
         if "output" in parts.features:
             at = self.buffers["output"]
-            tape.norm_to(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
+            tape.norm_seen(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
         self._output.emit(tape)
         return tape
+
+    def _asides(self) -> Iterator[str]:
+        """The names of what is kept beside the residual stream, as wide."""
+        plan = self.plan
+        if any(layer.is_parallel or layer.beside is not None for layer in plan.layers):
+            yield "seen"
+        if any(layer.skip for layer in plan.layers):
+            yield "embedded"
+        if plan.embedding.other is not None:
+            yield from ("other", "seen")
+        if plan.embedding.layer_inputs is not None or any(layer.skip for layer in plan.layers):
+            yield "given"
+
+    def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
+        """Write what x begins as, and what else the embedding makes."""
+        n_bytes, first = 4 * tape.size.n_tokens * tape.x.width, self.plan.embedding.other
+        if not takes_hidden or self.hidden is not self.buffers["x"]:
+            self._embedding.emit(tape)
+        if "embedded" in self.buffers:
+            tape.copy(tape.x.at, self.buffers["embedded"], n_bytes)
+        if takes_hidden and self.hidden is not self.buffers["x"]:
+            tape.copy(self.hidden, tape.x.at, n_bytes)
+        if first is not None:
+            row = Rows(self._weights.vector(first), tape.x.width)
+            tape.blend(Rows(self.buffers["other"], tape.x.width), row, 0.0, 1.0, is_one_row=True)
+
+    def _emit_layer(self, tape: Tape, i: int) -> None:
+        """Write the steps of a layer."""
+        layer, width = self.plan.layers[i], tape.x.width
+        if layer.turn is not None:
+            other = Rows(self.buffers["other"], width)
+            if layer.turn is Turn.CHANGE:
+                tape.put_aside()
+            tape.blend(tape.x, other, 1.0, 1.0)
+            if layer.turn is Turn.CHANGE:
+                tape.copy(tape.seen.at, other.at, 4 * tape.size.n_tokens * width)
+                tape.go_on()
+        if layer.is_parallel or layer.beside is not None:
+            tape.put_aside()
+        for block, emitter in zip(layer.blocks, self._layers[i], strict=True):
+            if block is layer.feed_forward and not layer.is_parallel:
+                tape.go_on()
+            emitter.emit(tape)
+        tape.go_on()
+        if layer.scale != 1.0 or layer.skip:
+            embedded = Rows(self.buffers.get("embedded", tape.x.at), width)
+            tape.blend(tape.x, embedded, layer.scale, layer.skip)
+        tape.norm_in_place(layer.norm, tape.x, width)
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """What copies cells; see `Emitter.moving`."""

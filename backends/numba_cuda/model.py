@@ -79,7 +79,7 @@ class CudaModel(Model):
         self._device.wait()  # until the staging arrays are free
         self._write_inputs(batch, tree, span, rows)
         if batch.hidden is not None:
-            self._device.write(self._lowering.buffers["x"], np.ascontiguousarray(batch.hidden[span]))
+            self._device.write(self._lowering.hidden, np.ascontiguousarray(batch.hidden[span]))
         self._device.mark()
         if n:
             self._program(size_of(n, int(positions.max())), parts).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import SIMULATED, THREADS, WARP
@@ -21,7 +21,8 @@ from augury.backends.numba_cuda.kernels.matmul import (
     STORE,
     TILES,
 )
-from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, blend_rows, norm_rows
+from augury.blocks import NormKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.blocks import Linear, Matrices, Norm
 
-__all__ = ["Operand", "Rows", "Size", "Tape", "Tiles", "tokens_of", "units_of", "warps_of"]
+__all__ = ["Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _OPERAND = ("floats", "bytes", "factors", "sums")
@@ -65,6 +66,10 @@ class Operand:
     as_floats: bool = False
     as_bytes: bool = False
 
+    def before(self, norm: Norm | None) -> Operand:
+        """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
+        return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
+
 
 @frozen(eq=False)
 class Tiles:
@@ -90,6 +95,13 @@ def warps_of(n: int) -> int:
     return -(-n // WARPS)
 
 
+def norm_kind(norm: Norm | None) -> int:
+    """What kernels are told that a norm does, of None nothing but to pass on."""
+    if norm is None:
+        return AS_IS
+    return (LAYER if norm.kind is NormKind.LAYER else RMS) | (BIASED if norm.bias is not None else 0)
+
+
 class Tape:
     """A program in the making.
 
@@ -99,13 +111,15 @@ class Tape:
         weights: The plan's.
         buffers: Memory by name, see `Emitter.buffers`.
         inputs: What a pass is told, see `kernels.inputs`.
-        x: The residual stream.
+        x: The residual stream, which blocks add to.
+        seen: What blocks read: the residual stream, or what was put aside of it.
     """
 
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
         self.steps: list[Launch | Copy] = []
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
-        self.x = Rows(buffers["x"], n_embd)
+        self.x = self.seen = Rows(buffers["x"], n_embd)
+        self._left: tuple[Rows, Norm | None] | None = None  # what the next norm adds to x, normed or as it is
 
     @staticmethod
     def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
@@ -126,17 +140,91 @@ class Tape:
         width = UNIT * units_of(width)
         return Operand(floats, quantised, factors, sums, width, as_floats=True in kinds, as_bytes=False in kinds)
 
-    def norm(self, norm: Norm, parts: Sequence[Linear | Matrices], *, is_output: bool = False) -> Operand:
-        """Norm x, for products with some matrices: of all tokens, or of those that have logits."""
-        to = self.operand("normed", norm.size, parts)
-        self.norm_to(norm, to, is_output=is_output)
+    def norm(self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, is_output: bool = False) -> Operand:
+        """Norm what blocks see, for products with some matrices: of all tokens, or of those that have logits."""
+        to = self.operand("normed", self.x.width, parts)
+        self.norm_seen(norm, to, is_output=is_output)
         return to
 
-    def norm_to(self, norm: Norm, to: Operand, *, is_output: bool = False) -> None:
-        """Norm x."""
-        places = (self.x.at, self.weights.norm(norm), to.floats, to.quantised, to.factors, to.sums)
-        flags = (int(is_output), int(to.as_floats), int(to.as_bytes))
-        self.add(norm_rows, (self.size.n_tokens,), THREADS, *places, norm.size, to.width, *flags, norm.eps)
+    def norm_seen(self, norm: Norm | None, to: Operand, *, is_output: bool = False) -> None:
+        """Norm what blocks see."""
+        if is_output or self.seen is not self.x:
+            self.settle()  # of the output not all rows are written
+        left, self._left = self._left, None
+        self._norm(self.seen, self.x.width, norm, to, left=left, is_output=is_output)
+
+    def norm_operand(self, norm: Norm | None, x: Operand, size: int) -> None:
+        """Norm rows of floats on their way to becoming another operand: the floats are there, the rest is not yet."""
+        if norm is not None:
+            self._norm(Rows(x.floats, x.width), size, norm, x)
+
+    def norm_in_place(self, norm: Norm | None, rows: Rows, size: int, n_groups: int = 1) -> None:
+        """Norm the first groups of `size` values of rows, each by itself."""
+        if rows is self.x:
+            self.settle()
+        if norm is not None:
+            self._norm(rows, size, norm, None, n_groups=n_groups)
+
+    def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
+        """Add the product of a matrix, or its norm, to the residual stream."""
+        if post_norm is None:
+            self.multiply(x, ((linear, 0),), self.x, adds=True)
+            return
+        self.settle()
+        y = Rows(self.buffers["y"], self.x.width)
+        self.multiply(x, ((linear, 0),), y)
+        self._left = (y, post_norm)
+
+    def leave_rows(self, rows: Rows) -> None:
+        """Add rows to the residual stream, which they are not to change before the next norm."""
+        self.settle()
+        self._left = (rows, None)
+
+    def settle(self) -> None:
+        """Add to the residual stream what was left."""
+        if self._left is not None:
+            left, self._left = self._left, None
+            self._norm(self.x, self.x.width, None, None, left=left)
+
+    def put_aside(self) -> None:
+        """Let blocks see x as it is now, whatever they add, until `go_on`."""
+        self.settle()
+        self.seen = Rows(self.buffers["seen"], self.x.width)
+        self.copy(self.x.at, self.seen.at, 4 * self.size.n_tokens * self.x.width)
+
+    def go_on(self) -> None:
+        """Let blocks see x."""
+        self.seen = self.x
+
+    def blend(self, x: Rows, y: Rows, a: float, b: float, *, is_one_row: bool = False) -> None:
+        """Write that x = a * x + b * y, of rows as wide as those of x; y may be one row for all."""
+        if x is self.x:
+            self.settle()
+        grid = (-(-x.width // WARP), self.size.n_tokens)
+        self.add(blend_rows, grid, WARP, x.at, y.at, x.width, x.width, 0 if is_one_row else y.width, a, b)
+
+    def _norm(
+        self,
+        x: Rows,
+        size: int,
+        norm: Norm | None,
+        to: Operand | None,
+        *,
+        n_groups: int = 1,
+        left: tuple[Rows, Norm | None] | None = None,
+        is_output: bool = False,
+    ) -> None:
+        """Norm groups of rows, to which is added what was left; without a place to go to in place."""
+        y, y_norm = left or (x, None)
+        weights = [x.at if each is None else self.weights.norm(each) for each in (y_norm, norm)]
+        eps = [0.0 if each is None else each.eps for each in (y_norm, norm)]
+        y_kind = NOTHING if left is None else norm_kind(y_norm)
+        kind = NOTHING if to is None and norm is None else norm_kind(norm)
+        n_out, to = (size, Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)) if to is None else (to.width, to)
+        places = (x.at, y.at, *weights, to.floats, to.quantised, to.factors, to.sums)
+        sizes = (x.width, y.width, size, n_out, to.width)
+        flags = (int(is_output), int(to.as_floats), int(to.as_bytes), y_kind, kind)
+        self.add(norm_rows, (self.size.n_tokens, n_groups), THREADS, *places, *sizes, *flags, *eps)
 
     def multiply(
         self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False, is_output: bool = False
@@ -162,5 +250,7 @@ class Tape:
         self.steps.append(Launch(kernel, grid, WARP * WARPS, (*places, *sizes, *flags, matrix.scale)))
 
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
-        """Copy bytes."""
+        """Copy bytes, of x once all was added to it."""
+        if source is self.x.at:
+            self.settle()
         self.steps.append(Copy(source, to, n_bytes))

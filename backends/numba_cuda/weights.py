@@ -17,7 +17,7 @@ from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer
-    from augury.blocks import ModelPlan, Norm
+    from augury.blocks import ModelPlan, Norm, Vector
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
@@ -117,15 +117,20 @@ class Weights:
         """Whether a matrix is multiplied with floats."""
         return FORMATS[self._type(part).name].is_float
 
-    def vector(self, name: str, size: int) -> Pointer:
+    def vector(self, vector: Vector) -> Pointer:
         """A vector as float32."""
-        return self._hold((name, size), lambda: self._floats(name, (size,)))
+        return self._hold(vector, lambda: self._floats(vector.weight, vector.shapes[vector.weight]))
 
-    def norm(self, norm: Norm) -> Pointer:
-        """A norm's weights."""
-        if norm.weight is None:
-            return self._hold(("ones", norm.size), lambda: np.ones(norm.size, np.float32))
-        return self.vector(norm.weight, norm.size)
+    def norm(self, norm: Norm, n_heads: int = 1) -> Pointer:
+        """Of each of some heads a norm's weights, and its bias if it has one: (heads, 1 or 2, size)."""
+
+        def make() -> np.ndarray:
+            ones = [np.ones((1, norm.size), np.float32)] if norm.weight is None else []
+            parts = ones + [self._floats(name, shape) for name, shape in norm.shapes.items()]
+            wholes = [np.broadcast_to(part.reshape(-1, part.shape[-1]), (n_heads, norm.size)) for part in parts]
+            return np.stack(wholes, axis=1)
+
+        return self._hold((norm, n_heads), make)
 
     def constant(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
         """An array that all share who ask by one key."""
@@ -218,11 +223,11 @@ class Weights:
     def _floats(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         tensor = self._file.tensor(name, shape)
         if tensor.type is TensorType.F32:
-            return np.array(tensor.data.view(np.float32))
+            return np.array(tensor.data.view(np.float32)).reshape(shape)
         import gguf
 
         values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[tensor.type.name])
-        return np.asarray(values, np.float32).reshape(-1)
+        return np.asarray(values, np.float32).reshape(shape)
 
     def _hold(self, key: Hashable, make: Callable[[], np.ndarray]) -> Pointer:
         if key not in self._held:

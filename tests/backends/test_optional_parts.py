@@ -48,7 +48,7 @@ from augury.interfaces import Progress
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-E, H, G, D, DV, F, V = 40, 6, 2, 12, 20, 50, 77
+E, H, G, D, DV, F, V = 40, 6, 2, 24, 40, 50, 77
 N_CTX = 320
 LAYER_NORM = Norm("norm e", E, 1e-5, "bias e", NormKind.LAYER)
 ATTENTION = Attention(

@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE, TILES
-from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.batch import Batch
 from augury.engine.engine import Engine
@@ -58,8 +58,9 @@ def products():
         told_inputs = np.array([n_tokens, n_tokens], np.int32)
         for key, array in (("w", words), ("x", x), ("ones", np.ones(n_cols, np.float32)), ("inputs", told_inputs)):
             gpu.write(at[key], array)
-        places = [at[key] for key in ("inputs", "x", "ones", "floats", "bytes", "factors", "sums")]
-        gpu.launch(Launch(norm_rows, (n_tokens, 1, 1), THREADS, (*places, n_cols, n_cols, 0, 1, 1, 1e-6)))
+        places = [at[key] for key in ("inputs", "x", "x", "ones", "ones", "floats", "bytes", "factors", "sums")]
+        widths, flags = (n_cols, 0, n_cols, n_cols, n_cols), (0, 1, 1, NOTHING, RMS)
+        gpu.launch(Launch(norm_rows, (n_tokens, 1, 1), THREADS, (*places, *widths, *flags, 0.0, 1e-6)))
         fed, rounded = np.empty_like(x), np.empty(x.shape, np.int8)
         factors = np.empty((n_tokens, n_cols // 32), np.float32)
         for key, array in (("floats", fed), ("bytes", rounded), ("factors", factors)):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
+from augury.backends.numba_cuda.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
-from augury.backends.numba_cuda.blocks.feed_forward import ACTIVATIONS, FeedForwardEmitter
+from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
+from augury.backends.numba_cuda.blocks.layer_input import LayerInputEmitter
 from augury.backends.numba_cuda.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.backends.numba_cuda.blocks.projection import ProjectionEmitter
+from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.blocks import (
     Activation,
     Attention,
+    Elementwise,
     Embedding,
     FeedForward,
     GateKind,
     Gating,
     Layer,
+    LayerInput,
+    LayerInputs,
     Linear,
     Matrices,
     MixtureOfExperts,
@@ -29,42 +35,42 @@ from augury.blocks import (
     Rope,
     Router,
     Rows,
+    Temperature,
+    Turn,
     Vector,
 )
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.blocks.emitter import Emitter
     from augury.blocks import Block
-    from augury.types import ModelOptions
 
 __all__ = ["EMITTERS", "KNOWN"]
 
-EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
+EMITTERS: dict[type[Block], type[Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
     Projection: ProjectionEmitter,
+    Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,
     MixtureOfExperts: MixtureEmitter,
+    LayerInput: LayerInputEmitter,
     Output: OutputEmitter,
 }
-KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale"},
-    Attention: {"rope", "q_norm", "k_norm", "window"},
-    Projection: (),
-    FeedForward: {"gate"},
-    MixtureOfExperts: {"gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate"},
+KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in EMITTERS.items()} | {
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "scale"},
+    LayerInputs: (),
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: (),
-    Layer: {"mixer", "feed_forward"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
-    Norm: {"weight"},
+    Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},
     Rows: (),
+    Temperature: {"offset"},
     Vector: {"stored"},
-    Activation: ACTIVATIONS,
+    Activation: tuple(Activation(name) for name in GATE),
     GateKind: tuple(GateKind),
     Gating: tuple(GATINGS),
-    NormKind: (NormKind.RMS,),
+    NormKind: tuple(NormKind),
+    Turn: tuple(Turn),
 }
 """What kernels compute; see `ModelPlan.check_blocks`."""

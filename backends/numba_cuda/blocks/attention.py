@@ -1,4 +1,4 @@
-"""`Attention`: o(softmax(scale * q k^T) v) of q, k and v of norm(x), with a cache of keys and values as halves."""
+"""`Attention`: o(softmax(scale * q k^T) v) of q, k and v of norm(x), with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -7,122 +7,178 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
-from augury.backends.numba_cuda.device import Launch
-from augury.backends.numba_cuda.kernels.attention import ATTEND_THREADS, attend, merge_splits
+from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
+from augury.backends.numba_cuda.kernels.cells import NOT_KEPT
 from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.kernels.heads import MAX_DIM, move_cells, prepare_heads
+from augury.backends.numba_cuda.kernels.heads import MAX_DIM, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
+from augury.backends.numba_cuda.kernels.norm import NOTHING
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, norm_kind, tokens_of, units_of, warps_of
+from augury.blocks import GateKind
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.device import Device, Pointer
-    from augury.blocks import Attention, Rope
+    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.blocks import Attention, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
 __all__ = ["AttentionEmitter"]
 
+_FOREVER = 2**30  # a window that sees all
+
 
 class AttentionEmitter(Emitter):
-    """Keeps keys and values of every position, in cells that `Batch` names: (slots, heads, n_ctx, dim)."""
+    """Keeps keys and values of every position, or reads those of another layer.
 
+    Attributes:
+        caches: Of keys and of values.
+    """
+
+    known = (
+        *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms", "is_rope_first"),
+        *("window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind", "source"),
+    )
     block: Attention
 
     def __init__(self, block: Attention, options: ModelOptions) -> None:
         super().__init__(block, options)
-        for flag in ("cache_type_k", "cache_type_v"):
-            if (found := getattr(options, flag)) != "f16":
-                raise UnsupportedError(f"{flag} is {found!r}, backend numba-cuda keeps f16; leave the option out")
-        for dim in (block.head_dim, block.value_dim):
+        dims = (block.head_dim, block.value_dim)
+        for dim in dims:
             if dim % 8 or dim > MAX_DIM:
                 raise UnsupportedError(
                     f"heads of {dim} values, backend numba-cuda computes multiples of 8 up to {MAX_DIM}; choose another one"
                 )
+        flags = ("cache_type_k", "cache_type_v")
+        self.caches = [Cache(flag, block.n_kv_heads, dim, options) for flag, dim in zip(flags, dims, strict=True)]
+        self._linears = [block.q, *(() if block.source is not None else (block.k, block.v)), *filter(None, [block.gate])]
+        self._width = sum(each.n_out for each in self._linears)
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block = self.block
-        assert block.norm is not None
         return {
             "heads": 4 * MAX_TOKENS * self._width,
             "parts of attention": 4 * tokens_of(n_splits) * block.n_heads * n_splits * (block.value_dim + 2),
-            **Tape.operand_buffers("normed", block.norm.size),
+            **Tape.operand_buffers("normed", block.q.n_in),
             **Tape.operand_buffers("mixed", block.o.n_in),
         }
 
     def bytes_per_position(self) -> int:
         """See `Emitter.bytes_per_position`."""
-        return sum(2 * self.block.n_kv_heads * dim for dim in self._dims)
+        return 0 if self.block.source is not None else sum(cache.bytes_per_position() for cache in self.caches)
 
     def place(self, device: Device) -> None:
         """See `Emitter.place`."""
-        n_cells = self.options.n_slots * self.block.n_kv_heads * self.options.n_ctx
-        self._caches = [device.allocate(2 * n_cells * dim, "KV cache").at(0) for dim in self._dims]
+        if self.block.source is None:
+            for cache in self.caches:
+                cache.place(device)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, size = self.block, tape.size
-        assert block.norm is not None
-        rows, (keys, values) = Rows(tape.buffers["heads"], self._width), self._caches
-        linears = (block.q, block.k, block.v)
-        columns = (0, block.q.n_out, block.q.n_out + block.k.n_out)
-        tape.multiply(tape.norm(block.norm, linears), list(zip(linears, columns, strict=True)), rows)
-        self._prepare(tape, rows)
-        heads = (block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, self.options.n_ctx)
-        window, parts = min(block.window or 0, 2**30), tape.buffers["parts of attention"]
-        grid = (size.n_splits, block.n_heads, size.n_tokens)
-        rest = (rows.width, *heads, window, size.n_splits, block.scale)
-        tape.add(attend, grid, ATTEND_THREADS, rows.at, keys, values, parts, *rest)
-        mixed = tape.operand("mixed", block.o.n_in, (block.o,))
-        places = (parts, mixed.floats, mixed.quantised, mixed.factors, mixed.sums)
-        sizes = (block.n_heads, block.value_dim, size.n_splits, window, mixed.width)
-        flags = (int(mixed.as_floats), int(mixed.as_bytes))
-        tape.add(merge_splits, (warps_of(units_of(block.o.n_in)), size.n_tokens), WARP * WARPS, *places, *sizes, *flags)
-        tape.multiply(mixed, ((block.o, 0),), tape.x, adds=True)
+        block, rows = self.block, Rows(tape.buffers["heads"], self._width)
+        columns = np.cumsum([0, *(each.n_out for each in self._linears)]).tolist()
+        normed = tape.norm(block.norm, self._linears)
+        tape.multiply(normed, list(zip(self._linears, columns[:-1], strict=True)), rows)
+        is_kept = block.source is None
+        if block.has_joint_norms:
+            if block.clamp is not None or block.is_rope_first:
+                self._prepare(tape, rows, clamp=block.clamp, rope=block.rope if block.is_rope_first else None)
+            for norm, column in ((block.q_norm, 0), (block.k_norm, block.q.n_out))[: 2 if is_kept else 1]:
+                if norm is not None:
+                    tape.norm_in_place(norm, Rows(rows.at.at(4 * column), rows.width), norm.size)
+            rope = None if block.is_rope_first else block.rope
+            self._prepare(tape, rows, norms=(None, None, block.v_norm), rope=rope, temperature=block.temperature, keeps=is_kept)
+        else:
+            self._prepare(
+                tape,
+                rows,
+                norms=(block.q_norm, block.k_norm, block.v_norm),
+                clamp=block.clamp,
+                rope=block.rope,
+                temperature=block.temperature,
+                keeps=is_kept,
+            )
+        self._attend(tape, rows, rows.at.at(4 * columns[-2]))
 
-    def _prepare(self, tape: Tape, rows: Rows) -> None:
-        block, weights, nothing = self.block, tape.weights, rows.at
-        norms = [nothing if norm is None else weights.norm(norm) for norm in (block.q_norm, block.k_norm)]
-        epsilons = [0.0 if norm is None else norm.eps for norm in (block.q_norm, block.k_norm)]
-        turns, n_pairs, is_interleaved = nothing, 0, 0
-        if (rope := block.rope) is not None:
+    def _attend(self, tape: Tape, rows: Rows, gates: Pointer) -> None:
+        block, size, (keys, values) = self.block, tape.size, self.caches
+        parts = tape.buffers["parts of attention"]
+        slopes, has_slopes = rows.at, block.slopes is not None
+        if block.slopes is not None:
+            slopes = tape.weights.constant(("slopes", block.slopes), lambda: np.array(block.slopes, np.float32))
+        heads = (block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, self.options.n_ctx)
+        window = (min(block.window or 0, _FOREVER), min(block.chunk or 0, _FOREVER))
+        places = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, parts)
+        rest = (size.n_splits, int(has_slopes), block.scale, block.softcap or 0.0)
+        kernel, grid = ATTEND[keys.kept_as, values.kept_as], (size.n_splits, block.n_heads, size.n_tokens)
+        tape.add(kernel, grid, ATTEND_THREADS, *places, rows.width, *heads, *window, *rest)
+        mixed = tape.operand("mixed", block.o.n_in, (block.o,))
+        to = mixed.before(block.out_norm)
+        sinks = parts if block.sinks is None else tape.weights.vector(block.sinks)
+        places = (parts, sinks, to.floats, to.quantised, to.factors, to.sums, gates)
+        gate_size = 0 if block.gate is None else block.o.n_in // block.gate.n_out
+        sizes = (block.n_heads, block.value_dim, size.n_splits, *window, to.width)
+        opened = (rows.width, gate_size, int(block.gate_kind is GateKind.SOFTPLUS))
+        flags = (int(to.as_floats), int(to.as_bytes))
+        grid = (warps_of(units_of(block.o.n_in)), size.n_tokens, 1)
+        tape.add(merge_splits, grid, WARP * WARPS, *places, *sizes, int(block.sinks is not None), *opened, *flags)
+        tape.norm_operand(block.out_norm, mixed, block.o.n_in)
+        tape.leave(mixed, block.o, block.post_norm)
+
+    def _prepare(
+        self,
+        tape: Tape,
+        rows: Rows,
+        *,
+        norms: Sequence[Norm | None] = (None, None, None),
+        clamp: float | None = None,
+        rope: Rope | None = None,
+        temperature: Temperature | None = None,
+        keeps: bool = False,
+    ) -> None:
+        """Write what becomes of heads; of another layer's keys and values nothing."""
+        block, weights, nothing, n_ctx = self.block, tape.weights, rows.at, self.options.n_ctx
+        counts = (block.n_heads, block.n_kv_heads, block.n_kv_heads)
+        weights_of = [nothing if each is None else weights.norm(each, n) for each, n in zip(norms, counts, strict=True)]
+        kinds = [NOTHING if each is None else norm_kind(each) for each in norms]
+        epsilons = [0.0 if each is None else each.eps for each in norms]
+        turns, factors, n_pairs, is_interleaved = nothing, nothing, 0, 0
+        if rope is not None:
             n_pairs, is_interleaved = len(rope.frequencies), int(rope.is_interleaved)
             key = ("turns", rope.frequencies.tobytes(), rope.magnitude)
-            turns = weights.constant(key, lambda: _turns(rope, self.options.n_ctx))
-        sizes = (rows.width, block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, n_pairs, is_interleaved)
-        flags = (int(block.q_norm is not None), int(block.k_norm is not None), self.options.n_ctx)
-        grid = (block.n_heads + 2 * block.n_kv_heads, tape.size.n_tokens)
-        tape.add(prepare_heads, grid, WARP, rows.at, *norms, turns, *self._caches, *sizes, *flags, *epsilons)
+            turns = weights.constant(key, lambda: _turns(rope, n_ctx))
+        if temperature is not None:
+            factors = weights.constant((temperature, n_ctx), lambda: _factors(temperature, n_ctx))
+        planes = [plane for cache in self.caches for plane in (cache.codes, cache.halves)] if keeps else [nothing] * 4
+        sizes = (rows.width, block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim)
+        how = (n_pairs, is_interleaved, int(block.is_rope_first), *kinds, int(temperature is not None))
+        kept = [cache.number if keeps else NOT_KEPT for cache in self.caches]
+        limit = np.inf if clamp is None else clamp
+        grid = (block.n_heads + (2 * block.n_kv_heads if block.source is None else 0), tape.size.n_tokens)
+        places = (rows.at, *weights_of, turns, factors, *planes)
+        tape.add(prepare_heads, grid, WARP, *places, *sizes, *how, *kept, n_ctx, limit, *epsilons)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
-        n_ctx, heads = self.options.n_ctx, self.block.n_kv_heads
-        return [
-            (cache.at(2 * dim * n_ctx * (slot * heads + head)), 2 * dim * n)
-            for cache, dim in zip(self._caches, self._dims, strict=True)
-            for head in range(heads)
-        ]
+        if self.block.source is not None:
+            return ()
+        return [part for cache in self.caches for part in cache.slot_memory(slot, n)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""
-        heads = self.block.n_kv_heads
-        return [
-            Launch(move_cells, (-(-heads * dim // WARP), 1, 1), WARP, (cache, moves, n, heads, dim, self.options.n_ctx))
-            for cache, dim in zip(self._caches, self._dims, strict=True)
-        ]
-
-    @property
-    def _dims(self) -> tuple[int, int]:
-        return (self.block.head_dim, self.block.value_dim)
-
-    @property
-    def _width(self) -> int:
-        return self.block.q.n_out + self.block.k.n_out + self.block.v.n_out
+        return () if self.block.source is not None else [launch for cache in self.caches for launch in cache.moving(moves, n)]
 
 
 def _turns(rope: Rope, n_ctx: int) -> np.ndarray:
     """The cosine and the sine of every pair at every position, (n_ctx, pairs, 2) float32."""
     angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
     return (np.stack([np.cos(angles), np.sin(angles)], axis=2) * rope.magnitude).astype(np.float32)
+
+
+def _factors(temperature: Temperature, n_ctx: int) -> np.ndarray:
+    """What queries of every position are multiplied with, (n_ctx,) float32."""
+    periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
+    return (1.0 + temperature.scale * np.log1p(periods)).astype(np.float32)

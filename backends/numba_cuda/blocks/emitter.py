@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
@@ -19,7 +19,13 @@ Part = tuple["Pointer", int]
 
 
 class Emitter(ABC):
-    """Writes one block's steps. Before, it tells what the block needs, which takes no memory."""
+    """Writes one block's steps. Before, it tells what the block needs, which takes no memory.
+
+    Attributes:
+        known: The optional fields of the block that are computed; see `ModelPlan.check_blocks`.
+    """
+
+    known: ClassVar[Container[str]] = ()
 
     def __init__(self, block: Any, options: ModelOptions) -> None:
         self.block = block

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, units_of, warps_of
-from augury.blocks import Activation
+from augury.backends.numba_cuda.tape import WARPS, Operand, Rows, Tape, units_of, warps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.tape import Operand
-    from augury.blocks import FeedForward, Linear
+    from augury.blocks import Activation, FeedForward, Linear, Vector
 
-__all__ = ["ACTIVATIONS", "FeedForwardEmitter"]
-
-ACTIVATIONS = tuple(activation for activation in Activation if activation.value in GATE)
+__all__ = ["FeedForwardEmitter", "activate"]
 
 
 class FeedForwardEmitter(Emitter):
     """Multiplies by gate and up at once, activates and quantises at once, and adds what `down` gives."""
 
+    known = ("norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants")
     block: FeedForward
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -37,27 +35,61 @@ class FeedForwardEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        assert self.block.norm is not None
-        self.emit_products(tape, tape.norm(self.block.norm, self.inputs), tape.x, adds=True)
+        block = self.block
+        tape.leave(self.hidden(tape, tape.norm(block.norm, self.inputs)), block.down, block.post_norm)
 
     @property
     def inputs(self) -> list[Linear]:
         """What is multiplied with norm(x)."""
         return [self.block.up] if self.block.gate is None else [self.block.gate, self.block.up]
 
-    def emit_products(self, tape: Tape, normed: Operand, to: Rows, *, adds: bool) -> None:
-        """Write all but the norm before it."""
+    def hidden(self, tape: Tape, normed: Operand) -> Operand:
+        """Write what comes before the product of `down`."""
         block, size = self.block, self.block.down.n_in
         rows = Rows(tape.buffers["gate and up"], self._width)
         tape.multiply(normed, [(linear, i * size) for i, linear in enumerate(self.inputs)], rows)
         hidden = tape.operand("hidden", size, (block.down,))
-        places = (rows.at, hidden.floats, hidden.quantised, hidden.factors, hidden.sums)
-        sizes = (rows.width, 0 if block.gate is None else size, size, hidden.width, 1)
-        flags = (int(hidden.as_floats), int(hidden.as_bytes), 0, 0.0)
-        grid = (warps_of(units_of(size)), tape.size.n_tokens)
-        tape.add(GATE[block.activation.value], grid, WARP * WARPS, *places, *sizes, *flags)
-        tape.multiply(hidden, ((block.down, 0),), to, adds=adds)
+        ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
+        activate(
+            tape,
+            block.activation,
+            rows,
+            ups,
+            hidden.before(block.hidden_norm),
+            size,
+            divisors=block.divisors,
+            limit=block.limit,
+            constants=block.constants,
+        )
+        tape.norm_operand(block.hidden_norm, hidden, size)
+        return hidden
 
     @property
     def _width(self) -> int:
         return self.block.down.n_in * (1 if self.block.gate is None else 2)
+
+
+def activate(
+    tape: Tape,
+    activation: Activation,
+    gates: Rows,
+    ups: Rows | None,
+    to: Operand,
+    size: int,
+    *,
+    divisors: Vector | None = None,
+    limit: float | None = None,
+    limits_activated: bool = True,
+    constants: Sequence[float] = (),
+    per_token: int = 1,
+) -> None:
+    """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
+    of_up = gates if ups is None else ups
+    places = (gates.at, of_up.at, gates.at if divisors is None else tape.weights.vector(divisors))
+    sizes = (gates.width, of_up.width, size, to.width, per_token)
+    has = (ups is not None, divisors is not None, limits_activated, to.as_floats, to.as_bytes)
+    numbers = [math.inf if limit is None else limit, *constants]
+    numbers += [0.0] * (5 - len(numbers))
+    grid = (warps_of(units_of(size)), per_token * tape.size.n_tokens)
+    operand = (to.floats, to.quantised, to.factors, to.sums)
+    tape.add(GATE[activation.value], grid, WARP * WARPS, *places, *operand, *sizes, *map(int, has), *numbers)

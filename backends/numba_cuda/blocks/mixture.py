@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
-from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
+from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter, activate
 from augury.backends.numba_cuda.kernels import experts
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, units_of, warps_of
@@ -35,6 +34,7 @@ GATINGS = {
 class MixtureEmitter(Emitter):
     """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
 
+    known = ("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "constants")
     block: MixtureOfExperts
 
     def __init__(self, block: MixtureOfExperts, options: ModelOptions) -> None:
@@ -65,13 +65,13 @@ class MixtureEmitter(Emitter):
         block, shared = self.block, self._shared
         apart = Rows(tape.buffers["shared expert"], block.down.n_out)
         logits = self._logits()
-        assert block.norm is not None
         parts = (*(linear for linear, _ in logits), *(() if shared is None else shared.inputs))
         normed = evolve(tape.operand("normed", block.up.n_in, parts), as_floats=True)  # what is gathered is made of floats
-        tape.norm_to(block.norm, normed)
+        tape.norm_seen(block.norm, normed)
         tape.multiply(normed, logits, Rows(tape.buffers["router"], block.router.logits.n_out + 1))
         if shared is not None:
-            shared.emit_products(tape, normed, apart if self._is_shared_apart else tape.x, adds=not self._is_shared_apart)
+            to, is_apart = apart if self._is_shared_apart else tape.x, self._is_shared_apart
+            tape.multiply(shared.hidden(tape, normed), ((shared.block.down, 0),), to, adds=not is_apart)
         self._emit_experts(tape, normed, self._route(tape))
 
     def _logits(self) -> list[tuple[Linear, int]]:
@@ -86,7 +86,7 @@ class MixtureEmitter(Emitter):
         # of as many rows as experts are likely to have; of more, an expert's weights are read again, from a nearer memory
         wanted = 1 if tape.size.n_tokens == 1 else max(2, 2 * n_rows // n_experts)
         tile = next((each for each in TILES if each >= wanted), TILES[-1])
-        bias = buffers["router"] if router.bias is None else tape.weights.vector(router.bias.weight, n_experts)
+        bias = buffers["router"] if router.bias is None else tape.weights.vector(router.bias)
         places = (buffers["router"], buffers["scores of experts"], bias, buffers["weights of experts"], buffers["routes"])
         sizes = (self._n_most, n_experts, n_experts + 1, router.n_used, GATINGS[router.gating])
         flags = (int(router.bias is not None), int(router.is_normalised), router.n_groups, router.n_groups_used, router.n_alike)
@@ -111,11 +111,19 @@ class MixtureEmitter(Emitter):
         tape.add(experts.gather_rows, grid, WARP * WARPS, *places, self._n_most, k, x.width, *flags)
         rows = Rows(buffers["experts' gate and up"], self._width)
         tape.multiply_tiles(gathered, inputs, rows, tiles)
-        operand = (hidden.floats, hidden.quantised, hidden.factors, hidden.sums)
-        sizes = (rows.width, 0 if block.gate is None else size, size, hidden.width, k)
-        flags = (int(hidden.as_floats), int(hidden.as_bytes), int(block.limits_activated))
-        grid = (warps_of(units_of(size)), n_rows)
-        tape.add(GATE[block.activation.value], grid, WARP * WARPS, rows.at, *operand, *sizes, *flags, block.limit or 0.0)
+        ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
+        activate(
+            tape,
+            block.activation,
+            rows,
+            ups,
+            hidden,
+            size,
+            limit=block.limit,
+            limits_activated=block.limits_activated,
+            constants=block.constants,
+            per_token=k,
+        )
         rows = Rows(buffers["experts' rows"], block.down.n_out)
         tape.multiply_tiles(hidden, [block.down], rows, tiles)
         grid = (-(-rows.width // THREADS), tape.size.n_tokens)

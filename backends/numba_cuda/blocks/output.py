@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.sample import best_tokens
+from augury.backends.numba_cuda.kernels.sample import best_tokens, cap_logits
 from augury.backends.numba_cuda.tape import Rows, Tape
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["OutputEmitter"]
 class OutputEmitter(Emitter):
     """Computes logits, and tells of each row the best token and its logit."""
 
+    known = ("softcap",)
     block: Output
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -37,5 +38,8 @@ class OutputEmitter(Emitter):
         rows = tape.norm(block.norm, (block.weight,), is_output=True)
         logits, best = Rows(tape.buffers["logits"], n_vocab), tape.buffers["best"]
         tape.multiply(rows, ((block.weight, 0),), logits, is_output=True)
+        if block.softcap is not None:
+            grid = (-(-n_vocab // THREADS), tape.size.n_tokens)
+            tape.add(cap_logits, grid, THREADS, logits.at, n_vocab, block.softcap)
         places = (logits.at, best, best, best.at(4 * MAX_TOKENS))
         tape.add(best_tokens, (tape.size.n_tokens,), THREADS, *places, n_vocab, n_vocab, 1, 1)

@@ -26,4 +26,4 @@ class ProjectionEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        tape.multiply(tape.norm(self.block.norm, (self.block.o,)), ((self.block.o, 0),), tape.x, adds=True)
+        tape.leave(tape.norm(self.block.norm, (self.block.o,)), self.block.o)

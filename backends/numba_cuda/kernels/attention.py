@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels.activation import capped, sigmoid, softplus
+from augury.backends.numba_cuda.kernels.cells import DOT, PAIR
 from augury.backends.numba_cuda.kernels.dialect import (
     SIMULATED,
     WARP,
@@ -15,18 +17,16 @@ from augury.backends.numba_cuda.kernels.dialect import (
     cuda,
     div,
     exp,
-    float_of_half,
     fma,
     kernel,
     lane,
     larger,
-    load16,
     mul,
     quotient,
     remainder,
     warp_max,
 )
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_seen
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
 from augury.backends.numba_cuda.kernels.quantise import quantise
 
@@ -37,39 +37,21 @@ _STAGED = 2 * ATTEND_THREADS  # values of groups of threads; of heads of 256 the
 _NONE = float("-inf")
 
 
-@lane
-def _halves(word):
-    return float_of_half(word & np.uint32(0xFFFF)), float_of_half(word >> np.uint32(16))
+def _scores(dot):
+    @lane
+    def scores_of(inputs, t, q, start, keys, halves, base, dim, scale, cap, slope, split, first, last, thread, scores):
+        """The scores of a thread's positions of a split, and the largest of them."""
+        most = np.float32(_NONE)
+        for i in range(thread, SPLIT, ATTEND_THREADS):
+            position = split * SPLIT + i
+            scores[i] = np.float32(_NONE)
+            if first <= position <= last:
+                score = mul(dot(q, start, keys, halves, base + cell_of(inputs, t, position), dim), np.float32(scale))
+                scores[i] = fma(-np.float32(slope), np.float32(last - position), capped(score, cap))
+                most = larger(most, scores[i])
+        return most
 
-
-@lane
-def _score(q, start, keys, at, dim, scale):
-    """Scale * q k: of four neighbours each one sum, in rising order, then these in pairs."""
-    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-    for i in range(0, dim, 8):
-        first, second, third, fourth = load16(keys, (at + i) >> 1)
-        k0, k1 = _halves(first)
-        k2, k3 = _halves(second)
-        a, b = fma(q[start + i], k0, a), fma(q[start + i + 1], k1, b)
-        c, d = fma(q[start + i + 2], k2, c), fma(q[start + i + 3], k3, d)
-        k0, k1 = _halves(third)
-        k2, k3 = _halves(fourth)
-        a, b = fma(q[start + i + 4], k0, a), fma(q[start + i + 5], k1, b)
-        c, d = fma(q[start + i + 6], k2, c), fma(q[start + i + 7], k3, d)
-    return mul(add(add(a, b), add(c, d)), np.float32(scale))
-
-
-@lane
-def _scores_of(inputs, t, q, start, keys, base, dim, scale, split, first, last, thread, scores):
-    """The scores of a thread's positions of a split, and the largest of them."""
-    most = np.float32(_NONE)
-    for i in range(thread, SPLIT, ATTEND_THREADS):
-        position = split * SPLIT + i
-        scores[i] = np.float32(_NONE)
-        if first <= position <= last:
-            scores[i] = _score(q, start, keys, (base + cell_of(inputs, t, position)) * dim, dim, scale)
-            most = larger(most, scores[i])
-    return most
+    return scores_of
 
 
 @lane
@@ -84,91 +66,130 @@ def _weights_of(scores, most, thread):
     return total
 
 
-@lane
-def _mixed(inputs, t, scores, values, base, dim, pair, split, first, last, group, n_groups):
-    """Two neighbouring values of the mix of a group's positions: every n-th, of n groups."""
-    a, b = np.float32(0), np.float32(0)
-    start = split * SPLIT
-    begin = max(first, start)
-    position, end = begin + group - remainder(begin, n_groups), min(last + 1, start + SPLIT)
-    if position < begin:
-        position += n_groups
-    while position < end:  # of a range that steps by a variable, numba divides to know its length
-        low, high = _halves(values[((base + cell_of(inputs, t, position)) * dim >> 1) + pair])
-        a, b = fma(scores[position - start], low, a), fma(scores[position - start], high, b)
-        position += n_groups
-    return a, b
+def _mix(pair):
+    @lane
+    def mixed(inputs, t, scores, values, halves, base, dim, i, split, first, last, group, n_groups):
+        """Values 2 i and 2 i + 1 of the mix of a group's positions: every n-th, of n groups."""
+        a, b = np.float32(0), np.float32(0)
+        start = split * SPLIT
+        begin = max(first, start)
+        position, end = begin + group - remainder(begin, n_groups), min(last + 1, start + SPLIT)
+        if position < begin:
+            position += n_groups
+        while position < end:  # of a range that steps by a variable, numba divides to know its length
+            low, high = pair(values, halves, base + cell_of(inputs, t, position), dim, i)
+            a, b = fma(scores[position - start], low, a), fma(scores[position - start], high, b)
+            position += n_groups
+        return a, b
+
+    return mixed
 
 
-@kernel("jfwwfiiiiiiiir")
-def attend(
-    inputs, rows, keys, values, parts, stride, n_heads, n_kv_heads, head_dim, value_dim, length, window, n_splits, scale
-):
-    """What one split gives one head of one token: (value_dim,) mixed, the largest score, and the sum of the weights.
+_SCORES, _MIX = ({name: make(function) for name, function in each.items()} for make, each in ((_scores, DOT), (_mix, PAIR)))
 
-    Args:
-        inputs: Of the pass.
-        rows: (n, stride), each beginning with the heads of queries.
-        keys, values: Caches, see `prepare_heads`, as words of two halves.
-        parts: (n, n_heads, n_splits, value_dim + 2).
-        window: How many positions a token sees; 0: all.
-    """
-    split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-    if t >= inputs[N_TOKENS]:
-        return
-    last = inputs[POSITIONS + t]
-    first = first_seen(last, window)
-    if split * SPLIT > last or (split + 1) * SPLIT <= first:
-        return
-    scores = cuda.shared.array(SPLIT, np.float32)
-    parts_of_warps = cuda.shared.array(_WARPS, np.float32)
-    most_of_warps = cuda.shared.array(_WARPS, np.float32)
-    staged = cuda.shared.array(_STAGED, np.float32)
-    thread = cuda.threadIdx.x
-    base = (inputs[SLOTS + t] * n_kv_heads + quotient(head, quotient(n_heads, n_kv_heads))) * length
-    start = t * stride + head * head_dim
-    most = _scores_of(inputs, t, rows, start, keys, base, head_dim, scale, split, first, last, thread, scores)
-    most = warp_max(most)
-    if thread % WARP == 0:
-        most_of_warps[thread // WARP] = most
-    cuda.syncthreads()
-    for warp in range(_WARPS):
-        most = larger(most, most_of_warps[warp])
-    total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
-    n_pairs = value_dim >> 1
-    n_groups = max(1, quotient(ATTEND_THREADS, n_pairs))
-    to = ((t * n_heads + head) * n_splits + split) * (value_dim + 2)
-    if n_groups > 1:
-        group = quotient(thread, n_pairs)
-        if group < n_groups:
-            pair = remainder(thread, n_pairs)
-            a, b = _mixed(inputs, t, scores, values, base, value_dim, pair, split, first, last, group, n_groups)
-            staged[group * value_dim + 2 * pair] = a
-            staged[group * value_dim + 2 * pair + 1] = b
+
+def _attend(type_k, type_v):
+    scores_of, mixed = _SCORES[type_k], _MIX[type_v]
+
+    @kernel("jfwhwhff" + 10 * "i" + "rr", name=f"attend_{type_k}_{type_v}")
+    def attend(
+        inputs,
+        rows,
+        keys,
+        key_halves,
+        values,
+        value_halves,
+        slopes,
+        parts,
+        stride,
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        value_dim,
+        length,
+        window,
+        chunk,
+        n_splits,
+        has_slopes,
+        scale,
+        cap,
+    ):
+        """What one split gives one head of one token: (value_dim,) mixed, the largest score, and the sum of the weights.
+
+        Args:
+            inputs: Of the pass.
+            rows: (n, stride), each beginning with the heads of queries.
+            keys, key_halves, values, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
+            slopes: (n_heads,) what a score loses for each position that lies between.
+            parts: (n, n_heads, n_splits, value_dim + 2).
+            window: How many positions a token sees; 0: all.
+            chunk: It sees none before the last multiple of that; 0: all.
+            cap: Scores s become cap * tanh(s / cap); 0: they stay.
+        """
+        split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        if t >= inputs[N_TOKENS]:
+            return
+        last = inputs[POSITIONS + t]
+        first = max(first_seen(last, window), first_of_chunk(last, chunk))
+        if split * SPLIT > last or (split + 1) * SPLIT <= first:
+            return
+        scores = cuda.shared.array(SPLIT, np.float32)
+        parts_of_warps = cuda.shared.array(_WARPS, np.float32)
+        most_of_warps = cuda.shared.array(_WARPS, np.float32)
+        staged = cuda.shared.array(_STAGED, np.float32)
+        thread = cuda.threadIdx.x
+        base = (inputs[SLOTS + t] * n_kv_heads + quotient(head, quotient(n_heads, n_kv_heads))) * length
+        start = t * stride + head * head_dim
+        slope = slopes[head] if has_slopes else np.float32(0)
+        most = scores_of(
+            inputs, t, rows, start, keys, key_halves, base, head_dim, scale, cap, slope, split, first, last, thread, scores
+        )
+        most = warp_max(most)
+        if thread % WARP == 0:
+            most_of_warps[thread // WARP] = most
         cuda.syncthreads()
-        for i in range(thread, value_dim, ATTEND_THREADS):
-            value = staged[i]
-            for group in range(1, n_groups):
-                value = add(value, staged[group * value_dim + i])
-            parts[to + i] = value
-    else:
-        for pair in range(thread, n_pairs, ATTEND_THREADS):
-            a, b = _mixed(inputs, t, scores, values, base, value_dim, pair, split, first, last, 0, 1)
-            parts[to + 2 * pair] = a
-            parts[to + 2 * pair + 1] = b
-    if thread == 0:
-        parts[to + value_dim] = most
-        parts[to + value_dim + 1] = total
+        for warp in range(_WARPS):
+            most = larger(most, most_of_warps[warp])
+        total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
+        n_pairs = value_dim >> 1
+        n_groups = max(1, quotient(ATTEND_THREADS, n_pairs))
+        to = ((t * n_heads + head) * n_splits + split) * (value_dim + 2)
+        if n_groups > 1:
+            group = quotient(thread, n_pairs)
+            if group < n_groups:
+                i = remainder(thread, n_pairs)
+                a, b = mixed(inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, group, n_groups)
+                staged[group * value_dim + 2 * i] = a
+                staged[group * value_dim + 2 * i + 1] = b
+            cuda.syncthreads()
+            for i in range(thread, value_dim, ATTEND_THREADS):
+                value = staged[i]
+                for group in range(1, n_groups):
+                    value = add(value, staged[group * value_dim + i])
+                parts[to + i] = value
+        else:
+            for i in range(thread, n_pairs, ATTEND_THREADS):
+                a, b = mixed(inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, 0, 1)
+                parts[to + 2 * i] = a
+                parts[to + 2 * i + 1] = b
+        if thread == 0:
+            parts[to + value_dim] = most
+            parts[to + value_dim + 1] = total
+
+    return attend
+
+
+ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v in PAIR}
+"""Kernels by the types of caches."""
 
 
 @lane
-def _merged(parts, at, n_splits, first, end, dim, i):
-    """Value i of a head, from its splits in rising order."""
-    size = dim + 2
-    most = parts[at + first * size + dim]
-    for split in range(first + 1, end):
+def _merged(parts, at, n_splits, first, end, dim, i, sink):
+    """Value i of a head, from its splits in rising order; a sink of -inf is none."""
+    size, most = dim + 2, np.float32(sink)
+    for split in range(first, end):
         most = larger(most, parts[at + split * size + dim])
-    total, value = np.float32(0), np.float32(0)
+    total, value = exp(np.float32(sink) - most), np.float32(0)
     for split in range(first, end):
         share = exp(parts[at + split * size + dim] - most)
         total = fma(parts[at + split * size + dim + 1], share, total)
@@ -176,11 +197,42 @@ def _merged(parts, at, n_splits, first, end, dim, i):
     return div(value, total)
 
 
-@kernel("jffbfjiiiiiii")
+@lane
+def _opened(gate, is_softplus):
+    return softplus(gate) if is_softplus else sigmoid(gate)
+
+
+@kernel("jfffbfjf" + 12 * "i")
 def merge_splits(
-    inputs, parts, out, quantised, factors, sums, n_heads, value_dim, n_splits, window, width, as_floats, as_bytes
+    inputs,
+    parts,
+    sinks,
+    out,
+    quantised,
+    factors,
+    sums,
+    gates,
+    n_heads,
+    value_dim,
+    n_splits,
+    window,
+    chunk,
+    width,
+    has_sinks,
+    gate_stride,
+    gate_size,
+    is_softplus,
+    as_floats,
+    as_bytes,
 ):
-    """Merge what the splits of all heads gave, as floats (n, width), as units, or both; a warp takes 32 values."""
+    """Merge what the splits of all heads gave, as floats (n, width), as units, or both; a warp takes 32 values.
+
+    Args:
+        inputs: Of the pass.
+        parts: See `attend`.
+        sinks: (n_heads,) scores with nothing to mix.
+        gates: (n, gate_stride): each multiplies `gate_size` neighbouring values; 0: there are none.
+    """
     t = cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
@@ -190,11 +242,15 @@ def merge_splits(
         return
     i = WARP * unit + thread % WARP
     last = inputs[POSITIONS + t]
-    first = first_seen(last, window)
+    first = max(first_seen(last, window), first_of_chunk(last, chunk)) // SPLIT
     value = np.float32(0)
     if i < n_heads * value_dim:
-        at = (t * n_heads + quotient(i, value_dim)) * n_splits * (value_dim + 2)
-        value = _merged(parts, at, n_splits, first // SPLIT, last // SPLIT + 1, value_dim, remainder(i, value_dim))
+        head = quotient(i, value_dim)
+        at = (t * n_heads + head) * n_splits * (value_dim + 2)
+        sink = sinks[head] if has_sinks else np.float32(_NONE)
+        value = _merged(parts, at, n_splits, first, last // SPLIT + 1, value_dim, remainder(i, value_dim), sink)
+        if gate_size:
+            value = mul(value, _opened(gates[t * gate_stride + quotient(i, gate_size)], is_softplus))
     if as_floats:
         out[t * width + i] = value
     if as_bytes:

@@ -138,6 +138,11 @@ if SIMULATED:
         """The hyperbolic tangent."""
         return np.tanh(a)
 
+    @_typed(float32(float32))
+    def expm1(a):
+        """E^a - 1, exact near 0."""
+        return np.expm1(a)
+
     @_typed(int32(float32))
     def nearest(a):
         """The nearest int32, of two the even one; of NaN 0."""
@@ -270,6 +275,10 @@ else:
         """The hyperbolic tangent."""
         return libdevice.tanhf(a)
 
+    @lane
+    def expm1(a):
+        """E^a - 1, exact near 0."""
+        return libdevice.expm1f(a)
 
 # Operations of a warp, which all of its 32 lanes take part in
 

@@ -6,21 +6,21 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import SLICES, WARP, cuda, kernel
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import LOOK_UP
 
 
 def _embed(name):
     look_up = LOOK_UP[name]
 
-    @kernel("jwfiiir", name=f"embed_{name}")
-    def embed(inputs, w, x, size, n_steps, n, scale):
-        """X[t] = scale * W[token t], a thread for each unit of a row."""
+    @kernel("jwfiiiir", name=f"embed_{name}")
+    def embed(inputs, w, x, size, n_steps, n, ids, scale):
+        """X[t] = scale * W[id t], whose ids are the inputs from `ids` on; a thread for each unit of a row."""
         t = cuda.blockIdx.y
         unit = cuda.blockIdx.x * WARP + cuda.threadIdx.x
         if t >= inputs[N_TOKENS] or 32 * unit >= size:
             return
-        row = inputs[TOKENS + t]
+        row = inputs[ids + t]
         u = (row // TILE_ROWS * n_steps + unit // SLICES) * TILE + row % TILE_ROWS * SLICES + unit % SLICES
         look_up(w, n, u, x, t * size + 32 * unit, size - 32 * unit, np.float32(scale))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels.activation import sigmoid
 from augury.backends.numba_cuda.kernels.dialect import (
     THREADS,
     WARP,
@@ -33,7 +34,6 @@ from augury.backends.numba_cuda.kernels.dialect import (
     warp_max,
     warp_sum,
 )
-from augury.backends.numba_cuda.kernels.gate import sigmoid
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import quantise
 

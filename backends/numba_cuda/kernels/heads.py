@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import (
-    WARP,
-    cuda,
-    fma,
-    half_of_float,
-    kernel,
-    lane,
-    mul,
-    quotient,
-    remainder,
-    warp_sum,
-)
+from augury.backends.numba_cuda.kernels.activation import clamped
+from augury.backends.numba_cuda.kernels.cells import NOT_KEPT, store_cell
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, fma, kernel, lane, mul, together
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS
-from augury.backends.numba_cuda.kernels.norm import inverse_root, squares
+from augury.backends.numba_cuda.kernels.norm import BIASED, NOTHING, moments, normed
 
-MAX_DIM = 256  # of a head
+MAX_DIM = 512  # of a head
 
 
 @lane
-def _turned(head, turns, i, size, n_pairs, is_interleaved, start):
+def _turned(head, turns, i, n_pairs, is_interleaved, start):
     """Value i of a head, of whose pairs `turns` has the cosines and sines from `start` on; what follows them stays."""
     if i >= 2 * n_pairs:
         return head[i]
@@ -38,19 +29,32 @@ def _turned(head, turns, i, size, n_pairs, is_interleaved, start):
 
 
 @lane
-def _stored(value):
-    return np.uint16(half_of_float(np.float32(value)))
+def _norm_values(head, weight, at, dim, first, mean, inverse, kind):
+    """Norm every 32nd value of a head, from the `first` on, in place."""
+    for j in range(first, dim, WARP):
+        head[j] = normed(head, j, weight, at + j, dim, mean, inverse, kind)
 
 
-@kernel("jffffhhiiiiiiiiiirr")
+@together
+def _norm_head(head, weight, group, dim, kind, eps, parts):
+    mean, inverse = moments(head, 0, dim, WARP, kind, eps, parts)
+    at = group * dim * (2 if kind & BIASED else 1)
+    _norm_values(head, weight, at, dim, cuda.threadIdx.x, mean, inverse, kind)
+
+
+@kernel("j" + 6 * "f" + "bhbh" + 15 * "i" + "rrrr")
 def prepare_heads(
     inputs,
     rows,
-    q_weight,
-    k_weight,
+    q_norm,
+    k_norm,
+    v_norm,
     turns,
-    keys,
-    values,
+    factors,
+    key_codes,
+    key_halves,
+    value_codes,
+    value_halves,
     stride,
     n_heads,
     n_kv_heads,
@@ -58,61 +62,66 @@ def prepare_heads(
     value_dim,
     n_pairs,
     is_interleaved,
-    has_q_norm,
-    has_k_norm,
+    is_rope_first,
+    q_kind,
+    k_kind,
+    v_kind,
+    has_factors,
+    keys_kept_as,
+    values_kept_as,
     length,
+    limit,
     q_eps,
     k_eps,
+    v_eps,
 ):
-    """Norm and turn queries in place; norm, turn and store keys; store values. A warp takes one head of one token.
+    """Clamp, norm and turn heads; store keys and values, the rest stays in its place. A warp takes one head of one token.
 
     Args:
         inputs: Of the pass.
         rows: (n, stride), each of all heads of queries, then of keys, then of values.
-        q_weight, k_weight: Of the norms, where there are some.
+        q_norm, k_norm, v_norm: Of every head weights, and the bias if there is one, where `q_kind` and so on say how to norm.
         turns: (positions, n_pairs, 2).
-        keys, values: (slots, n_kv_heads, length, head_dim or value_dim).
+        factors: (positions,) what queries are multiplied with.
+        key_codes, key_halves, value_codes, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
+        is_rope_first: Whether queries and keys are turned before they are normed.
+        limit: Values lie between it and its negative.
     """
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
         return
-    of_keys = head >= n_heads
     is_value = head >= n_heads + n_kv_heads
-    group = head - n_heads - (n_kv_heads if is_value else 0)
-    cell = (inputs[SLOTS + t] * n_kv_heads + group) * length + inputs[CELLS + t]
-    if is_value:
-        start = t * stride + (n_heads + n_kv_heads) * head_dim + group * value_dim
-        for j in range(i, value_dim, WARP):
-            values[cell * value_dim + j] = _stored(rows[start + j])
-        return
+    is_query = head < n_heads
     start = t * stride + head * head_dim
+    group, dim, kind, weight, eps, kept_as = head, head_dim, q_kind, q_norm, q_eps, NOT_KEPT
+    if is_value:
+        group = head - n_heads - n_kv_heads
+        start = t * stride + (n_heads + n_kv_heads) * head_dim + group * value_dim
+        dim, kind, weight, eps, kept_as = value_dim, v_kind, v_norm, v_eps, values_kept_as
+    elif not is_query:
+        group = head - n_heads
+        kind, weight, eps, kept_as = k_kind, k_norm, k_eps, keys_kept_as
     staged = cuda.shared.array(MAX_DIM, np.float32)
-    if has_k_norm if of_keys else has_q_norm:
-        total = warp_sum(squares(rows, start, head_dim, i, WARP))
-        inverse = inverse_root(total, head_dim, k_eps if of_keys else q_eps)
-        weight = k_weight if of_keys else q_weight
-        for j in range(i, head_dim, WARP):
-            staged[j] = mul(mul(rows[start + j], inverse), weight[j])
-    else:
-        for j in range(i, head_dim, WARP):
-            staged[j] = rows[start + j]
+    turned = cuda.shared.array(MAX_DIM, np.float32)
+    parts = cuda.shared.array(1, np.float32)
+    for j in range(i, dim, WARP):
+        staged[j] = clamped(rows[start + j], limit)
+    is_normed_last = is_rope_first and not is_value
+    if kind != NOTHING and not is_normed_last:
+        _norm_head(staged, weight, group, dim, kind, eps, parts)
     cuda.syncthreads()
     at = inputs[POSITIONS + t] * 2 * n_pairs
-    for j in range(i, head_dim, WARP):
-        value = _turned(staged, turns, j, head_dim, n_pairs, is_interleaved, at)
-        if of_keys:
-            keys[cell * head_dim + j] = _stored(value)
-        else:
-            rows[start + j] = value
-
-
-@kernel("hjiiii")
-def move_cells(cache, moves, n_moves, n_kv_heads, dim, length):
-    """Copy cells of a cache, one after another: `moves` (m, 3) of slot, from, to. A thread takes one value of a head."""
-    i = cuda.blockIdx.x * WARP + cuda.threadIdx.x
-    if i >= n_kv_heads * dim:
+    for j in range(i, dim, WARP):
+        turned[j] = staged[j] if is_value else _turned(staged, turns, j, n_pairs, is_interleaved, at)
+    if kind != NOTHING and is_normed_last:
+        _norm_head(turned, weight, group, dim, kind, eps, parts)
+    if kept_as == NOT_KEPT:
+        factor = factors[inputs[POSITIONS + t]] if is_query and has_factors else np.float32(1)
+        for j in range(i, dim, WARP):
+            rows[start + j] = mul(turned[j], factor)
         return
-    for move in range(n_moves):
-        slot, source, to = moves[3 * move], moves[3 * move + 1], moves[3 * move + 2]
-        start, at = (slot * n_kv_heads + quotient(i, dim)) * length, remainder(i, dim)
-        cache[(start + to) * dim + at] = cache[(start + source) * dim + at]
+    cell = (inputs[SLOTS + t] * n_kv_heads + group) * length + inputs[CELLS + t]
+    if is_value:
+        store_cell(turned, staged, dim, kept_as, value_codes, value_halves, cell)
+    else:
+        store_cell(turned, staged, dim, kept_as, key_codes, key_halves, cell)

@@ -32,3 +32,9 @@ def cell_of(inputs, t, position):
 def first_seen(position, window):
     """The first position that a token sees; without a window 0."""
     return np.int32(max(0, position + 1 - window)) if window > 0 else np.int32(0)
+
+
+@lane
+def first_of_chunk(position, chunk):
+    """The first position that a token sees of chunks that do not see each other; without chunks 0."""
+    return np.int32(position // chunk * chunk) if chunk > 0 else np.int32(0)

@@ -1,4 +1,4 @@
-"""The root mean square norm of rows, one block each, and their quantisation."""
+"""Norms of rows, one block each, and their quantisation."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from augury.backends.numba_cuda.kernels.dialect import (
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS, ROWS
 from augury.backends.numba_cuda.kernels.quantise import quantise
 
+# What a norm does, a number for kernels; a bias, if any, comes after its weights.
+NOTHING, AS_IS, RMS, LAYER = range(4)
+BIASED = 4
+
 _WARPS = THREADS // WARP
 
 
@@ -34,6 +38,24 @@ def squares(x, start, size, first, step):
 
 
 @lane
+def _sum(x, start, size, first, step):
+    total = np.float32(0)
+    for i in range(start + first, start + size, step):
+        total = add(total, x[i])
+    return total
+
+
+@lane
+def _deviations(x, start, size, first, step, mean):
+    """The sum of the squares of how far values are from their mean."""
+    total = np.float32(0)
+    for i in range(start + first, start + size, step):
+        distance = add(x[i], -np.float32(mean))
+        total = fma(distance, distance, total)
+    return total
+
+
+@lane
 def inverse_root(total, size, eps):
     """1 / sqrt(total / size + eps)."""
     mean = div(np.float32(total), np.float32(size))
@@ -41,8 +63,24 @@ def inverse_root(total, size, eps):
 
 
 @lane
-def _value(x, weight, start, i, size, inverse):
-    return mul(mul(x[start + i], np.float32(inverse)), weight[i]) if i < size else np.float32(0)
+def normed(x, at, weight, i, size, mean, inverse, kind):
+    """Value i of a norm's `size`, at x[at]: (x - mean) * inverse * weight + bias, as far as its kind has them."""
+    if kind == AS_IS:
+        return x[at]
+    value = mul(mul(add(x[at], -np.float32(mean)), np.float32(inverse)), weight[i])
+    return add(value, weight[size + i]) if kind & BIASED else value
+
+
+@lane
+def _add_normed(x, start, y, at, size, first, step, weight, mean, inverse, kind):
+    """Add a norm of y to x, every `step`-th value from the `first` on."""
+    for i in range(first, size, step):
+        x[start + i] = add(x[start + i], normed(y, at + i, weight, i, size, mean, inverse, kind))
+
+
+@lane
+def _value(x, weight, start, i, size, mean, inverse, kind):
+    return normed(x, start + i, weight, i, size, mean, inverse, kind) if i < size else np.float32(0)
 
 
 @together
@@ -59,24 +97,86 @@ def sum_of_block(value, parts):
     return total
 
 
-@kernel("jfffbfjiiiiir")
-def norm_rows(inputs, x, weight, out, quantised, factors, sums, size, width, is_output, as_floats, as_bytes, eps):
-    """Norm row t of x (n, size): x / sqrt(mean(x^2) + eps) * weight, as floats (n, width), as units, or both.
+@together
+def moments(x, start, size, n_threads, kind, eps, parts):
+    """What a norm takes off the values of a row, and what it then multiplies them with. All of a block's threads take part."""
+    thread = cuda.threadIdx.x
+    mean = np.float32(0)
+    if kind & 3 == AS_IS:
+        return mean, np.float32(1)
+    if kind & 3 == LAYER:
+        mean = div(sum_of_block(_sum(x, start, size, thread, n_threads), parts), np.float32(size))
+        cuda.syncthreads()  # all have read what is written next
+        total = sum_of_block(_deviations(x, start, size, thread, n_threads, mean), parts)
+    else:
+        total = sum_of_block(squares(x, start, size, thread, n_threads), parts)
+    return mean, inverse_root(total, size, eps)
 
-    Of the output it is row t of those that have logits. What is beyond `size` is 0.
+
+@kernel("jfffffbfj" + 10 * "i" + "rr")
+def norm_rows(
+    inputs,
+    x,
+    y,
+    y_weight,
+    weight,
+    out,
+    quantised,
+    factors,
+    sums,
+    stride,
+    y_stride,
+    size,
+    n_out,
+    width,
+    is_output,
+    as_floats,
+    as_bytes,
+    y_kind,
+    kind,
+    y_eps,
+    eps,
+):
+    """Add a norm of row t of y to that of x, and norm that: as floats, as units, or both. `y_kind` and `kind` say how.
+
+    Rows of x consist of groups of `size`, one for each block of the grid's second dimension; they may be normed in place. Of
+    the output row t of x is that of the t-th token that has logits.
+
+    Args:
+        inputs: Of the pass.
+        x: (n, stride).
+        y: (n, y_stride).
+        y_weight, weight: (size,), with a bias (2, size).
+        out: (n, width), of each group `n_out` values; those beyond `size` are 0.
+        quantised, factors, sums: Units, as many as `out` has.
     """
-    t = cuda.blockIdx.x
+    t, group = cuda.blockIdx.x, cuda.blockIdx.y
     if t >= (inputs[N_ROWS] if is_output else inputs[N_TOKENS]):
         return
-    start = (inputs[ROWS + t] if is_output else t) * size
+    start = (inputs[ROWS + t] if is_output else t) * stride + group * size
     parts = cuda.shared.array(_WARPS, np.float32)
     thread = cuda.threadIdx.x
-    total = sum_of_block(squares(x, start, size, thread, THREADS), parts)
-    inverse = inverse_root(total, size, eps)
+    if y_kind != NOTHING:
+        mean, inverse = moments(y, t * y_stride, size, THREADS, y_kind, y_eps, parts)
+        _add_normed(x, start, y, t * y_stride, size, thread, THREADS, y_weight, mean, inverse, y_kind)
+        cuda.syncthreads()
+    if kind == NOTHING:
+        return
+    mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
     i = thread % WARP
-    for unit in range(thread // WARP, width // WARP, _WARPS):
-        value = _value(x, weight, start, WARP * unit + i, size, inverse)
-        if as_floats:
-            out[t * width + WARP * unit + i] = value
+    for unit in range(thread // WARP, (n_out + WARP - 1) // WARP, _WARPS):
+        value = _value(x, weight, start, WARP * unit + i, size, mean, inverse, kind)
+        if as_floats and WARP * unit + i < n_out:
+            out[t * width + group * size + WARP * unit + i] = value
         if as_bytes:
             quantise(value, i, quantised, factors, sums, t * (width // WARP) + unit)
+
+
+@kernel("jffiiirr")
+def blend_rows(inputs, x, y, size, x_stride, y_stride, a, b):
+    """X = a * x + b * y, row by row, of as many values; where a is 0 whatever x was. A stride of 0 repeats one row."""
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
+    if t >= inputs[N_TOKENS] or i >= size:
+        return
+    value = mul(y[t * y_stride + i], np.float32(b))
+    x[t * x_stride + i] = value if a == 0 else fma(x[t * x_stride + i], np.float32(a), value)

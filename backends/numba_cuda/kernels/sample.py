@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.backends.numba_cuda.kernels.activation import capped
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, better, cuda, kernel, lane, warp_best
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS
 
@@ -24,6 +25,14 @@ def _best_after(logits, start, n, thread, value, index):
         if index < 0 or found != found or found < value or (found == value and i > index):  # noqa: PLR0124 - NaN
             best, at = better(best, at, found, np.int32(i))
     return best, at
+
+
+@kernel("jfir")
+def cap_logits(inputs, logits, n, cap):
+    """Logits (rows, n) l become cap * tanh(l / cap)."""
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    if t < inputs[N_ROWS] and i < n:
+        logits[t * n + i] = capped(logits[t * n + i], cap)
 
 
 @kernel("jfjjfiiii")

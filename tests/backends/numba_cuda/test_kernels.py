@@ -1,14 +1,19 @@
-"""Kernels at what whole tiny models do not reach: several splits of a context, other activations, ties among logits."""
+"""Kernels at what whole tiny models do not reach: several splits of a context, all activations, ties among logits."""
 
 import numpy as np
 import pytest
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.kernels.attention import ATTEND_THREADS, attend, merge_splits
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
+from augury.backends.numba_cuda.kernels.cells import TYPES
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.gate import GATE
+from augury.backends.numba_cuda.kernels.heads import prepare_heads
 from augury.backends.numba_cuda.kernels.sample import best_tokens
+from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
+from augury.backends.reference.formula import gated
+from augury.blocks import Activation
 
 N_CTX, N_HEADS, N_KV_HEADS = 640, 2, 1
 RNG = np.random.default_rng(6)
@@ -42,75 +47,130 @@ def told(positions, slots, branches=None, paths=()):
     return made
 
 
-@pytest.mark.parametrize(("key_dim", "value_dim", "window"), [(16, 8, 0), (24, 16, 300)])
-def test_attention_over_several_splits(key_dim, value_dim, window):
-    slots = 2
-    keys = RNG.standard_normal((slots, N_KV_HEADS, N_CTX, key_dim)).astype(np.float16)
-    values = RNG.standard_normal((slots, N_KV_HEADS, N_CTX, value_dim)).astype(np.float16)
+def kept(values, kind):
+    """Values as a cache type keeps them, codes first, and as they are read back."""
+    encode, decode = REFERENCE_TYPES[kind]
+    arrays = encode(values.astype(np.float64))
+    return [np.ascontiguousarray(array) for array in reversed(arrays)], decode(*arrays)
+
+
+CASES = {
+    "f16": ("f16", "f16", 16, 8, {}),
+    "f16, window and sinks": ("f16", "f16", 24, 16, {"window": 300, "sinks": True}),
+    "q8_0 and q4_0, chunk, caps and gates": ("q8_0", "q4_0", 32, 64, {"chunk": 290, "cap": 1.5, "gate_size": 64}),
+    "q4_0 and q8_0, slopes and gates": ("q4_0", "q8_0", 64, 32, {"slopes": True, "gate_size": 1}),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", CASES)
+def test_attention_over_several_splits(name):
+    type_k, type_v, key_dim, value_dim, how = CASES[name]
+    window, chunk, cap, gate_size = (how.get(key, 0) for key in ("window", "chunk", "cap", "gate_size"))
+    slots, n = 2, 5
+    key_planes, keys = kept(RNG.standard_normal((slots, N_KV_HEADS, N_CTX, key_dim)), type_k)
+    value_planes, values = kept(RNG.standard_normal((slots, N_KV_HEADS, N_CTX, value_dim)), type_v)
     # the last token is one of a tree: from position 500 on it sees other cells than those of their numbers
     positions, of_slot, path = [0, 255, 256, 600, 601], [0, 1, 0, 1, 0], np.arange(639, 537, -1)
     branches = [1, 256, 257, 601, 500]
-    queries = RNG.standard_normal((5, N_HEADS * key_dim)).astype(np.float32)
-    width, n_splits = 32, 3
-    made = told(positions, of_slot, branches, [[], [], [], [], path])
-    parts = np.full(5 * N_HEADS * n_splits * (value_dim + 2), np.nan, np.float32)
+    queries = RNG.standard_normal((n, N_HEADS * key_dim)).astype(np.float32)
+    slopes, sinks = np.float32([0.5, 0.01]), np.float32([1.0, -2.0])
+    gates = RNG.standard_normal((n, N_HEADS * value_dim // gate_size if gate_size else 1)).astype(np.float32)
+    width, n_splits = 32 * -(-N_HEADS * value_dim // 32), 3
     memory = Memory(
-        inputs=made,
+        inputs=told(positions, of_slot, branches, [[], [], [], [], path]),
         rows=queries,
-        keys=keys,
-        values=values,
-        parts=parts,
-        out=np.zeros((5, width), np.float32),
-        bytes=np.zeros((5, width), np.int8),
-        factors=np.zeros(5, np.float32),
-        sums=np.zeros(10, np.int32),
+        keys=key_planes[0],
+        key_halves=key_planes[-1],
+        values=value_planes[0],
+        value_halves=value_planes[-1],
+        slopes=slopes,
+        sinks=sinks,
+        gates=gates,
+        parts=np.full(n * N_HEADS * n_splits * (value_dim + 2), np.nan, np.float32),
+        out=np.zeros((n, width), np.float32),
+        bytes=np.zeros((n, width), np.int8),
+        factors=np.zeros((n, width // 32), np.float32),
+        sums=np.zeros((n, width // 16), np.int32),
     )
-    at, sizes = memory.at, (N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, n_splits, 0.25)
-    places = [at[name] for name in ("inputs", "rows", "keys", "values", "parts")]
-    memory.device.launch(Launch(attend, (n_splits, N_HEADS, 5), ATTEND_THREADS, (*places, N_HEADS * key_dim, *sizes)))
-    places = [at[name] for name in ("inputs", "parts", "out", "bytes", "factors", "sums")]
-    memory.device.launch(Launch(merge_splits, (1, 5, 1), 32, (*places, N_HEADS, value_dim, n_splits, window, width, 1, 1)))
-    found = memory.read("out", (5, width))
+    at = memory.at
+    places = [at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "parts")]
+    sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
+    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0.25, cap))
+    memory.device.launch(launch)
+    places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "factors", "sums", "gates")]
+    sizes = (N_HEADS, value_dim, n_splits, window, chunk, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
+    memory.device.launch(Launch(merge_splits, (width // 32, n, 1), 32, (*places, *sizes)))
+    found = memory.read("out", (n, width))
     for t, position in enumerate(positions):
         cells = np.arange(position + 1)
         if t == 4:
             cells[500:] = path
-        cells = cells[max(0, position + 1 - window) if window else 0 :]
-        k, v = (cache[of_slot[t], 0, cells].astype(np.float64) for cache in (keys, values))
+        first = max(position + 1 - window if window else 0, position // chunk * chunk if chunk else 0, 0)
+        k, v = (cache[of_slot[t], 0, cells[first:]] for cache in (keys, values))
         for head in range(N_HEADS):
             scores = 0.25 * (k @ queries[t, head * key_dim : (head + 1) * key_dim])
-            weights = np.exp(scores - scores.max())
-            right = weights @ v / weights.sum()
+            scores = cap * np.tanh(scores / cap) if cap else scores
+            scores -= slopes[head] * np.arange(len(k) - 1, -1, -1) if "slopes" in how else 0
+            weights, sink = np.exp(scores - scores.max()), np.exp(sinks[head] - scores.max()) if "sinks" in how else 0
+            right = weights @ v / (weights.sum() + sink)
+            if gate_size:
+                right /= 1 + np.exp(-gates[t].repeat(gate_size)[head * value_dim : (head + 1) * value_dim])
             assert np.allclose(found[t, head * value_dim : (head + 1) * value_dim], right, rtol=1e-5, atol=1e-6)
     assert not found[:, N_HEADS * value_dim :].any()
-    rounded = memory.read("bytes", (5, width), np.int8) * memory.read("factors", (5, 1))
+    rounded = memory.read("bytes", (n, width), np.int8) * memory.read("factors", (n, width // 32)).repeat(32, axis=1)
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "activated"), [*((name, 0.0, 0) for name in sorted(GATE)), ("silu", 1.5, 0), ("silu", 1.5, 1)]
-)
-def test_activations_of_feed_forwards(name, limit, activated):
-    size, width = 40, 64
+@pytest.mark.parametrize("kind", TYPES)
+def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
+    dims, n_heads, n_kv_heads, length, cells = (32, 64), 1, 2, 5, [3, 0, 4]
+    width = n_heads * dims[0] + n_kv_heads * sum(dims)
+    rows = RNG.standard_normal((3, width)).astype(np.float32)
+    rows[1] = 0
+    rows[2, dims[0] :] = 4.0 + np.arange(width - dims[0]) % 5 / 8  # no number is negative
+    made = told(cells, [0, 1, 1])
+    made[inputs.CELLS : inputs.CELLS + 3] = cells
+    empty = [kept(np.zeros((2, n_kv_heads, length, dim)), kind)[0] for dim in dims]
+    names = ("key_codes", "key_halves", "value_codes", "value_halves")
+    planes = dict(zip(names, (plane for pair in empty for plane in (pair[0], pair[-1])), strict=True))
+    memory = Memory(inputs=made, rows=rows, **planes)
+    nothing = [memory.at["rows"]] * 5
+    sizes = (width, n_heads, n_kv_heads, *dims, *(0,) * 7, TYPES[kind], TYPES[kind], length)
+    places = (memory.at["inputs"], memory.at["rows"], *nothing, *(memory.at[name] for name in names))
+    launch = Launch(prepare_heads, (n_heads + 2 * n_kv_heads, 3, 1), 32, (*places, *sizes, np.inf, 0.0, 0.0, 0.0))
+    memory.device.launch(launch)
+    start = n_heads * dims[0]
+    for part, dim in enumerate(dims):
+        heads = rows[:, start : start + n_kv_heads * dim].reshape(3, n_kv_heads, dim)
+        start += n_kv_heads * dim
+        right, _ = kept(heads, kind)  # halves have one plane
+        for name, plane in zip(names[2 * part : 2 * part + 2][-len(right) :], right, strict=True):
+            found = memory.read(name, planes[name].shape, planes[name].dtype)
+            assert np.array_equal(found[[0, 1, 1], :, cells], plane)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("name", "limits_activated"), [*((name, 1) for name in sorted(GATE)), ("silu", 0)])
+def test_activations_of_feed_forwards(name, limits_activated):
+    size, width, limit = 40, 64, 3.0
     rows = RNG.standard_normal((2, 2 * size)).astype(np.float32) * 4
-    memory = Memory(inputs=told([0, 1], [0, 0]), rows=rows, out=np.full((2, width), np.nan, np.float32))
-    nothing = memory.at["out"]
-    places = (memory.at["inputs"], memory.at["rows"], memory.at["out"], nothing, nothing, nothing)
-    memory.device.launch(Launch(GATE[name], (2, 2, 1), 32, (*places, 2 * size, size, size, width, 1, 1, 0, activated, limit)))
-    g, up = rows[:, :size].astype(np.float64), rows[:, size:]
-    if limit:
-        g, up = g if activated else np.minimum(g, limit), up.clip(-limit, limit)
-    right = {
-        "silu": g / (1 + np.exp(-g)),
-        "gelu": 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))),
-        "relu": np.maximum(g, 0),
-        "relu_squared": np.maximum(g, 0) ** 2,
-        "swiglu_oai": np.minimum(g, 7) / (1 + np.exp(-1.702 * np.minimum(g, 7))),
-    }[name]
+    rows[0, :3] = -11.5, 11.5, 0.0
+    divisors, constants = RNG.uniform(1, 2, size).astype(np.float32), (0.7, 0.9, 0.5, -1e-6)
+    made = told([0, 1], [0, 0])
+    memory = Memory(inputs=made, rows=rows, divisors=divisors, out=np.full((2, width), np.nan, np.float32))
+    at = memory.at
+    places = (at["inputs"], at["rows"], at["rows"].at(4 * size), at["divisors"], at["out"], at["out"], at["out"], at["out"])
+    flags = (1, 1, 1, limits_activated, 1, 0)  # rows per token, ups, divisors; floats, bytes
+    sizes = (2 * size, 2 * size, size, width)
+    memory.device.launch(Launch(GATE[name], (2, 2, 1), 32, (*places, *sizes, *flags, limit, *constants)))
+    given = constants[:2] if name == "situ" else constants
+    gates, ups = np.split(rows.astype(float), 2, axis=1)
+    gates, ups = (gates, ups) if limits_activated else (np.minimum(gates, limit), ups.clip(-limit, limit))
+    most = limit if limits_activated else np.inf
+    right = [gated(gate, up, Activation(name), most, given) for gate, up in zip(gates, ups, strict=True)]
     found = memory.read("out", (2, width))
-    factors = np.clip(up, -7, 7) + 1 if name == "swiglu_oai" else up
-    right = np.minimum(right, limit) if activated else right
-    assert np.allclose(found[:, :size], right * factors, rtol=1e-4, atol=1e-5)
+    assert np.allclose(found[:, :size], np.array(right) / divisors, rtol=1e-4, atol=1e-5)
     assert not found[:, size:].any()
 
 

@@ -9,7 +9,7 @@ from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
 from augury.backends.numba_cuda.kernels.matmul import ADD, LOOK_UP, MULTIPLY, STORE, TILES
-from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.files.tensor_type import TensorType
 
@@ -75,8 +75,10 @@ def test_products_are_right_and_depend_on_no_other_token(name):
     told = np.array([N_TOKENS, N_TOKENS], np.int32)
     for key, array in (("w", words), ("x", x), ("weight", np.ones(columns, np.float32)), ("bias", bias), ("inputs", told)):
         device.write(at[key], array)
-    places = (at["inputs"], at["x"], at["weight"], at["floats"], at["bytes"], at["factors"], at["sums"])
-    device.launch(Launch(norm_rows, (N_TOKENS, 1, 1), 64, (*places, columns, columns, 0, 1, 1, 1e-6)))
+    names = ("inputs", "x", "x", "weight", "weight", "floats", "bytes", "factors", "sums")
+    places = [at[key] for key in names]
+    sizes, flags = (columns, 0, columns, columns, columns), (0, 1, 1, NOTHING, RMS)
+    device.launch(Launch(norm_rows, (N_TOKENS, 1, 1), 64, (*places, *sizes, *flags, 0.0, 1e-6)))
     normed, rounded = np.empty_like(x), np.empty(x.shape, np.int8)
     factors = np.empty((N_TOKENS, columns // 32), np.float32)
     for key, array in (("floats", normed), ("bytes", rounded), ("factors", factors)):

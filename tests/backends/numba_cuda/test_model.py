@@ -10,6 +10,7 @@ from augury import Engine, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
 from augury.backends.numba_cuda.lowering import size_of
 from augury.backends.numba_cuda.tape import tokens_of
+from augury.blocks import Block
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -19,8 +20,11 @@ from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-# biases, norms of heads, fused matrices, ropes that are scaled
-FAMILIES = ("llama-dense", "llama-fused", "llama-yarn", "qwen2-dense", "qwen3-dense", "phi3-dense", "mistral3-dense")
+# biases, norms of heads, fused matrices, ropes that are scaled; what stands in the way of the residual stream
+FAMILIES = (
+    *("llama-dense", "llama-fused", "llama-yarn", "qwen2-dense", "qwen3-dense", "phi3-dense", "mistral3-dense", "gemma2-dense"),
+    *("gemma4-e", "hrm_text-dense", "mpt-dense"),
+)
 TOKENS = np.random.default_rng(1).integers(0, N_VOCAB, 9).astype(np.int32)
 
 
@@ -43,20 +47,27 @@ def test_a_backend_keeps_its_contracts(check):
     check.run(backend_subject("numba-cuda"))
 
 
-def test_a_token_depends_on_its_past_alone(tiny):
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("pair", [("f16", "f16"), ("q8_0", "q4_0"), ("q4_0", "f16"), ("f16", "q8_0")], ids="-".join)
+def test_a_token_depends_on_its_past_alone(tiny, pair):
+    types = {"cache_type_k": pair[0], "cache_type_v": pair[1]}
     file = ModelFile.open(tiny)
     plan = plan_of(file, REGISTRY)
     layer = attrs.evolve(plan.layers[0], mixer=attrs.evolve(plan.layers[0].mixer, window=5))
     plan = attrs.evolve(plan, layers=(layer, plan.layers[1]))
-    model = loaded(file, "numba-cuda", plan)
+    model = loaded(file, "numba-cuda", plan, **types)
     whole = model.forward(run_of(TOKENS)).rows().copy()
-    assert nmse(whole, loaded(file, "reference", plan).forward(run_of(TOKENS)).rows()) < NumbaCuda.tolerance
+    reference = loaded(file, "reference", plan, **types)
+    assert nmse(whole, reference.forward(run_of(TOKENS)).rows()) < NumbaCuda.tolerance
+    assert model.state_spec.n_bytes_per_position == reference.state_spec.n_bytes_per_position
     for cut in (1, 6):
         first = model.forward(run_of(TOKENS[:cut], slot=1)).rows().copy()
         beside = joined(run_of(TOKENS[::-1][:2], slot=2), run_of(TOKENS[cut:], slot=1, start=cut))
         assert np.array_equal(np.concatenate([first, model.forward(beside).rows()[2:]]), whole)
     model._n_most = 4  # a prompt that takes several passes
     assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
+    model.restore(0, model.save(2, 8))
+    assert np.array_equal(model.forward(run_of(TOKENS[8:], start=8)).rows(), whole[8:])
     model._device.is_reversed = True  # in whatever order a block's threads run
     assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
 
@@ -104,10 +115,14 @@ def test_families_are_near_the_reference(name):
 
 
 def test_what_has_no_kernels_is_refused():
-    def refused(name, told, **options):
+    def refused(told, name="llama-dense", plan=None, **options):
         with pytest.raises(UnsupportedError, match=told):
-            loaded(tiny_file(name), "numba-cuda", **options)
+            loaded(tiny_file(name), "numba-cuda", plan, **options)
 
-    refused("gemma3-dense", "gemma3 models have .*, which this backend does not compute; choose another one")
-    refused("llama-dense-iq2_s", "is IQ2_S, which backend numba-cuda has no kernels for; it has some for F32, F16")
-    refused("llama-dense", "cache_type_k is 'q8_0', backend numba-cuda keeps f16; leave the option out", cache_type_k="q8_0")
+    plan = plan_of(tiny_file("llama-dense"), REGISTRY)
+    odd = attrs.evolve(plan.layers[0], mixer=Block())
+    refused("llama models have a block Block, which this backend does not compute", plan=attrs.evolve(plan, layers=(odd,)))
+    odd = attrs.evolve(plan.layers[0], mixer=attrs.evolve(plan.layers[0].mixer, value_dim=20))
+    refused("heads of 20 values, backend numba-cuda computes multiples of 8 up to 512", plan=attrs.evolve(plan, layers=(odd,)))
+    refused("is IQ2_S, which backend numba-cuda has no kernels for; it has some for F32, F16", "llama-dense-iq2_s")
+    refused("cache_type_k is 'f32', which backend numba-cuda does not keep; choose one of f16, q8_0, q4_0", cache_type_k="f32")

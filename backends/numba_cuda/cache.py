@@ -1,0 +1,71 @@
+"""What slots keep of every position: heads of some values each, in planes of halves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.backends.numba_cuda.device import Launch
+from augury.backends.numba_cuda.kernels.cells import TYPES, halves_of, move_cells
+from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.backends.numba_cuda.blocks.emitter import Part
+    from augury.backends.numba_cuda.device import Device, Pointer
+    from augury.types import ModelOptions
+
+__all__ = ["Cache"]
+
+
+class Cache:
+    """Heads of `dim` values of every position, in cells that `Batch` names: planes (slots, heads, n_ctx, halves).
+
+    Attributes:
+        kept_as: The cache type.
+        number: What kernels call it.
+        codes: The plane that has codes, or all there is.
+        halves: The plane that has what codes are multiples of, or all there is.
+    """
+
+    codes: Pointer
+    halves: Pointer
+
+    def __init__(self, option: str, n_heads: int, dim: int, options: ModelOptions) -> None:
+        self.kept_as: str = getattr(options, option)
+        if self.kept_as not in TYPES:
+            known = ", ".join(TYPES)
+            raise UnsupportedError(
+                f"{option} is {self.kept_as!r}, which backend numba-cuda does not keep; choose one of {known}"
+            )
+        self.number = TYPES[self.kept_as]
+        self._n_heads, self._n_ctx, self._n_slots = n_heads, options.n_ctx, options.n_slots
+        self._n_halves = halves_of(self.kept_as, dim)
+        self._planes: list[tuple[Pointer, int]] = []
+
+    def bytes_per_position(self) -> int:
+        """What one position of one slot takes."""
+        return 2 * self._n_heads * sum(self._n_halves)
+
+    def place(self, device: Device) -> None:
+        """Allocate it."""
+        n_cells = self._n_slots * self._n_heads * self._n_ctx
+        self._planes = [(device.allocate(2 * n_cells * n, "KV cache").at(0), n) for n in self._n_halves]
+        self.codes, self.halves = self._planes[0][0], self._planes[-1][0]
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
+        """See `Emitter.slot_memory`."""
+        return [
+            (plane.at(2 * n_halves * self._n_ctx * (slot * self._n_heads + head)), 2 * n_halves * n)
+            for plane, n_halves in self._planes
+            for head in range(self._n_heads)
+        ]
+
+    def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
+        """See `Emitter.moving`."""
+        heads = self._n_heads
+        return [
+            Launch(move_cells, (-(-heads * size // WARP), 1, 1), WARP, (plane, moves, n, heads, size, self._n_ctx))
+            for plane, size in self._planes
+        ]

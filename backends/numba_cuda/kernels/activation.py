@@ -1,0 +1,138 @@
+"""Activations of one value: of a gate `g`, with the constants that some have, and of what it is then multiplied with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import (
+    add,
+    div,
+    exp,
+    expm1,
+    float_of_half,
+    fma,
+    half_of_float,
+    lane,
+    log1p,
+    mul,
+    tanh,
+)
+
+_OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
+
+
+@lane
+def sigmoid(g):
+    """1 / (1 + e^-g)."""
+    return div(np.float32(1), add(np.float32(1), exp(-g)))
+
+
+@lane
+def softplus(g):
+    """Ln(1 + e^g)."""
+    return add(_relu(g), log1p(exp(-abs(g))))
+
+
+@lane
+def capped(value, cap):
+    """Cap * tanh(value / cap); where cap is 0 the value."""
+    cap = np.float32(cap)
+    return mul(cap, tanh(div(value, cap))) if cap != 0 else value
+
+
+@lane
+def limited(value, limit):
+    """At most the limit, NaN of NaN."""
+    limit = np.float32(limit)
+    return limit if value > limit else value  # noqa: FURB136
+
+
+@lane
+def clamped(value, limit):
+    """Between a limit and its negative, NaN of NaN."""
+    return -limited(-limited(value, limit), limit)
+
+
+@lane
+def _silu(g, a, b, c, d):
+    return div(g, add(np.float32(1), exp(-g)))
+
+
+@lane
+def _tanh_gelu(g):
+    cube = mul(mul(g, g), g)
+    bent = tanh(mul(np.float32(0.7978845608028654), fma(np.float32(0.044715), cube, g)))  # sqrt(2 / pi)
+    return mul(mul(np.float32(0.5), g), add(np.float32(1), bent))
+
+
+@lane
+def _gelu(g, a, b, c, d):
+    return _tanh_gelu(g)
+
+
+@lane
+def _gelu_half(g, a, b, c, d):
+    if abs(g) < np.float32(10):
+        return float_of_half(half_of_float(_tanh_gelu(float_of_half(half_of_float(g)))))
+    return _relu(g)
+
+
+@lane
+def _relu(g):
+    return np.float32(0) if g < np.float32(0) else g  # noqa: FURB136 - NaN stays
+
+
+@lane
+def _plain_relu(g, a, b, c, d):
+    return _relu(g)
+
+
+@lane
+def _relu_squared(g, a, b, c, d):
+    return mul(_relu(g), g)
+
+
+@lane
+def _situ(g, a, b, c, d):
+    return mul(capped(g, a), sigmoid(g))
+
+
+@lane
+def _xielu(g, below, above, slope, eps):
+    least = limited(g, eps)
+    low = mul(np.float32(below), add(expm1(least), -g))
+    return fma(np.float32(slope), g, mul(np.float32(above), mul(g, g)) if g > np.float32(0) else low)
+
+
+@lane
+def _swiglu_oai(g, a, b, c, d):
+    g = limited(g, _OAI_LIMIT)
+    return mul(g, sigmoid(mul(np.float32(_OAI_FACTOR), g)))
+
+
+@lane
+def _as_it_is(up, b):
+    return up
+
+
+@lane
+def _capped_up(up, b):
+    return capped(up, b)
+
+
+@lane
+def _swiglu_oai_up(up, b):
+    return add(clamped(up, _OAI_LIMIT), np.float32(1))
+
+
+ACTIVATIONS = {
+    "silu": (_silu, _as_it_is),
+    "gelu": (_gelu, _as_it_is),
+    "gelu_half": (_gelu_half, _as_it_is),
+    "relu": (_plain_relu, _as_it_is),
+    "relu_squared": (_relu_squared, _as_it_is),
+    "situ": (_situ, _capped_up),
+    "xielu": (_xielu, _as_it_is),
+    "swiglu_oai": (_swiglu_oai, _swiglu_oai_up),
+}
+"""By the activation, lane functions (gate, four constants) and (up, the second constant)."""

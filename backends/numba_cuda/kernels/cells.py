@@ -1,0 +1,228 @@
+"""How cells of a cache keep a head's values, by cache type: what stores them, and what attention reads.
+
+Halves lie as they are. The types q8_0 and q4_0 keep 32 neighbouring values together, as ggml's types of these names: codes, and
+a half that they are multiples of. The codes of all cells are one plane, the halves another. Those of q4_0 lie as in a model
+file: the first 16 of 32 in the lower halves of bytes. Codes times scale is exact in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import (
+    WARP,
+    add,
+    cuda,
+    div,
+    float_of,
+    float_of_half,
+    fma,
+    half_of_float,
+    kernel,
+    lane,
+    load16,
+    mul,
+    nearest,
+    prmt,
+    quotient,
+    remainder,
+    together,
+    warp_max,
+)
+
+NOT_KEPT, F16, Q8_0, Q4_0 = range(-1, 3)
+TYPES = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
+"""What kernels are told that a cache type is."""
+BLOCK = 32  # values that share a scale
+
+
+def halves_of(name: str, dim: int) -> tuple[int, ...]:
+    """How many halves of each plane a cell of `dim` values takes."""
+    return {"f16": (dim,), "q8_0": (dim // 2, dim // BLOCK), "q4_0": (dim // 4, dim // BLOCK)}[name]
+
+
+# Stores
+
+
+@lane
+def _half(value):
+    """The bits of the nearest half."""
+    return np.uint16(half_of_float(np.float32(value)))
+
+
+@lane
+def _rounded_q8_0(value, largest):
+    """A code, and the scale."""
+    value, largest = np.float32(value), np.float32(largest)
+    if largest == np.float32(0):
+        return np.int32(0), np.float32(0)
+    return nearest(mul(value, mul(np.float32(127), div(np.float32(1), largest)))), div(largest, np.float32(127))
+
+
+@lane
+def _rounded_q4_0(value, top, bottom):
+    """A code from 0 to 15, and the scale: of the largest value and the negative of the smallest, the larger one's / -8."""
+    value, top, bottom = np.float32(value), np.float32(top), np.float32(bottom)
+    scale = div(top if top >= bottom else -bottom, np.float32(-8))
+    if scale == np.float32(0):
+        return np.int32(8), np.float32(0)
+    code = add(mul(value, div(np.float32(1), scale)), np.float32(8.5))
+    return np.int32(min(code, np.float32(15))), scale
+
+
+@lane
+def _two_codes(staged, i):
+    """Byte i of codes of q4_0."""
+    low = BLOCK * (i // 16) + i % 16
+    return np.int8(np.int32(staged[low]) | np.int32(staged[low + 16]) << 4)
+
+
+@together
+def store_cell(values, staged, dim, kept_as, codes, halves, cell):
+    """Keep `dim` values of a head in a cell; a warp does, whose lane i knows every 32nd value from the i-th on.
+
+    `staged` is shared, and as long.
+    """
+    i = cuda.threadIdx.x % WARP
+    if kept_as == F16:
+        for j in range(i, dim, WARP):
+            halves[cell * dim + j] = _half(values[j])
+        return
+    for block in range(dim // BLOCK):
+        value = values[BLOCK * block + i]
+        if kept_as == Q8_0:
+            code, scale = _rounded_q8_0(value, warp_max(abs(value)))
+            codes[cell * dim + BLOCK * block + i] = code
+        else:
+            code, scale = _rounded_q4_0(value, warp_max(value), warp_max(-value))
+            staged[BLOCK * block + i] = np.float32(code)
+        if i == 0:
+            halves[cell * (dim // BLOCK) + block] = _half(scale)
+    cuda.syncthreads()
+    if kept_as == Q4_0:
+        for j in range(i, dim // 2, WARP):
+            codes[cell * (dim // 2) + j] = _two_codes(staged, j)
+
+
+@kernel("hjiiii")
+def move_cells(plane, moves, n_moves, n_heads, n_halves, length):
+    """Copy cells of a plane (slots, heads, length, n_halves), one after another: `moves` (m, 3) of slot, from, to.
+
+    A thread takes one half of a head.
+    """
+    i = cuda.blockIdx.x * WARP + cuda.threadIdx.x
+    if i >= n_heads * n_halves:
+        return
+    for move in range(n_moves):
+        slot, source, to = moves[3 * move], moves[3 * move + 1], moves[3 * move + 2]
+        start, at = (slot * n_heads + quotient(i, n_halves)) * length, remainder(i, n_halves)
+        plane[(start + to) * n_halves + at] = plane[(start + source) * n_halves + at]
+
+
+# What attention reads: of keys a product with a query, of values two neighbours
+
+
+@lane
+def _byte(word, i, offset):
+    """Byte i of a word as a float, less the offset: exact, by the float 2^23 + byte."""
+    return add(float_of(prmt(word, np.uint32(0x4B000000), np.uint32(0x7440 + i))), np.float32(-8388608 - offset))
+
+
+@lane
+def _add_bytes(q, at, word, offset, a, b, c, d):
+    """Add q times the bytes of a word to four sums."""
+    a, b = fma(q[at], _byte(word, 0, offset), a), fma(q[at + 1], _byte(word, 1, offset), b)
+    return a, b, fma(q[at + 2], _byte(word, 2, offset), c), fma(q[at + 3], _byte(word, 3, offset), d)
+
+
+@lane
+def _scale(halves, i):
+    return float_of_half(np.uint32(halves[i]))
+
+
+@lane
+def _two_halves(word):
+    return float_of_half(word & np.uint32(0xFFFF)), float_of_half(word >> np.uint32(16))
+
+
+@lane
+def _dot_f16(q, start, words, halves, cell, dim):
+    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for i in range(0, dim, 8):
+        first, second, third, fourth = load16(words, (cell * dim + i) >> 1)
+        k0, k1 = _two_halves(first)
+        k2, k3 = _two_halves(second)
+        a, b = fma(q[start + i], k0, a), fma(q[start + i + 1], k1, b)
+        c, d = fma(q[start + i + 2], k2, c), fma(q[start + i + 3], k3, d)
+        k0, k1 = _two_halves(third)
+        k2, k3 = _two_halves(fourth)
+        a, b = fma(q[start + i + 4], k0, a), fma(q[start + i + 5], k1, b)
+        c, d = fma(q[start + i + 6], k2, c), fma(q[start + i + 7], k3, d)
+    return add(add(a, b), add(c, d))
+
+
+@lane
+def _dot_q8_0(q, start, words, halves, cell, dim):
+    total, flip = np.float32(0), np.uint32(0x80808080)
+    for i in range(0, dim, BLOCK):
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for at in range(i, i + BLOCK, 16):
+            first, second, third, fourth = load16(words, (cell * dim + at) >> 2)
+            a, b, c, d = _add_bytes(q, start + at, first ^ flip, 128, a, b, c, d)
+            a, b, c, d = _add_bytes(q, start + at + 4, second ^ flip, 128, a, b, c, d)
+            a, b, c, d = _add_bytes(q, start + at + 8, third ^ flip, 128, a, b, c, d)
+            a, b, c, d = _add_bytes(q, start + at + 12, fourth ^ flip, 128, a, b, c, d)
+        total = fma(add(add(a, b), add(c, d)), _scale(halves, (cell * dim + i) >> 5), total)
+    return total
+
+
+@lane
+def _dot_q4_0(q, start, words, halves, cell, dim):
+    total, low, four = np.float32(0), np.uint32(0x0F0F0F0F), np.uint32(4)
+    for i in range(0, dim, BLOCK):
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        first, second, third, fourth = load16(words, (cell * dim + i) >> 3)
+        at = start + i
+        a, b, c, d = _add_bytes(q, at, first & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 4, second & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 8, third & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 12, fourth & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 16, first >> four & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 20, second >> four & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 24, third >> four & low, 8, a, b, c, d)
+        a, b, c, d = _add_bytes(q, at + 28, fourth >> four & low, 8, a, b, c, d)
+        total = fma(add(add(a, b), add(c, d)), _scale(halves, (cell * dim + i) >> 5), total)
+    return total
+
+
+DOT = {"f16": _dot_f16, "q8_0": _dot_q8_0, "q4_0": _dot_q4_0}
+"""Lane functions (query, start, words, halves, cell, dim) → q k.
+
+Of four neighbours each has one sum, in rising order, which are then added in pairs. Of codes that is so of every 32; then these
+are added in rising order, times their scales.
+"""
+
+
+@lane
+def _pair_f16(words, halves, cell, dim, i):
+    return _two_halves(words[(cell * dim >> 1) + i])
+
+
+@lane
+def _pair_q8_0(words, halves, cell, dim, i):
+    at = cell * dim + 2 * i
+    codes, scale = (words[at >> 2] ^ np.uint32(0x80808080)) >> np.uint32(8 * (at & 2)), _scale(halves, at >> 5)
+    return mul(_byte(codes, 0, 128), scale), mul(_byte(codes, 1, 128), scale)
+
+
+@lane
+def _pair_q4_0(words, halves, cell, dim, i):
+    at = cell * dim + 2 * i
+    word = words[(at >> 5 << 2) + (at >> 2 & 3)]
+    codes = word >> np.uint32(8 * (at & 2) + (at >> 2 & 4)) & np.uint32(0x0F0F)
+    scale = _scale(halves, at >> 5)
+    return mul(_byte(codes, 0, 8), scale), mul(_byte(codes, 1, 8), scale)
+
+
+PAIR = {"f16": _pair_f16, "q8_0": _pair_q8_0, "q4_0": _pair_q4_0}
+"""Lane functions (words, halves, cell, dim, i) → values 2 i and 2 i + 1 of a cell."""

@@ -1,0 +1,74 @@
+"""Every optional part of dense plans: near the reference, and the same to the bit in any company."""
+
+import runpy
+from functools import cache
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse
+from oracles.passes import joined, run_of, tree_of
+
+from augury import Registry
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda.blocks import KNOWN
+from augury.errors import UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import make_backend
+from augury.types import ModelOptions
+
+PARTS = runpy.run_path(str(Path(__file__).parents[1] / "test_optional_parts.py"))
+REGISTRY, VARIANTS, PLAN, N_CTX = Registry.discover(), PARTS["VARIANTS"], PARTS["PLAN"], 40
+TOKENS = PARTS["some_tokens"](8)
+
+
+def is_known(plan):
+    try:
+        plan.for_context(N_CTX).check_blocks(KNOWN)
+    except UnsupportedError:
+        return False
+    return True
+
+
+NAMES = [name for name, plan in VARIANTS.items() if is_known(plan)]
+
+
+def load(backend, plan):
+    made = NumbaCuda(NumbaCudaOptions()) if backend == "numba-cuda" else make_backend(REGISTRY, backend)
+    return made.load(PARTS["model_file"](), plan, ModelOptions(n_ctx=N_CTX, n_slots=3, threads=1), Progress())
+
+
+@cache
+def of_reference(name):
+    return load("reference", VARIANTS[name] if name else PLAN).forward(run_of(TOKENS)).rows()
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_is_computed_as_the_reference_does_whatever_the_pass(name):
+    model = load("numba-cuda", VARIANTS[name])
+    whole = model.forward(run_of(TOKENS)).rows().copy()
+    assert nmse(whole, of_reference(name)) < 1e-6
+    assert nmse(of_reference(""), of_reference(name)) > 1e-5, "the part changes nothing"
+    first = model.forward(run_of(TOKENS[:3], slot=1)).rows().copy()
+    beside = model.forward(joined(run_of(TOKENS[:2], slot=2), run_of(TOKENS[3:], slot=1, start=3))).rows()
+    assert np.array_equal(np.concatenate([first, beside[2:]]), whole)
+
+
+def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
+    plan = VARIANTS["parallel with a skip"]
+    parallel, sharing = plan.layers[1], VARIANTS["keys and values of another layer"].layers[1]
+    scaled = attrs.evolve(VARIANTS["layer norms"].layers[1], scale=0.6)
+    model = load("numba-cuda", attrs.evolve(plan, layers=(scaled, sharing, parallel)))
+    whole = model.forward(run_of(TOKENS)).rows().copy()
+    first = attrs.evolve(run_of(TOKENS, slot=1), layers=(0, 1), features=("layer.0", "output"))
+    hidden = model.forward(first).features("layer.0").copy()
+    later = attrs.evolve(run_of(TOKENS, slot=1), layers=(1, 3), hidden=hidden)
+    assert np.array_equal(model.forward(later).rows(), whole)
+    model.forward(run_of(TOKENS[:4], slot=2))
+    tree = model.forward(tree_of([7, *TOKENS[4:], 9], [-1, -1, 1, 2, 3, 1], slot=2, start=4)).rows().copy()
+    assert np.array_equal(tree[1:5], whole[4:])
+    moves = np.array([(2, 4 + i, 3 + i) for i in range(1, 4)], np.int32)
+    moved = attrs.evolve(run_of(TOKENS[7:], slot=2, start=7), accepted=moves)
+    assert np.array_equal(model.forward(moved).rows(), whole[7:])
