@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from augury.engine.sampling_step import best_first
+
 __all__ = ["Mirostat"]
 
 _N_FITTED = 100  # of the most probable tokens, which the exponent of Zipf's law is estimated from
@@ -48,26 +50,41 @@ class Mirostat:
                 self.mu -= self._eta * (-float(np.log2(drawn[0])) - self._tau)
         self._index, self._drawn_from = index, None
 
-    def keep(self, logits: np.ndarray) -> int:
-        """How many tokens to keep of these, best first."""
-        logits = logits[: np.count_nonzero(logits > -np.inf)]
-        if self._version == 2:
-            weights = np.exp(logits - logits[0])
-            with np.errstate(divide="ignore"):
-                surprise = -np.log2(weights / weights.sum())
-            return max(int(np.count_nonzero(surprise <= self.mu)), 1)
-        fitted = logits[:_N_FITTED]
+    def keep(self, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of these tokens those to draw from, and their logits.
+
+        Args:
+            ids: (m,) int32, the best token first, the others in any order.
+            logits: (m,) float64, theirs.
+
+        Returns:
+            Both (n,), in such an order.
+        """
+        if self._version == 1:
+            n = self._n_kept(ids, logits)
+            is_kept = logits >= np.partition(logits, -n)[-n]
+            return (ids[is_kept], logits[is_kept]) if np.count_nonzero(is_kept) == n else best_first(ids, logits, n)
+        below = logits - logits[0]
+        weights = np.exp(below)
+        is_kept = (below >= np.log(weights.sum()) - self.mu * np.log(2)) & (weights > 0)
+        is_kept[0] = True
+        return ids[is_kept], logits[is_kept]
+
+    def _n_kept(self, ids: np.ndarray, logits: np.ndarray) -> int:
+        """How many the first algorithm keeps."""
+        n_possible = int(np.count_nonzero(logits > -np.inf))
+        fitted = best_first(ids, logits, min(_N_FITTED, n_possible))[1]
         if len(fitted) < 2:
             return 1
         t = np.log(np.arange(2, len(fitted) + 1) / np.arange(1, len(fitted)))
         s_hat = float((t * -np.diff(fitted)).sum() / (t * t).sum())
         if s_hat <= 0:  # all are equal: nothing says where to cut
-            return len(logits)
+            return n_possible
         epsilon = s_hat - 1
         with np.errstate(all="ignore"):
             scale = np.float64(epsilon) / (1 - np.float64(self._n_vocab) ** -epsilon) if epsilon else 1 / np.log(self._n_vocab)
             k = (scale * np.float64(2) ** self.mu) ** (1 / s_hat)
-        return max(int(min(k, len(logits))), 1)
+        return max(int(min(k, n_possible)), 1)
 
     def draws_from(self, ids: np.ndarray, probabilities: np.ndarray) -> None:
         """The token asked for is drawn from these."""

@@ -28,6 +28,7 @@ from augury.engine.sampling_step import (
     Penalties,
     Step,
     best_first,
+    best_places,
     dynamic_temperature,
     min_p,
     temperature,
@@ -43,6 +44,8 @@ from augury.passes import ArrayPass, Pass
 __all__ = ["Sampler"]
 
 _ADJUSTING = ("penalties", "dry")  # which greedy choice looks at, too
+_UNSORTED = ("top_n_sigma", "min_p")  # which look for the best alone, and leave few: only these have to be sorted
+_N_LIKELY = 1024  # tokens that are sorted to draw one of many; all if it is none of them
 
 
 def _steps(params: SamplingParams, breakers: Breakers, chance: Callable[[int], float]) -> dict[str, Step]:
@@ -146,9 +149,13 @@ class Sampler:
         while isinstance(step := next(iter(steps.values()), None), Adjustment):
             self._early.append(step)
             del steps[next(iter(steps))]
-        self._steps = tuple(steps.values())
         first = next((name for name in steps if name != "temperature" or params.dynatemp_range), None)
         self._n_top = 1 if params.is_greedy else min(params.top_k, n_vocab) if first == "top_k" else n_vocab
+        self._is_sorted = params.is_greedy or not (params.mirostat or first is None or first in _UNSORTED)
+        self._stays_unsorted = not self._is_sorted and first is None
+        if first in _UNSORTED:
+            steps[first] = _sorting(steps[first])
+        self._steps = tuple(steps.values())
         self._mirostat: Mirostat | None = None
         if params.mirostat and not params.is_greedy:
             tuning = params.mirostat_tau, params.mirostat_eta
@@ -163,11 +170,19 @@ class Sampler:
             history: (h,) int32, prompt and output before this token.
             index: How many tokens the request emitted before this one.
         """
-        ids, probabilities = self.distribution(logits, row, history, index)
+        ids, values, probabilities = self._drawn_from(logits, row, history, index)
         if len(ids) == 1:
             return int(ids[0])
+        uniform = self._uniform(index + self.params.seed_offset)
+        if self._stays_unsorted and len(ids) > _N_LIKELY:
+            likely = best_places(ids, values, _N_LIKELY)
+            at = np.searchsorted(np.cumsum(probabilities[likely]), uniform * probabilities.sum(), side="right")
+            if at < _N_LIKELY:
+                return int(ids[likely[at]])
+        if self._stays_unsorted:
+            ids, probabilities = _sorted(ids, values, probabilities)
         sums = np.cumsum(probabilities)
-        return int(ids[np.searchsorted(sums, self._uniform(index + self.params.seed_offset) * sums[-1], side="right")])
+        return int(ids[np.searchsorted(sums, uniform * sums[-1], side="right")])
 
     def distribution(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
         """What the token that follows `history` is drawn from.
@@ -182,26 +197,31 @@ class Sampler:
             ids (m,) int32 and probabilities (m,) float64, most probable first; one of probability 1 at temperature 0. Where
             the row is not finite, or `error` says why there is no token, -1 is certain.
         """
+        ids, values, probabilities = self._drawn_from(logits, row, history, index)
+        return _sorted(ids, values, probabilities) if self._stays_unsorted else (ids, probabilities)
+
+    def _drawn_from(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same with the logits in between; where it stays unsorted, only the best token has its place."""
+        if self._mirostat is not None:
+            self._mirostat.go_on(history, index)
         try:
             ids, values = self._candidates(logits, row, history, index)
         except (OptionError, PluginError, UnsupportedError) as error:  # the request's end, if it comes as far as this token
             self.error = error
-            return _NO_TOKEN, np.ones(1)
+            return _NO_TOKEN, np.ones(1), np.ones(1)
         if not len(ids) or not np.isfinite(values[0]):
-            return _NO_TOKEN, np.ones(1)
+            return _NO_TOKEN, np.ones(1), np.ones(1)
         for step in self._steps:
             ids, values = step(history, ids, values)
         if self.params.is_greedy:
-            return ids[:1], np.ones(1)
+            return ids[:1], values[:1], np.ones(1)
         if self._mirostat is not None:
-            self._mirostat.go_on(history, index)
-            n = self._mirostat.keep(values)
-            ids, values = ids[:n], values[:n]
+            ids, values = self._mirostat.keep(ids, values)
         weights = np.exp(values - values[0])
         probabilities = weights / weights.sum()
         if self._mirostat is not None:
             self._mirostat.draws_from(ids, probabilities)
-        return ids, probabilities
+        return ids, values, probabilities
 
     def uniforms(self, index: int) -> tuple[float, float]:
         """Two numbers in [0, 1) for token `index`, to verify by rejection with; the second is the one that `choose` takes."""
@@ -219,6 +239,8 @@ class Sampler:
     def _candidates(self, logits: Pass, row: int, history: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The best tokens that are not forbidden, best first, equals by rising id; their logits in float64.
 
+        Where the whole vocabulary need not be sorted, these are all that are not forbidden, and only the best has its place.
+
         Raises:
             OptionError: A logits processor failed, or left nothing.
             PluginError: The constraint failed, or left nothing.
@@ -231,7 +253,12 @@ class Sampler:
         allowed = None if self._constraint is None else self._constraint.allowed(history, index)
         # whatever is untouched and among the best after the change was among the best n + m before it
         n = self._n_top + len(touched)
-        ids, values = self._best(logits, row, n) if allowed is None else self._best_allowed(logits, row, n, allowed)
+        if not self._is_sorted:
+            ids, values = self._all(logits, row, allowed)
+        elif allowed is None:
+            ids, values = self._best(logits, row, n)
+        else:
+            ids, values = self._best_allowed(logits, row, n, allowed)
         if ids is _NO_TOKEN:
             return ids, values
         values = values.astype(np.float64)
@@ -246,11 +273,24 @@ class Sampler:
             if allowed is not None:
                 touched, changed = touched[allowed[touched]], changed[allowed[touched]]
             ids, values = np.concatenate([ids[is_untouched], touched]), np.concatenate([values[is_untouched], changed])
-            ids, values = best_first(ids, values, self._n_top)
+            if self._is_sorted:
+                ids, values = best_first(ids, values, self._n_top)
+        if not self._is_sorted and len(ids):
+            equals = np.flatnonzero(values == values.max())
+            places = [0, equals[ids[equals].argmin()]]
+            ids[places], values[places] = ids[places[::-1]], values[places[::-1]]
         if self._constraint is not None and allowed is not None and not (len(ids) and values[0] > -np.inf):
             told = f"after {index} tokens constraint {self._constraint.name} allows none that the request does not forbid"
             raise PluginError(f"{told}; look at logit_bias, logits_processors, ignore_eos and min_tokens")
         return ids, values
+
+    def _all(self, logits: Pass, row: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens that are allowed, by rising id, and their logits; `_NO_TOKEN` where the row is not finite."""
+        values = logits.rows()[row]
+        if not np.isfinite(values.max()):
+            return _NO_TOKEN, values[:1]
+        ids = np.arange(len(values), dtype=np.int32) if allowed is None else np.flatnonzero(allowed).astype(np.int32)
+        return ids, values[ids]
 
     def _best(self, logits: Pass, row: int, n: int) -> tuple[np.ndarray, np.ndarray]:
         """The n best tokens, best first, equals by rising id, and their logits; `_NO_TOKEN` where the row is not finite."""
@@ -307,6 +347,21 @@ class _Numbers:
         if index >= (n := len(self._numbers)):
             self._numbers = np.concatenate([self._numbers, self._generator.random(index - n + 256)])
         return float(self._numbers[index])
+
+
+def _sorted(ids: np.ndarray, values: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    places = best_places(ids, values, len(ids))
+    return ids[places], probabilities[places]
+
+
+def _sorting(step: Step) -> Step:
+    """A step that sorts what it leaves."""
+
+    def both(history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids, logits = step(history, ids, logits)
+        return best_first(ids, logits, len(ids))
+
+    return both
 
 
 def _arrays(bias: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ __all__ = [
     "Penalties",
     "Step",
     "best_first",
+    "best_places",
     "dynamic_temperature",
     "min_p",
     "temperature",
@@ -23,6 +24,8 @@ __all__ = [
     "typical",
     "xtc",
 ]
+
+_LEAST_DIVISOR = 1e-200  # below it logits become infinite
 
 Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """What `step(history, ids, logits)` returns are the tokens that stay and their logits, both (m,) again.
@@ -34,11 +37,20 @@ changed in place. A step is a pure function of these three, for it is called for
 
 def best_first(ids: np.ndarray, logits: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """The n best tokens, equals by rising id, and their logits."""
-    order = np.lexsort((ids, -logits))[:n]
-    return ids[order], logits[order]
+    places = best_places(ids, logits, n)
+    return ids[places], logits[places]
 
 
-# The samplers. They are given the best token first, and keep it so.
+def best_places(ids: np.ndarray, logits: np.ndarray, n: int) -> np.ndarray:
+    """Where the n best tokens stand, best first, equals by rising id."""
+    if n >= len(logits):
+        return np.lexsort((ids, -logits))
+    near = np.flatnonzero(logits >= np.partition(logits, -n)[-n])  # more than n where several equal the last
+    return near[np.lexsort((ids[near], -logits[near]))[:n]]
+
+
+# The samplers. They are given the best token first, and keep it so. All but `top_n_sigma`, `min_p` and `temperature` need the
+# others in order, too.
 
 
 class Adjustment(ABC):
@@ -180,6 +192,8 @@ def dynamic_temperature(value: float, spread: float, exponent: float) -> Step:
         share = -float((probabilities * np.log(probabilities)).sum()) / np.log(n)
         least = max(value - spread, 0.0)
         divisor = least + (value + spread - least) * max(share, 0.0) ** exponent
-        return (ids, logits / divisor) if divisor > 0 else (ids[:1], logits[:1])
+        if divisor < _LEAST_DIVISOR:
+            return ids[:1], logits[:1]
+        return ids, logits / divisor
 
     return step

@@ -51,6 +51,13 @@ def test_what_changes_nothing_is_left_out_and_a_tiny_temperature_is_greedy():
     assert [SamplingParams(temperature=each).temperature for each in (1e-5, 9.99e-6)] == [1e-5, 0.0]
 
 
+@pytest.mark.parametrize("how", [{"temperature": 0.0, "dynatemp_range": 1e-320}, {"temperature": 0.5, "dynatemp_range": 0.5}])
+def test_a_dynamic_temperature_of_next_to_nothing_takes_the_best(how):
+    row = of([[8.0, 7.0] + [-9.0] * (V - 2)])
+    params = SamplingParams(dynatemp_exponent=1e3, **how, **KEEP_ALL)
+    assert {Sampler(params, n_vocab=V).choose(row, 0, NO_HISTORY, i) for i in range(20)} == {0}
+
+
 def test_greedy_takes_the_lowest_of_equal_logits():
     row = of([[0.0] * 3 + [7.0, 7.0] + [0.0] * 19])
     sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=V)
@@ -181,6 +188,37 @@ def test_what_is_drawn_from_is_what_the_oracle_says(rng):
     assert probabilities.sum() == pytest.approx(1)
     found = {token: p for token, p in zip(ids.tolist(), probabilities.tolist(), strict=True) if p > 0}
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize("share", [None, 0.01, 0.6])
+@pytest.mark.parametrize("change", [{}, {"repeat_penalty": 1.3, "logit_bias": {5: 9.0, 7: -np.inf}}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"mirostat": version, "mirostat_tau": tau} for version in (1, 2) for tau in (0.0, 3.0, 500.0)),
+        *({"top_n_sigma": sigma, "top_k": k} for sigma in (0.1, 1.0, 9.0) for k in (0, 40)),
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.02},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"samplers": ["temperature", "min_p", "penalties", "top_p"]},
+    ],
+)
+def test_where_few_tokens_are_left_only_these_are_sorted_and_the_same_are_drawn(how, change, share):
+    n, rng, history = 3000, np.random.default_rng(3), [5, 6, 7]
+    mask = None if share is None else Mask(rng.random(n) < share)
+    params = SamplingParams(**{"seed": 2, "temperature": 0.7} | how | change)
+    partly, wholly = (Sampler(params, n_vocab=n, constraint=mask) for _ in range(2))
+    assert not partly._is_sorted
+    wholly._is_sorted, wholly._stays_unsorted = True, False
+    for i in range(12):
+        row = of([rng.standard_normal(n).round(i % 3) * 3])  # with many equals
+        found, expected = (each.distribution(row, 0, np.array(history, np.int32), i) for each in (partly, wholly))
+        assert np.array_equal(found[0], expected[0])
+        assert np.abs(found[1] - expected[1]).max() < 1e-15  # summed in another order
+        tokens = [each.choose(row, 0, np.array(history, np.int32), i) for each in (partly, wholly)]
+        assert tokens[0] == tokens[1]
+        history.append(tokens[0])
+    mus = [each.going_on(np.array(history, np.int32), 12)["mirostat_mu"] for each in (partly, wholly)]
+    assert mus[0] == (None if mus[1] is None else pytest.approx(mus[1], rel=1e-12))
 
 
 @pytest.mark.parametrize(

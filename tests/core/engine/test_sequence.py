@@ -98,7 +98,7 @@ def test_rows_that_a_rejection_leaves_out_do_not_matter(drafter, way):
     assert result.stats.n_drafted > result.stats.n_accepted
 
 
-@pytest.mark.parametrize(("of", "name"), [("sampler", "distribution"), ("_text", "push"), (None, "_logprobs")])
+@pytest.mark.parametrize(("of", "name"), [("sampler", "_drawn_from"), ("_text", "push"), (None, "_logprobs")])
 def test_an_error_in_what_one_request_emits_ends_it_alone(of, name):
     def fail(*_, **__):
         raise RuntimeError("broken")
