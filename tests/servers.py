@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 READY_S = 300  # kernels may have to be compiled first
+N_TRIES = 200
 
 
 class ServerProcess:
@@ -77,6 +78,15 @@ def serving(*words, is_loaded=True):
         yield server
     finally:
         server.close()
+
+
+def settled(tell, most):
+    """A number that comes down to `most`, which may take a round or two after the last client."""
+    for _ in range(N_TRIES):
+        if (n := tell()) <= most:
+            return n
+        time.sleep(0.05)
+    return n
 
 
 def count_tasks(app):

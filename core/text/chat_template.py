@@ -82,7 +82,8 @@ class ChatTemplate:
             kwargs: more names that the template knows, such as `enable_thinking`.
 
         Raises:
-            OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued.
+            OptionError: an argument is malformed, or the template refuses the messages, or to have the last one continued; or
+                it fails with them, but not with others.
             ModelFileError: the template is broken, does what it may not, or takes too much time or memory.
             CapacityError: the process that renders cannot be started.
         """
@@ -106,14 +107,8 @@ class ChatTemplate:
         return text
 
     def _write(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
-        names = names | {
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-            "bos_token": self._special_text("bos"),
-            "eos_token": self._special_text("eos"),
-        }
         try:
-            return self._renderer.render(self.source, names, self._now())
+            return self._rendered(messages, names, add_generation_prompt=add_generation_prompt)
         except ValueError as error:
             raise OptionError(f"messages hold what JSON cannot write: {error}") from error
         except OSError as error:
@@ -121,7 +116,27 @@ class ChatTemplate:
         except Refusal as error:
             raise OptionError(f"the model's chat template refuses these messages: {error}") from error
         except Failure as error:
+            if self._can_write():
+                told = "it does not with a plain question, so look at messages, tools and chat_template_kwargs"
+                raise OptionError(f"the model's chat template {error}; {told}") from error
             raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
+
+    def _rendered(self, messages: list[dict[str, Any]], names: dict[str, Any], *, add_generation_prompt: bool) -> str:
+        names = names | {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self._special_text("bos"),
+            "eos_token": self._special_text("eos"),
+        }
+        return self._renderer.render(self.source, names, self._now())
+
+    def _can_write(self) -> bool:
+        """Whether the template works at all."""
+        try:
+            self._rendered([{"role": "user", "content": "?"}], {}, add_generation_prompt=True)
+        except (Failure, Refusal):
+            return False
+        return True
 
     def close(self) -> None:
         """End the process that renders; the next rendering starts another. May be called twice."""

@@ -56,13 +56,17 @@ class JsonSchema(Guided):
 
         try:
             self._schema = json.loads(self.options.schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OptionError(f"json-schema: the schema is not JSON: {error}") from None
         if self._schema is True:
             self._schema = {}
         if not isinstance(self._schema, dict):
             raise OptionError(f"json-schema: the schema is {self.options.schema:.80}, expected an object, or true for any JSON")
-        return LLMatcher.grammar_from_json_schema(json.dumps(self._schema), overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
+        try:
+            text = json.dumps(self._schema, allow_nan=False)
+        except ValueError as error:
+            raise OptionError(f"json-schema: the schema holds a number that JSON has not: {error}") from None
+        return LLMatcher.grammar_from_json_schema(text, overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
 
     def explained(self, error: str) -> str:
         """Say where in the schema the keyword or value is that the library names."""
@@ -171,7 +175,7 @@ class Choice(Guided):
         if self.options.texts.startswith("["):
             try:
                 texts = json.loads(self.options.texts)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise OptionError(f"choice: texts is {self.options.texts!r}, which is no JSON list: {error}") from None
         if not texts or not all(isinstance(text, str) for text in texts):
             raise OptionError(f"choice: texts is {self.options.texts!r}, expected at least one text, and texts alone")

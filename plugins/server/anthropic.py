@@ -8,13 +8,13 @@ from functools import partial
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
 from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.llama_cpp.tokenize import n_prompt_tokens
 from augury.plugins.server.server import Server, Serving
@@ -25,7 +25,7 @@ from augury.types import Result
 
 __all__ = ["CountRequest", "MessagesRequest", "router"]
 
-router = APIRouter()
+router = api_router()
 
 
 class Block(Fields):

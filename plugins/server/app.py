@@ -16,7 +16,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from augury.errors import AuguryError
 from augury.plugins.server import anthropic, health
@@ -100,7 +100,24 @@ class _Gate:
             return
         sleep = scope["app"].state.sleep if scope["type"] == "http" and scope["path"] not in _ASLEEP else None
         async with sleep.awake() if sleep is not None else nullcontext():
-            await self._app(scope, receive, send)
+            await self._app(scope, self._patient(receive), send)
+
+    def _patient(self, receive: Receive) -> Receive:
+        """Receive a body as long as it comes on."""
+        is_whole, patience_s = False, self._server.options.patience_s
+
+        async def patient() -> Message:
+            nonlocal is_whole
+            if is_whole:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), patience_s)
+            except TimeoutError:
+                raise RequestError(408, f"for {patience_s:g} s nothing more of the body has come") from None
+            is_whole = not message.get("more_body", False)
+            return message
+
+        return patient
 
     def _refusal(self, request: Request) -> RequestError | None:
         path = request.url.path

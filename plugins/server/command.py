@@ -226,11 +226,12 @@ def _serve(server: Server, listener: socket.socket, *, is_verbose: bool) -> None
     import uvicorn
 
     from augury.plugins.server.app import make_app
+    from augury.plugins.server.connection import Connection
 
     options = server.options
     config = uvicorn.Config(
         make_app(server),
-        http="h11",  # its headers have a limit
+        http=partial(Connection, head_s=options.patience_s, read_s=options.timeout_s),  # type: ignore[arg-type] # of h11
         ws="none",
         lifespan="on",
         log_config=None,

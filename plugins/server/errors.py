@@ -17,6 +17,7 @@ _KINDS = {  # by status, as OpenAI's, llama.cpp's and Anthropic's servers call t
     401: ("authentication_error", "authentication_error", "authentication_error"),
     403: ("permission_error", "permission_error", "permission_error"),
     404: ("not_found_error", "not_found_error", "not_found_error"),
+    408: ("timeout_error", "invalid_request_error", "timeout_error"),
     413: ("invalid_request_error", "invalid_request_error", "request_too_large"),
     429: ("rate_limit_error", "unavailable_error", "rate_limit_error"),
     500: ("server_error", "server_error", "api_error"),
@@ -52,6 +53,8 @@ class RequestError(HTTPException):
         headers = {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if status == 408:
+            headers["Connection"] = "close"
         super().__init__(status, message, headers)
         self.param, self.code, self.more = param, code, dict(more or {})
 

@@ -47,12 +47,15 @@ _SAMPLING: dict[str, Any] = {
 }
 
 
+_Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked for at every token
+
+
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
     """Fields that mean to every endpoint what they mean to `Engine.submit`; what is left out is as the server's flags say."""
 
-    stop: str | list[str] | None = None
-    samplers: list[str] | None = None
-    dry_sequence_breakers: list[str] | None = None
+    stop: str | _Texts | None = None
+    samplers: _Texts | None = None
+    dry_sequence_breakers: _Texts | None = None
     min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from anyio import to_thread
 from fastapi.sse import format_sse_event
 from starlette.requests import Request
@@ -25,10 +26,12 @@ from augury.types import Result, Token
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["STREAMED", "Generation", "Until", "event", "generate", "stream"]
+__all__ = ["STREAMED", "Generation", "Until", "embed", "event", "generate", "stream"]
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """What the OpenAPI document says of routes that may answer by server-sent events."""
+
+_N_TEXTS = 2048  # of one request for embeddings, as OpenAI's server takes
 
 Pieces = AsyncIterator[tuple[int, Token | Result]]
 Until = Callable[[int, Token], bool]
@@ -132,8 +135,7 @@ class Generation:
         if result.finish_reason != "cancelled" or i in self._ended:
             return result
         if self._is_expired:
-            told = f"the request took longer than the {self._timeout_s:g} s that the server allows (--timeout)"
-            raise RequestError(504, told, code="timeout")
+            raise _too_long(self._timeout_s)
         raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
 
     async def _cancel_on_disconnect(self, http: Request) -> None:
@@ -169,6 +171,39 @@ async def generate(
 ) -> list[Result]:
     """Answer as a whole; see `Generation`."""
     return await (await Generation.begin(server, asked)).results(http, until)
+
+
+async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], **how: Any) -> list[np.ndarray]:
+    """Embed token ids, as many texts at once as there are slots: in between others have their turn, and the request may end.
+
+    Args:
+        server: Whose engine is to embed.
+        http: The request.
+        texts: At least one.
+        **how: Arguments of `Engine.embed`.
+
+    Raises:
+        AuguryError: As `Engine.embed` does.
+        RequestError: There are too many, or the time is up.
+    """
+    n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
+    if len(texts) > _N_TEXTS:
+        raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
+    if how.get("pooling") == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
+        raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
+    found: list[np.ndarray] = []
+    deadline = asyncio.get_running_loop().time() + server.options.timeout_s
+    while len(found) < len(texts) and not await http.is_disconnected():
+        if asyncio.get_running_loop().time() > deadline:
+            raise _too_long(server.options.timeout_s)
+        some = partial(server.engine.embed, texts[len(found) : len(found) + n_slots], **how)
+        found.extend(await to_thread.run_sync(some, limiter=server.embedding))
+    return found
+
+
+def _too_long(timeout_s: float) -> RequestError:
+    told = f"the request took longer than the {timeout_s:g} s that the server allows (--timeout)"
+    return RequestError(504, told, code="timeout")
 
 
 def event(data: Any, name: str | None = None) -> bytes:

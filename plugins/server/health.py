@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 
-from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.server import Serving
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = api_router()
 _STARTED = int(time.time())
 
 
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
-def health(server: Serving) -> dict[str, str]:
+async def health(server: Serving) -> dict[str, str]:
     """Say that the server is ready; while the model loads it is not, and says how far it has come."""
     _ = server.engine
     return {"status": "ok"}

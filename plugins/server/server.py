@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from anyio import CapacityLimiter
 from attrs import Factory, define, frozen
 from fastapi import Depends
 from starlette.requests import Request
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from augury.plugins.server.metrics import Metrics
 
 __all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
+
+_PATIENCE_S = 30.0
+_N_EMBEDDING = 4  # threads that wait for embeddings, which take long: all others are for what is soon done
 
 
 @frozen
@@ -44,6 +48,11 @@ class ServerOptions:
     has_page: bool = True
     ssl_key_file: Path | None = None
     ssl_cert_file: Path | None = None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a client may take for the head of a request, and for each further part of its body."""
+        return min(self.timeout_s, _PATIENCE_S)
 
 
 class LoadingProgress(ProgressDisplay):
@@ -80,6 +89,7 @@ class Server:
     failure: AuguryError | None = None  # why there will be no engine
     on_failure: Callable[[], object] = lambda: None
     is_sleeping: bool = False  # the engine is closed, and still tells of itself
+    embedding: CapacityLimiter = Factory(lambda: CapacityLimiter(_N_EMBEDDING))
     _engine: Engine | None = None
     _chat_format: ChatFormat | None = None
     _loader: threading.Thread | None = None

@@ -10,12 +10,12 @@ from uuid import uuid4
 
 import attrs
 from anyio import to_thread
-from fastapi import APIRouter
 from starlette.requests import Request
 
 from augury.engine.sampling import SamplingParams
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
@@ -25,7 +25,7 @@ from augury.types import Result, Token, TokenLogprob
 
 __all__ = ["CompletionRequest", "answer", "generation_settings", "router"]
 
-router = APIRouter()
+router = api_router()
 
 _LEAST_LOGPROB = -3.4028234663852886e38  # llama.cpp's word for minus infinity, which JSON has none for
 

@@ -6,16 +6,18 @@ from typing import Any, Literal
 
 import numpy as np
 from anyio import to_thread
-from fastapi import APIRouter
 from pydantic import AliasChoices, Field
+from starlette.requests import Request
 
 from augury.plugins.server.fields import RequestFields
+from augury.plugins.server.generation import embed
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
-from augury.plugins.server.server import Server, Serving
+from augury.plugins.server.server import Serving
 
 __all__ = ["normalized", "router"]
 
-router = APIRouter()
+router = api_router()
 
 _LARGEST = 32760.0  # what llama.cpp scales the largest component to, so that vectors may be kept as int16
 
@@ -30,14 +32,10 @@ class EmbeddingRequest(RequestFields):
 
 @router.post("/embedding")
 @router.post("/embeddings", include_in_schema=False)
-async def embedding(body: EmbeddingRequest, server: Serving) -> list[dict[str, Any]]:
+async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> list[dict[str, Any]]:
     """Embed texts; without pooling every token, as it is."""
-    return await to_thread.run_sync(_embed, body, server)
-
-
-def _embed(body: EmbeddingRequest, server: Server) -> list[dict[str, Any]]:
-    prompts = prompt_tokens(body.content, server.engine.tokenizer)
-    found = server.engine.embed(prompts, pooling=body.pooling, normalize=False)
+    prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer)
+    found = await embed(server, http, prompts, pooling=body.pooling, normalize=False)
     rows = [vector if vector.ndim > 1 else normalized(vector, body.embd_normalize)[None] for vector in found]
     return [{"index": index, "embedding": each.tolist()} for index, each in enumerate(rows)]
 

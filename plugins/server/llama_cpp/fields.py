@@ -50,7 +50,7 @@ class CompletionFields(EngineFields):
         None, ge=-2, validation_alias=AliasChoices("n_predict", "max_tokens", "max_completion_tokens")
     )
     n_cmpl: int = Field(1, ge=1, le=128, validation_alias=AliasChoices("n_cmpl", "n"))
-    n_probs: int = Field(0, ge=0, validation_alias=AliasChoices("n_probs", "logprobs"))
+    n_probs: int = Field(0, ge=0, le=1000, validation_alias=AliasChoices("n_probs", "logprobs"))
     temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy")
     top_k: int | None = Field(None, description="0 and all below keeps all")
     seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: another one for every request")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from anyio import to_thread
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.generation import STREAMED
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import answer
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
@@ -20,7 +20,7 @@ from augury.text.tokenizer import Tokenizer
 
 __all__ = ["InfillRequest", "infill_tokens", "router"]
 
-router = APIRouter()
+router = api_router()
 
 _NEEDED = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 _REPOSITORY = "myproject\n"  # what llama.cpp calls it, and the file that is written, where nobody says

@@ -5,16 +5,15 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from fastapi import APIRouter
-
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import generation_settings
 from augury.plugins.server.server import Server, Serving
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = api_router()
 
 
 class NoProps(Fields):

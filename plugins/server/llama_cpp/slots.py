@@ -6,18 +6,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from augury.engine.stats import SlotStats
 from augury.errors import ModelFileError
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.server import Serving
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = api_router()
 
 _LONGEST = 255  # bytes of a file's name, in every common file system
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyio import to_thread
-from fastapi import APIRouter
 
 from augury.errors import UnsupportedError
 from augury.plugins.server.fields import Fields
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.server import Server, Serving
@@ -18,7 +18,7 @@ from augury.text.tokenizer import Tokenizer
 
 __all__ = ["n_prompt_tokens", "router"]
 
-router = APIRouter()
+router = api_router()
 
 
 class TokenizeRequest(Fields):

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
@@ -15,6 +14,7 @@ from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields, draft_origin
 from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
@@ -24,7 +24,7 @@ from augury.types import Result, Token
 
 __all__ = ["ChatRequest", "Message", "ResponseFormat", "router", "text_of"]
 
-router = APIRouter()
+router = api_router()
 
 
 class TextPart(Fields):

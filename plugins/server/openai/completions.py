@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Serving
 from augury.plugins.server.timings import timings
@@ -20,7 +20,7 @@ from augury.types import Result, Token
 
 __all__ = ["CompletionRequest", "router"]
 
-router = APIRouter()
+router = api_router()
 
 
 class CompletionRequest(OpenAIFields):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter
-
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.server import Server, Serving
 
 __all__ = ["router"]
 
-router = APIRouter()
+router = api_router()
 _STARTED = int(time.time())
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
@@ -15,6 +14,7 @@ from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import timings
@@ -23,7 +23,7 @@ from augury.types import Result
 
 __all__ = ["ResponsesRequest", "router"]
 
-router = APIRouter()
+router = api_router()
 
 
 class InputPart(Fields):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["REASONING_FORMATS", "ChatFormat", "ChatPlan"]
 
+_N_BEGINNINGS = 64  # sets of variables that are remembered; clients may think of ever more
+
 REASONING_FORMATS = ("none", "deepseek", "auto")
 """llama.cpp's words: reasoning stays in the content, or is told apart; `auto` tells it apart."""
 
@@ -135,6 +137,8 @@ class ChatFormat:
             return False
         key = json.dumps(kwargs or {}, sort_keys=True, default=str)
         if key not in self._begins:
+            if len(self._begins) == _N_BEGINNINGS:
+                self._begins.clear()
             prompt = self.template.render([{"role": "user", "content": "?"}], kwargs=kwargs)
             self._begins[key] = prompt.rstrip().endswith(self.tags[0])
         return self._begins[key]

@@ -7,9 +7,9 @@ from random import Random
 
 import httpx
 import pytest
+from servers import settled
 
 N_CLIENTS = 64
-N_TRIES = 200
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
 CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 5}
@@ -76,15 +76,6 @@ async def ask_one_by_one(server):
 async def talk_all(server, expected, seconds):
     end = time.monotonic() + seconds
     return await asyncio.gather(*(talk(server, expected, seed, lambda: time.monotonic() > end) for seed in range(N_CLIENTS)))
-
-
-def settled(tell, most):
-    """A number that comes down to `most`, which may take a round or two after the last client."""
-    for _ in range(N_TRIES):
-        if (n := tell()) <= most:
-            return n
-        time.sleep(0.05)
-    return n
 
 
 def check_many_clients(server, seconds):

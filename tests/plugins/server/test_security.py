@@ -173,7 +173,7 @@ def test_a_hostile_template_ends_its_request_alone(tls_server, certificate):
     with httpx.Client(base_url=tls_server.url, verify=ssl.create_default_context(cafile=certificate[1]), timeout=60) as client:
         for content, told in (("out", "SecurityError"), ("on", "2 s of processor time")):
             answer = client.post("/apply-template", json={"messages": [{"role": "user", "content": content}]})
-            assert answer.status_code == 500
+            assert answer.status_code == 400
             assert told in answer.json()["error"]["message"]
         answer = client.post("/apply-template", json={"messages": [{"role": "user", "content": "good"}]})
         assert answer.json() == {"prompt": "good"}

@@ -1,0 +1,183 @@
+"""Clients that mean harm, or make no sense: they are refused, or hung up on, and others notice nothing."""
+
+import asyncio
+import json
+import socket
+import struct
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from commands import here
+from servers import serving, settled
+
+from augury.errors import OptionError
+from augury.plugins.server import generation
+from augury.plugins.server.connection import Connection
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.server import Server, ServerOptions
+from augury.plugins.server.tools.plan import _N_BEGINNINGS, ChatFormat
+from augury.text.chat_template import ChatTemplate
+
+JSON = {"Content-Type": "application/json"}
+HALF = '"\\ud800"'  # of a surrogate pair, which no text has
+HI = '"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1'
+DEEP = "[" * 100_000
+
+
+def tool(name, parameters="{}"):
+    return f'"tools": [{{"type": "function", "function": {{"name": {name}, "parameters": {parameters}}}}}]'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", DEEP),
+        ("/v1/completions", f'{{"prompt": "Hi", {HALF}: 1}}'),
+        ("/v1/completions", f'{{"prompt": {HALF}}}'),
+        ("/v1/completions", '{"prompt": "Hi", "logit_bias": {"5": NaN}}'),
+        ("/v1/completions", f'{{"prompt": "Hi", "seed": {"9" * 5000}}}'),
+        ("/v1/completions", f'{{"prompt": "Hi", "stop": {json.dumps(["x"] * 129)}}}'),
+        ("/v1/chat/completions", f"{{{HI}, {tool(HALF)}}}"),
+        ("/v1/chat/completions", f'{{{HI}, "chat_template_kwargs": {{"x": Infinity}}}}'),
+        ("/v1/responses", '{"input": "Hi", "tools": [{"type": "function", "name": "f", "x": NaN}]}'),
+        ("/completion", f'{{"prompt": "Hi", "json_schema": "{DEEP}"}}'),
+        ("/completion", f'{{"prompt": "Hi", "choice": "{DEEP}"}}'),
+        ("/completion", '{"prompt": "Hi", "n_probs": 49152}'),
+        ("/v1/embeddings", json.dumps({"input": [[1]] * 2049})),
+        ("/embedding", json.dumps({"content": [[1] * 500] * 20, "pooling": "none"})),
+    ],
+)
+def test_what_is_no_sense_is_refused_and_leaves_no_trace(server, path, body):
+    n_before = len(server.output)
+    answer = server.client.post(path, content=body, headers=JSON)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+    assert "Traceback" not in server.output[n_before:]
+
+
+@pytest.fixture(scope="module")
+def hasty_server():
+    """A tiny model, and no more than a second for anything."""
+    with serving(*here(), "-c", 4096, "-np", 1, "--timeout", 1) as found:
+        yield found
+
+
+def heard(server, *parts):
+    """What is answered to these bytes, up to the end of the connection."""
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as found:
+        for part in parts:
+            found.sendall(part)
+        answer = b""
+        while data := found.recv(65536):
+            answer += data
+    return answer
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+def test_a_client_that_does_not_go_on_is_hung_up_on(hasty_server):
+    assert heard(hasty_server) == heard(hasty_server, HEAD[:50]) == b""
+    assert heard(hasty_server, HEALTH + b"\r\n", HEALTH).count(b"HTTP/1.1 200") == 1
+    answer = heard(hasty_server, HEAD, b'{"prompt": ')
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"for 1 s nothing more of the body has come" in answer
+
+
+def test_requests_that_come_together_are_all_answered(hasty_server):
+    body = b'{"prompt": [1, 2], "max_tokens": 2     }'
+    both = heard(hasty_server, HEALTH + b"\r\n" + HEAD + body + HEALTH + b"Connection: close\r\n\r\n")
+    assert both.count(b"HTTP/1.1 200") == 3
+
+
+def test_clients_that_vanish_leave_nothing_behind(hasty_server):
+    n_before = hasty_server.n_descriptors
+    for part in (b"", HEAD, HEAD + b'{"prompt": [1, 2]', HEAD + b'{"prompt": [1, 2], "max_tokens": 4000   }') * 10:
+        with socket.create_connection(("127.0.0.1", int(hasty_server.url.rpartition(":")[2]))) as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # by a reset
+            found.sendall(part)
+    assert hasty_server.client.get("/health").status_code == 200
+    assert settled(lambda: hasty_server.n_descriptors, n_before) <= n_before
+    assert "Traceback" not in hasty_server.output
+
+
+class Wire:
+    """A transport that keeps what is done with it."""
+
+    def __init__(self):
+        self.is_aborted = False
+
+    def abort(self):
+        self.is_aborted = True
+
+    def get_extra_info(self, name):
+        return None
+
+
+def test_a_client_that_does_not_read_is_hung_up_on():
+    async def talk():
+        import uvicorn
+        from uvicorn.server import ServerState
+
+        config = uvicorn.Config(lambda: None, log_config=None)
+        wires = [Wire(), Wire()]
+        for wire in wires:
+            connection = Connection(config, ServerState(), {}, head_s=1000, read_s=0)
+            connection.connection_made(wire)
+            connection.pause_writing()
+            if wire is wires[1]:
+                connection.resume_writing()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        connection.connection_lost(ConnectionResetError())
+        return [wire.is_aborted for wire in wires]
+
+    assert asyncio.run(talk()) == [True, False]
+
+
+class Gone:
+    """A request whose client hangs up while the second group of texts is embedded."""
+
+    def __init__(self):
+        self.n_asked = 0
+
+    async def is_disconnected(self):
+        self.n_asked += 1
+        return self.n_asked > 2
+
+
+@pytest.mark.parametrize("timeout_s", [60, 0])
+def test_embeddings_end_with_the_client_or_the_time(timeout_s):
+    groups = []
+
+    def embed(texts, **how):
+        groups.append(len(texts))
+        return np.zeros((len(texts), 3))
+
+    server = Server(ServerOptions(timeout_s=timeout_s), lambda _: None)
+    server._engine = SimpleNamespace(config={"n_slots": 2, "n_ctx": 8}, embed=embed)
+    asked = generation.embed(server, Gone(), [[1]] * 9)
+    if timeout_s:
+        asyncio.run(asked)
+        assert groups == [2, 2]
+    else:
+        with pytest.raises(RequestError) as raised:
+            asyncio.run(asked)
+        assert (raised.value.status_code, sum(groups) < 9) == (504, True)
+
+
+def test_what_is_remembered_of_variables_of_templates_has_an_end():
+    form = ChatFormat(ChatTemplate("<think></think>{{ messages[0].content }}"), None)
+    for i in range(_N_BEGINNINGS + 2):
+        form.plan([{"role": "user", "content": "Hi"}], kwargs={"x": i})
+    assert len(form._begins) == 2
+
+
+def test_a_template_that_fails_with_some_messages_alone_is_not_broken():
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.content + '' }}{{ (m.tool_calls or []) | tojson }}{% endfor %}{{ (x or 1) / 1 }}"
+    )
+    with pytest.raises(OptionError, match=r"fails: TypeError.* so look at messages, tools and chat_template_kwargs"):
+        template.render([{"role": "user", "content": "Hi"}], kwargs={"x": "a"})
