@@ -36,16 +36,14 @@ _N_LAYERS_7B, _N_LAYERS_13B = 32, 40  # of Baichuan, whose files do not say whic
 
 
 class Llama(Transformer):
-    """Pre-norm attention with interleaved rope, into which order converters permute q and k; gated feed-forward."""
+    """Pre-norm attention with interleaved rope, into which order converters permute q and k; gated feed-forward.
+
+    The window that files of the first Mistral may state is not used, as llama.cpp does not.
+    """
 
     name = "llama"
     rotary = _ROPE
     experts = _EXPERTS
-
-    @classmethod
-    def mixing_of(cls, decoder: Decoder, layer: int) -> Mapping[str, Any]:  # noqa: ARG003 - as its parent's
-        """The first Mistral has a window."""
-        return {"window": decoder.keys.count("attention.sliding_window", 0, least=0) or None}
 
 
 class Mistral3(Transformer):

@@ -169,9 +169,8 @@ def test_the_experts_tensors_are_those_of_the_plan():
     }
 
 
-def test_the_first_mistral_sees_a_window():
-    assert [layer.mixer.window for layer in plan_with("llama", attention__sliding_window=32).layers] == [32, 32]
-    assert [layer.mixer.window for layer in plan_with("llama").layers] == [None, None]
+def test_the_first_mistral_s_window_is_not_used():
+    assert [layer.mixer.window for layer in plan_with("llama", attention__sliding_window=32).layers] == [None, None]
 
 
 def test_qwen3_norms_its_heads():
@@ -270,7 +269,6 @@ BAD_VALUES = [
     ("attention.layer_norm_rms_epsilon", 0.0, "expected a finite number above 0"),
     ("attention.layer_norm_rms_epsilon", -1e-5, "expected a finite number above 0"),
     ("attention.layer_norm_rms_epsilon", math.inf, "expected a finite number above 0"),
-    ("attention.sliding_window", -1, "is -1, expected 0 to"),
     ("rope.dimension_count", 129, "is 129, expected 2 to 128"),
     ("rope.dimension_count", 127, "is 127, expected an even number"),
     ("rope.freq_base", math.nan, "is nan, expected a finite number"),
@@ -342,6 +340,11 @@ def test_rope_factors_that_cannot_divide_are_refused(bad):
 
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight"):
         plan_with("llama", arrays={"rope_freqs.weight": factors})
+
+
+def test_a_window_of_a_negative_size_is_an_error_that_names_it():
+    with pytest.raises(ModelFileError, match="sliding_window' is -1, expected 0 to"):
+        plan_with("gemma3", attention__sliding_window=-1)
 
 
 @pytest.mark.parametrize("pattern", [np.array([0.5, 1.0]), np.array([1]), -3, "every other"])
