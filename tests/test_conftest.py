@@ -35,7 +35,7 @@ def test_slow(nothing):
 @pytest.fixture
 def suite(pytester):
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
-    pytester.makepyfile(TESTS)
+    pytester.makepyfile(**{"folder.py/test_cases": TESTS})
     pytester.makeini("[pytest]\nmarkers = sample(n)\n")
     return lambda *words: pytester.runpytest_subprocess("-v", *words)
 
@@ -55,3 +55,10 @@ def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_
     ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
     assert {line.split("[")[1].split("]")[0] for line in ran if "test_matrix[" in line} == left_out
     assert any("test_slow" in line for line in ran)
+
+
+@pytest.mark.sample(0)
+def test_a_file_and_an_id_are_names_and_a_folder_is_none(suite):
+    suite("folder.py").assert_outcomes(passed=9, deselected=4)
+    suite("folder.py/test_cases.py").assert_outcomes(passed=10, deselected=3)
+    suite("folder.py", "folder.py/test_cases.py::test_costly").assert_outcomes(passed=10, deselected=3)
