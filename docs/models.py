@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -14,6 +15,10 @@ from augury.blocks import Block, LatentAttention, ModelPlan, NormKind
 from augury.registry import Registry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # kernels are imported with what is read of the backend
+from augury.backends.numba_cuda.blocks import KNOWN
+
+del os.environ["NUMBA_ENABLE_CUDASIM"]
 from oracles.models import ORACLES, architecture_of, file_for_plans
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -34,6 +39,13 @@ metadata and says of which blocks the model consists; backends compute blocks an
 * **Checked**: against how many tiny models with random weights llama.cpp (build 11434) was run, token by token with a float32
   cache. Logits differ by a normalised mean squared error below 1e-10 in both CPU backends; below 2e-9 where GELU is rounded to
   half precision, as ggml does, for there an input's last place may decide.
+
+"""
+
+ON_GPUS = """
+## On a GPU
+
+The backends `numba-cpu` and `reference` compute all of these, `numba-cuda` all but what follows.
 
 """
 
@@ -72,17 +84,24 @@ def page(registry: Registry) -> str:
     for name in ORACLES:
         names.setdefault(architecture_of(name), []).append(name)
     rows = ["| architecture | blocks | state | rejected drafts | checked |", "|---|---|---|---|---|"]
+    unknown: dict[str, dict[str, None]] = {}
     for architecture in sorted(registry.architectures):
         files = [file_for_plans(name) for name in names[architecture]]
         plans = [registry.architectures[architecture].plans(file)["main"] for file in files]
         has_states = any(block.states() for plan in plans for block in plan.blocks())
         fate = "kept aside, dropped" if has_states else "written over"
+        for plan in plans:
+            for what in plan.for_context(plan.n_ctx_train).unknown(KNOWN):
+                unknown.setdefault(what, {})[f"`{architecture}`"] = None
         rows.append(f"| `{architecture}` | {_blocks(plans)} | {_state(plans)} | {fate} | {len(files)} |")
     lacking = ["| what it lacks | architectures |", "|---|---|"]
     for what, others in LACKS.items():
         if left := [f"`{name}`" for name in others if name not in registry.architectures]:
             lacking.append(f"| {what} | {', '.join(left)} |")
-    return HEAD + "\n".join(rows) + "\n" + LEFT_OUT + "\n".join(lacking) + "\n" + NOT_EXACTLY
+    on_gpus = ["| what it lacks | architectures |", "|---|---|"]
+    on_gpus += [f"| {what} | {', '.join(others)} |" for what, others in sorted(unknown.items())]
+    tables = (HEAD, rows), (ON_GPUS, on_gpus), (LEFT_OUT, lacking)
+    return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + NOT_EXACTLY
 
 
 def _blocks(plans: Sequence[ModelPlan]) -> str:

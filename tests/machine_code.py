@@ -30,6 +30,8 @@ def problems(name, found):
         yield f"{name} has a stack of {found['stack']} bytes and {found['spills']} loads and stores of it, expected none"
     if found["doubles"]:
         yield f"{name} has {found['doubles']} instructions of double precision, expected none"
+    if name.startswith("attend") and not found["wide_loads"]:
+        yield f"{name} has no loads of 16 bytes, expected some of keys"
     if name.startswith("multiply"):
         if found["wide_loads"] < WIDE_LOADS:
             yield f"{name} has {found['wide_loads']} loads of 16 bytes, expected {WIDE_LOADS} at least"

@@ -149,21 +149,26 @@ class ModelPlan:
         return evolve(self, layers=tuple(layers))
 
     def check_blocks(self, known: Mapping[type, Container[Any]]) -> None:
-        """Refuse a plan with what a backend does not compute.
+        """Refuse a plan with what a backend does not compute; see `unknown`.
+
+        Raises:
+            UnsupportedError: There is something.
+        """
+        for unknown in self.unknown(known):
+            raise UnsupportedError(
+                f"{self.architecture} models have {unknown}, which this backend does not compute; choose another one"
+            )
+
+    def unknown(self, known: Mapping[type, Container[Any]]) -> Iterator[str]:
+        """What a backend does not compute of the plan, in words, as often as it is there.
 
         Args:
             known: By class of a block, or of what a block or layer consists of, the names of those optional fields that the
                 backend computes: it need not know others, as long as they have their defaults. Fields without a default that
                 may be None are among them. By enumeration, its members that the backend computes.
-
-        Raises:
-            UnsupportedError: There is something else.
         """
         for each in (self.embedding, *self.layers, self.output):
-            for missing in _unknown(each, known):
-                raise UnsupportedError(
-                    f"{self.architecture} models have {missing}, which this backend does not compute; choose another one"
-                )
+            yield from _unknown(each, known)
 
     def check_start(self, first: int) -> None:
         """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.

@@ -22,7 +22,7 @@ __all__ = ["FeedForwardEmitter", "activate"]
 class FeedForwardEmitter(Emitter):
     """Multiplies by gate and up at once, activates and quantises at once, and adds what `down` gives."""
 
-    known = ("norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "constants")
+    known = ("norm", "gate", "post_norm", "hidden_norm", "divisors", "limit", "limits_activated", "constants")
     block: FeedForward
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -59,6 +59,7 @@ class FeedForwardEmitter(Emitter):
             size,
             divisors=block.divisors,
             limit=block.limit,
+            limits_activated=block.limits_activated,
             constants=block.constants,
         )
         tape.norm_operand(block.hidden_norm, hidden, size)
@@ -79,7 +80,7 @@ def activate(
     *,
     divisors: Vector | None = None,
     limit: float | None = None,
-    limits_activated: bool = True,
+    limits_activated: bool = False,
     constants: Sequence[float] = (),
     per_token: int = 1,
 ) -> None:
