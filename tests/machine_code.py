@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# of 8.0; of 9.0 80 are enough, of 10.0 64; `route` is one block
-MOST_REGISTERS = {"multiply": 104, "best": 104, "route": 255, "attend": 72}
+# of 8.0; of 9.0 80 are enough, of 10.0 64; `route` is one block, those of `recur` are one warp each
+MOST_REGISTERS = {"multiply": 104, "best": 104, "route": 255, "attend": 72, "gate": 104, "recur": 240}
 OTHERS_REGISTERS = 64
 MOST_SHARED = 8192  # bytes
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with

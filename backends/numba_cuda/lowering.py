@@ -74,7 +74,9 @@ class Lowering:
                 reader.caches = kept.caches
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)
-        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes)
+        of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._emitters)
+        draft_max = options.draft_max if of_sequence else None
+        self.state_spec = StateSpec(options.n_slots, options.n_ctx, n_bytes, of_sequence, draft_max=draft_max)
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
@@ -123,6 +125,13 @@ class Lowering:
             tape.norm_seen(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
         self._output.emit(tape)
         return tape
+
+    def states(self, staged: np.ndarray, told: np.ndarray) -> Program:
+        """A program that brings states of sequences up to date, as before a pass; its arguments are those of `program`."""
+        tape = Tape(Size(MAX_TOKENS, 1), self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
+        for emitter in self._emitters:
+            emitter.emit_states(tape)
+        return self._device.program(tape.steps, (staged, self.inputs), (self.buffers["best"], told))
 
     def _asides(self) -> Iterator[str]:
         """The names of what is kept beside the residual stream, as wide."""

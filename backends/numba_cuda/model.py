@@ -10,6 +10,7 @@ from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.passes import Chooser, DevicePass
+from augury.backends.numba_cuda.sequences import Sequences
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.batch import Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
@@ -44,6 +45,9 @@ class CudaModel(Model):
         self._programs: dict[tuple[Size, Parts], Program] = {}
         self._n_tokens_known = lowering.plan.embedding.n_vocab
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
+        n_aside = lowering.state_spec.draft_max
+        self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
+        self._states: Program | None = None  # see `Lowering.states`
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
@@ -54,6 +58,8 @@ class CudaModel(Model):
         check_batch(batch, self._n_tokens_known, self.info, self.state_spec, self.features)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         self._move(batch)
+        if self._sequences is not None:
+            self._begin_sequences(self._sequences, batch, tree)
         n, n_rows = len(batch.tokens), len(batch.rows)
         parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None)
         if n <= self._n_most:
@@ -111,6 +117,18 @@ class CudaModel(Model):
             to[inputs.BRANCHES + t], to[inputs.PATHS + t] = branch, end
             to[end : end + len(seen) - branch] = seen[branch:]
             end += len(seen) - branch
+        if self._sequences is not None:
+            self._sequences.write(to, span, end)
+
+    def _begin_sequences(self, sequences: Sequences, batch: Batch, tree: Tree | None) -> None:
+        """Do what is to be done to states of sequences before a batch."""
+        sequences.begin(batch, tree)
+        self._device.wait()
+        for _ in sequences.write_first(self._inputs):
+            if self._states is None:
+                self._states = self._lowering.states(self._inputs, self._told)
+            self._states.run()
+            self._device.wait()
 
     def _program(self, size: Size, parts: Parts) -> Program:
         """The program of a size; those that were not used for longest are dropped."""
@@ -127,8 +145,11 @@ class CudaModel(Model):
         """Move the cells of what was accepted."""
         if batch.accepted is None or not len(batch.accepted):
             return
-        for start in range(0, len(batch.accepted), MAX_TOKENS):
-            some = np.ascontiguousarray(batch.accepted[start : start + MAX_TOKENS], np.int32)
+        moves = batch.accepted
+        if self._sequences is not None:  # where all that were accepted are named, whether they move or not
+            moves = moves[moves[:, 1] != moves[:, 2]]
+        for start in range(0, len(moves), MAX_TOKENS):
+            some = np.ascontiguousarray(moves[start : start + MAX_TOKENS], np.int32)
             self._device.write(self._moves, some)
             for launch in self._lowering.moving(self._moves, len(some)):
                 self._device.launch(launch)
@@ -160,4 +181,5 @@ class CudaModel(Model):
         if not self._is_closed:
             self._is_closed = True
             self._programs.clear()
+            self._states = None
             self._device.close()

@@ -158,6 +158,10 @@ class Tape:
         if norm is not None:
             self._norm(Rows(x.floats, x.width), size, norm, x)
 
+    def put(self, x: Rows, size: int, to: Operand, norm: Norm | None = None) -> None:
+        """Put rows of `size` values, normed, where they are multiplied."""
+        self._norm(x, size, norm, to)
+
     def norm_in_place(self, norm: Norm | None, rows: Rows, size: int, n_groups: int = 1) -> None:
         """Norm the first groups of `size` values of rows, each by itself."""
         if rows is self.x:

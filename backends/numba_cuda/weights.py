@@ -121,6 +121,22 @@ class Weights:
         """A vector as float32."""
         return self._hold(vector, lambda: self._floats(vector.weight, vector.shapes[vector.weight]))
 
+    def flat(self, name: str, shape: tuple[int, ...], n_times: int = 1, columns: int = 1) -> Pointer:
+        """A small tensor of some shape as float32, one number after the other.
+
+        Args:
+            name: Of the tensor.
+            shape: In the file.
+            n_times: Each number is there so often.
+            columns: Of a matrix so many rows become columns, side by side.
+        """
+
+        def make() -> np.ndarray:
+            values = np.repeat(self._floats(name, shape), n_times)
+            return values if columns == 1 else values.reshape(-1, columns, shape[-1]).swapaxes(1, 2)
+
+        return self._hold((name, n_times, columns), make)
+
     def norm(self, norm: Norm, n_heads: int = 1) -> Pointer:
         """Of each of some heads a norm's weights, and its bias if it has one: (heads, 1 or 2, size)."""
 

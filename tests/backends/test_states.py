@@ -8,17 +8,16 @@ import pytest
 from hypothesis import example, given, strategies as st
 from oracles.models import RECURRENT, tiny_file
 from oracles.passes import run_of
+from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memory, play
 
 from augury import Registry
-from augury.batch import Batch
 from augury.errors import CapacityError, OptionError
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-N_CTX, DRAFT_MAX, BLOCK = 160, 9, 16  # keys of so many positions lie together
-SPARE = 3  # a slot where fresh runs are computed to compare with
+N_CTX, DRAFT_MAX = 160, 9
 
 
 DEVICES = (("reference", 1), ("numba-cpu", 1), ("numba-cpu", 3))
@@ -37,97 +36,6 @@ def model(request):
     loaded.close()
 
 
-class Text:
-    """What a slot holds, what of its last draft is to be taken in, and what a manager would have it do next."""
-
-    def __init__(self, slot, seed):
-        self.slot = slot
-        self.rng = np.random.default_rng(seed)
-        self.tokens = np.empty(0, np.int32)
-        self.accepted = []
-
-    def share(self, n_certain, parents):
-        """Tokens of a pass: certain ones, then a draft by its parents; and the texts that their rows follow."""
-        start, n = len(self.tokens), n_certain + len(parents)
-        tokens = self.rng.integers(0, 128, n).astype(np.int32)
-        above = [*range(-1, n_certain - 1), *(n_certain + parent if parent >= 0 else n_certain - 1 for parent in parents)]
-        paths = []
-        for i, parent in enumerate(above):
-            paths.append([*(paths[parent] if parent >= 0 else []), i])
-        self.fed = tokens, above, paths, start, n_certain
-        return tokens, np.array([start + len(path) - 1 for path in paths], np.int32), above, n_certain
-
-    def expected(self, model):
-        """The logits of the share's rows, by fresh runs over each path."""
-        tokens, _, paths, start, _ = self.fed
-        rows = {}
-        for path in reversed(paths):
-            if path[-1] not in rows:  # a leaf
-                logits = model.forward(run_of([*self.tokens, *tokens[path]], slot=SPARE)).rows()[start:]
-                rows |= dict(zip(path, logits.copy(), strict=True))
-        return np.stack([rows[i] for i in range(len(paths))])
-
-    def keep(self, which):
-        """Accept a path to one of the share's nodes, or none of the draft."""
-        tokens, _, paths, start, n_certain = self.fed
-        path = [i for i in paths[n_certain + which] if i >= n_certain] if 0 <= which < len(tokens) - n_certain else []
-        self.tokens = np.concatenate([self.tokens, tokens[:n_certain], tokens[path]])
-        self.accepted = [(self.slot, start + i, start + n_certain + at) for at, i in enumerate(path)]
-
-
-def batch_of(texts, shares, *, is_mixed=False):
-    """One pass over shares of several texts."""
-    columns, slots, parents, drafted, accepted, n = ([], []), [], [], [], [], 0
-    for text, (tokens, positions, above, n_certain) in zip(texts, shares, strict=True):
-        columns[0].append(tokens)
-        columns[1].append(positions)
-        slots += [text.slot] * len(tokens)
-        parents += [n + parent if parent >= 0 else -1 for parent in above]
-        drafted += [i >= n_certain for i in range(len(tokens))]
-        accepted += text.accepted
-        n += len(tokens)
-    places = np.concatenate([np.arange(len(tokens)) for tokens, _, _, _ in shares])
-    order = np.argsort(places, kind="stable") if is_mixed else np.arange(n)
-    at = np.empty(n + 1, np.int32)
-    at[order], at[-1] = np.arange(n), -1
-    is_chain = all(above == list(range(-1, len(above) - 1)) for _, _, above, _ in shares)
-    return Batch(
-        np.concatenate(columns[0])[order],
-        np.array(slots, np.int32)[order],
-        np.concatenate(columns[1])[order],
-        np.arange(n, dtype=np.int32),
-        parents=None if is_chain else at[np.array(parents, np.int32)[order]],
-        accepted=np.array(accepted, np.int32) if accepted else None,
-        is_drafted=np.array(drafted)[order] if any(drafted) else None,
-    ), order
-
-
-def memory(model, slot, n):
-    return [array.copy() for array in model.slot_memory(slot, n // BLOCK * BLOCK)]
-
-
-def assert_same_state(model, text):
-    play(model, [text], [(1, (), -1)])  # takes in what is accepted
-    model.forward(run_of(text.tokens, slot=SPARE))
-    n = len(text.tokens)
-    for found, right in zip(memory(model, text.slot, n), memory(model, SPARE, n), strict=True):
-        assert np.array_equal(found, right)
-
-
-def play(model, texts, played, *, is_mixed=False):
-    """One pass over the shares of those texts that have a move, whose logits are those of fresh runs."""
-    moves = [(text, move) for text, move in zip(texts, played, strict=True) if move is not None and move[0] + len(move[1])]
-    if not moves:
-        return
-    some = [text for text, _ in moves]
-    shares = [text.share(n_certain, parents) for text, (n_certain, parents, _) in moves]
-    batch, order = batch_of(some, shares, is_mixed=is_mixed)
-    found = model.forward(batch).rows().copy()
-    assert np.array_equal(found, np.concatenate([text.expected(model) for text in some])[order])
-    for text, (_, _, which) in moves:
-        text.keep(which)
-
-
 chains = st.integers(0, DRAFT_MAX).map(lambda n: tuple(range(-1, n - 1)))
 trees = st.integers(1, DRAFT_MAX).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))))
 drafts = st.one_of(chains, trees)
@@ -139,7 +47,6 @@ rounds = st.lists(
     max_size=5,
 )
 ALL, NONE = 8, -1
-CHAIN = tuple(range(-1, 8))
 
 
 @pytest.mark.sample(4)

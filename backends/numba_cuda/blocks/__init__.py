@@ -9,23 +9,31 @@ from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
+from augury.backends.numba_cuda.blocks.gated_delta_net import GatedDeltaNetEmitter
 from augury.backends.numba_cuda.blocks.layer_input import LayerInputEmitter
+from augury.backends.numba_cuda.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cuda.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.backends.numba_cuda.blocks.projection import ProjectionEmitter
+from augury.backends.numba_cuda.blocks.short_convolution import ShortConvolutionEmitter
 from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.blocks import (
     Activation,
     Attention,
+    Convolution,
     Elementwise,
     Embedding,
     FeedForward,
+    GatedDeltaNet,
     GateKind,
     Gating,
     Layer,
     LayerInput,
     LayerInputs,
     Linear,
+    LinearRecurrence,
+    Mamba,
+    Mamba2,
     Matrices,
     MixtureOfExperts,
     Norm,
@@ -35,6 +43,7 @@ from augury.blocks import (
     Rope,
     Router,
     Rows,
+    ShortConvolution,
     Temperature,
     Turn,
     Vector,
@@ -54,6 +63,10 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
     FeedForward: FeedForwardEmitter,
     MixtureOfExperts: MixtureEmitter,
     LayerInput: LayerInputEmitter,
+    ShortConvolution: ShortConvolutionEmitter,
+    GatedDeltaNet: GatedDeltaNetEmitter,
+    Mamba: MambaEmitter,
+    Mamba2: Mamba2Emitter,
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in EMITTERS.items()} | {
@@ -61,6 +74,8 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     LayerInputs: (),
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
+    LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
+    Convolution: {"bias", "stored"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Rope: {"magnitude", "is_interleaved"},

@@ -39,12 +39,19 @@ class Emitter(ABC):
         """What one position of one slot takes."""
         return 0
 
+    def bytes_per_sequence(self) -> int:
+        """What a slot takes however many positions it has."""
+        return 0
+
     def place(self, device: Device) -> None:  # noqa: B027 - most keep nothing
         """Allocate what it keeps from pass to pass."""
 
     @abstractmethod
     def emit(self, tape: Tape) -> None:
         """Write its steps. May be called for any number of tapes."""
+
+    def emit_states(self, tape: Tape) -> None:  # noqa: B027 - most keep none
+        """Write the steps alone that bring states of sequences up to date, for a pass over no tokens."""
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:  # noqa: ARG002 - for blocks that keep positions
         """What it keeps of a slot's first n positions."""

@@ -54,8 +54,14 @@ def clamped(value, limit):
 
 
 @lane
-def _silu(g, a, b, c, d):
+def silu(g):
+    """G * sigmoid(g)."""
     return div(g, add(np.float32(1), exp(-g)))
+
+
+@lane
+def _silu(g, a, b, c, d):
+    return silu(g)
 
 
 @lane

@@ -7,7 +7,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import lane
 
 MAX_TOKENS = 64  # of a pass
-N_TOKENS, N_ROWS = 0, 1
+N_TOKENS, N_ROWS, N_RUNS = 0, 1, 2
 TOKENS = 4  # (n,)
 SLOTS = TOKENS + MAX_TOKENS
 POSITIONS = SLOTS + MAX_TOKENS
@@ -15,7 +15,17 @@ CELLS = POSITIONS + MAX_TOKENS  # where a token's keys and values are stored
 BRANCHES = CELLS + MAX_TOKENS  # the first position that a token sees in another cell than that of its number
 PATHS = BRANCHES + MAX_TOKENS  # where in this array the cells are of the positions from there on
 ROWS = PATHS + MAX_TOKENS  # (r,) the tokens that have logits
-TABLE = ROWS + MAX_TOKENS
+ORDER = ROWS + MAX_TOKENS  # (n,) the tokens by run, of models with a state per sequence
+STATES = ORDER + MAX_TOKENS  # -1: it is certain; 0: drafted, after the one before it; otherwise where its path is
+RUNS = STATES + MAX_TOKENS  # a slot's tokens each, see `RUN_FIELDS`
+RUN_FIELDS = 8
+FIRST, N, SLOT, N_CERTAIN, IS_START, IS_RESTORED, SAVE, ACCEPTED = range(RUN_FIELDS)
+"""Of a run: where its tokens are in `ORDER`, how many, their slot, and how many of them are certain; whether its state is empty
+or what was saved; after how many tokens it is saved, or -1; where the path of what was accepted is.
+
+A path is, in this array, its length, then drafted tokens from a sequence's state on: of the pass, or -1 - a place aside.
+"""
+TABLE = RUNS + MAX_TOKENS * RUN_FIELDS
 SIZE = TABLE + MAX_TOKENS * MAX_TOKENS
 
 

@@ -1,0 +1,164 @@
+"""`Mamba2` and `Mamba`: a gated linear recurrence whose steps, keys and queries depend on the token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
+from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.recurrence import COLUMNS
+from augury.backends.numba_cuda.kernels.recurrent_ends import decay
+from augury.backends.numba_cuda.tape import Rows, Tape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.blocks import Mamba, Mamba2
+
+__all__ = ["Mamba2Emitter", "MambaEmitter"]
+
+
+class Mamba2Emitter(RecurrentEmitter):
+    """Keeps the last inputs of the convolution, and a matrix for each head.
+
+    A token's row: values, keys and queries as the convolution leaves them, then decays and betas.
+    """
+
+    known = ("out_norm",)
+    block: Mamba2
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `Emitter.buffers`."""
+        block = self.block
+        widths = {"inputs": block.inputs.n_out, "fed": self._width, "recurred": block.o.n_in}
+        return {
+            **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
+            **Tape.operand_buffers("normed", block.norm.size),
+            **Tape.operand_buffers("mixed", block.o.n_in),
+        }
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        block, heads, buffers = self.block, self.block.recurrence, tape.buffers
+        n, n_channels = heads.n_heads, block.conv.n_channels
+        gates, fed = Rows(buffers["inputs"], block.inputs.n_out), Rows(buffers["fed"], self._width)
+        tape.multiply(tape.norm(block.norm, [block.inputs]), [(block.inputs, 0)], gates)
+        self._emit_convolution(tape)
+        ends = gates.at.at(4 * (block.o.n_in + n_channels))
+        dt, a = (tape.weights.vector(part) for part in (block.dt, block.a))
+        sizes = (fed.width, gates.width, n, n_channels, n_channels + n, 1, 1, 0)
+        tape.add(decay, (-(-n // THREADS), tape.size.n_tokens), THREADS, fed.at, ends, dt, a, *sizes)
+        self._emit_recurrence(tape)
+        y, mixed = Rows(buffers["recurred"], block.o.n_in), tape.operand("mixed", block.o.n_in, [block.o])
+        skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], heads.value_dim)
+        self._gate(tape, y, gates, mixed, block.out_norm, values=fed, skip=skip, is_gated_first=True)
+        tape.leave(mixed, block.o)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `Emitter.emit_states`."""
+        self._emit_convolution(tape)
+        self._emit_recurrence(tape)
+
+    def _emit_convolution(self, tape: Tape) -> None:
+        block = self.block
+        x = Rows(tape.buffers["inputs"].at(4 * block.o.n_in), block.inputs.n_out)
+        self._convolve(tape, block.conv, self._placed[0], x, Rows(tape.buffers["fed"], self._width), has_silu=True)
+
+    def _emit_recurrence(self, tape: Tape) -> None:
+        heads, n_values, n_channels = self.block.recurrence, self.block.o.n_in, self.block.conv.n_channels
+        key = n_values + heads.n_key_heads * heads.key_dim
+        rows = Rows(tape.buffers["fed"], self._width)
+        row = FedRow(rows, key, n_values, 0, n_channels, n_channels + heads.n_heads)
+        self._recur(tape, heads, self._placed[1], row, tape.buffers["recurred"])
+
+    @property
+    def _width(self) -> int:
+        """Floats of a token's row."""
+        return self.block.conv.n_channels + 2 * self.block.recurrence.n_heads
+
+
+class MambaEmitter(RecurrentEmitter):
+    """Keeps the last inputs of the convolution, and a matrix for each head.
+
+    A token's row: values as the convolution leaves them, what steps are made of, keys, queries, betas, and decays, where these
+    are by head.
+    """
+
+    known = ("t_norm", "key_norm", "query_norm", "post_norm")
+    block: Mamba
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
+        """See `Emitter.buffers`."""
+        block = self.block
+        widths = {"inputs": 2 * block.o.n_in, "ends": block.dt.n_out}
+        widths |= {"fed": self._width, "recurred": block.o.n_in}
+        return {
+            **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
+            **Tape.operand_buffers("normed", block.norm.size),
+            **Tape.operand_buffers("convolved", block.o.n_in),
+            **Tape.operand_buffers("times", block.dt.n_in),
+            **Tape.operand_buffers("mixed", block.o.n_in),
+        }
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        block, heads, buffers = self.block, self.block.recurrence, tape.buffers
+        size, n_steps = block.o.n_in, block.dt.n_out
+        inputs, fed = Rows(buffers["inputs"], 2 * size), Rows(buffers["fed"], self._width)
+        normed = tape.norm(block.norm, (block.value, block.gate))
+        tape.multiply(normed, ((block.value, 0), (block.gate, size)), inputs)
+        self._emit_convolution(tape)
+        mixed, t, (key, query) = (block.t, block.key, block.query), size, self._columns
+        convolved, times = tape.operand("convolved", size, mixed), tape.operand("times", block.dt.n_in, [block.dt])
+        tape.put(fed, size, convolved)
+        tape.multiply(convolved, list(zip(mixed, (t, key, query), strict=True)), fed)
+        tape.put(Rows(fed.at.at(4 * t), fed.width), block.t.n_out, times, block.t_norm)
+        for linear, norm, column in ((block.key, block.key_norm, key), (block.query, block.query_norm, query)):
+            tape.norm_in_place(norm, Rows(fed.at.at(4 * column), fed.width), linear.n_out)
+        ends = Rows(buffers["ends"], n_steps)
+        tape.multiply(times, [(block.dt, 0)], ends)
+        has_decays, beta = not heads.is_by_channel, self._beta
+        a = tape.weights.vector(block.a)
+        sizes = (fed.width, ends.width, n_steps, beta + n_steps, beta, 0, int(has_decays), 0)
+        tape.add(decay, (-(-n_steps // THREADS), tape.size.n_tokens), THREADS, fed.at, ends.at, a, a, *sizes)
+        self._emit_recurrence(tape)
+        y, out = Rows(buffers["recurred"], size), tape.operand("mixed", size, [block.o])
+        skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], size // block.d.size)
+        self._gate(tape, y, Rows(inputs.at.at(4 * size), inputs.width), out, None, values=fed, skip=skip)
+        tape.leave(out, block.o, block.post_norm)
+
+    def emit_states(self, tape: Tape) -> None:
+        """See `Emitter.emit_states`."""
+        self._emit_convolution(tape)
+        self._emit_recurrence(tape)
+
+    def _emit_convolution(self, tape: Tape) -> None:
+        x, y = Rows(tape.buffers["inputs"], 2 * self.block.o.n_in), Rows(tape.buffers["fed"], self._width)
+        self._convolve(tape, self.block.conv, self._placed[0], x, y, has_silu=True)
+
+    def _emit_recurrence(self, tape: Tape) -> None:
+        block, heads = self.block, self.block.recurrence
+        step, (key, query) = self._beta + (0 if heads.is_by_channel else block.dt.n_out), self._columns
+        rows = Rows(tape.buffers["fed"], self._width)
+        row = FedRow(rows, query, key, 0, step, self._beta)
+        table = (
+            tape.weights.flat(block.a.weight, block.a.shapes[block.a.weight], columns=COLUMNS) if heads.is_by_channel else None
+        )
+        self._recur(tape, heads, self._placed[1], row, tape.buffers["recurred"], table)
+
+    @property
+    def _columns(self) -> tuple[int, int]:
+        """Where keys and queries are in a token's row."""
+        key = self.block.o.n_in + self.block.t.n_out
+        return (key, key + self.block.key.n_out)
+
+    @property
+    def _beta(self) -> int:
+        """Where betas are."""
+        return self._columns[1] + self.block.query.n_out
+
+    @property
+    def _width(self) -> int:
+        """Floats of a token's row."""
+        return self._beta + self.block.dt.n_out * (1 if self.block.recurrence.is_by_channel else 2)

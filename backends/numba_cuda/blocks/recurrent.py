@@ -1,0 +1,146 @@
+"""What blocks with a state per sequence have in common: where their states lie, and what is kept aside of drafted tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+from augury.backends.numba_cuda.kernels import recurrence
+from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, MAX_SIZE, convolve
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.recurrent_ends import gate_groups
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.backends.numba_cuda.device import Device, Pointer
+    from augury.backends.numba_cuda.tape import Operand, Rows, Tape
+    from augury.blocks import Block, Convolution, LinearRecurrence, Norm, SequenceState
+    from augury.types import ModelOptions
+
+__all__ = ["FedRow", "PlacedState", "RecurrentEmitter"]
+
+
+@frozen(eq=False)
+class PlacedState:
+    """Where a state of all slots is: as it is, as it was saved, and what was kept aside to be taken in."""
+
+    values: Pointer
+    saved: Pointer
+    aside: Pointer
+    added: Pointer  # of a matrix, what is added to its columns lies apart from what is the same for all of them
+    n_bytes: int  # of one slot
+
+
+@frozen(eq=False)
+class FedRow:
+    """Rows of what tokens feed a recurrence, and the columns where what begins."""
+
+    rows: Rows
+    query: int
+    key: int
+    value: int
+    step: int  # decays, or betas where decays are made of them
+    beta: int
+
+
+class RecurrentEmitter(Emitter):
+    """A block that keeps states of sequences, of float32."""
+
+    def __init__(self, block: Block, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        self._n_aside = max(options.draft_max, 1)
+        for state in block.states():
+            is_matrix = len(state.shape) == 3
+            if is_matrix and (state.shape[1] > recurrence.MAX_ROWS or state.shape[2] % recurrence.COLUMNS):
+                expected = f"keys of {recurrence.MAX_ROWS} at most and values in fours"
+                raise UnsupportedError(f"a state of {state.shape}, backend numba-cuda computes {expected}; choose another one")
+            if not is_matrix and not 0 < state.shape[0] < MAX_SIZE:
+                found = f"a convolution of {state.shape[0] + 1} inputs"
+                raise UnsupportedError(f"{found}, backend numba-cuda computes 2 to {MAX_SIZE}; choose another one")
+
+    def bytes_per_sequence(self) -> int:
+        """See `Emitter.bytes_per_sequence`."""
+        return sum(4 * state.size for state in self.block.states())
+
+    def place(self, device: Device) -> None:
+        """See `Emitter.place`."""
+        self._placed = [self._place(state, device) for state in self.block.states()]
+
+    def _place(self, state: SequenceState, device: Device) -> PlacedState:
+        n_slots, n_added = self.options.n_slots, 0 if len(state.shape) == 2 else state.shape[0] * state.shape[2]
+        values, saved = (device.allocate(4 * n_slots * state.size, purpose).at(0) for purpose in ("states", "saved states"))
+        sizes = (state.n_fed - n_added, n_added)
+        aside, added = (
+            device.allocate(4 * n_slots * self._n_aside * n, "drafted tokens kept aside").at(0) if n else values for n in sizes
+        )
+        return PlacedState(values, saved, aside, added, 4 * state.size)
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:  # noqa: ARG002 - as of blocks that keep positions
+        """See `Emitter.slot_memory`."""
+        return [(state.values.at(slot * state.n_bytes), state.n_bytes) for state in self._placed]
+
+    def _convolve(
+        self,
+        tape: Tape,
+        conv: Convolution,
+        state: PlacedState,
+        x: Rows,
+        y: Rows,
+        *,
+        gates: tuple[Pointer, Pointer] | None = None,
+        has_silu: bool = False,
+    ) -> None:
+        """Write a convolution of rows x; gates lie in rows as far apart."""
+        taps = tape.weights.flat(conv.weight, conv.shapes[conv.weight])
+        bias = taps if conv.bias is None else tape.weights.flat(conv.bias, conv.shapes[conv.bias])
+        places = (x.at, *(gates or (x.at, x.at)), taps, bias, state.values, state.saved, state.aside, y.at)
+        flags = (int(gates is not None), int(conv.bias is not None), int(has_silu))
+        grid = (-(-conv.n_channels // CONVOLVE_THREADS), self._n_runs(tape))
+        sizes = (x.width, y.width, conv.n_channels, conv.size, self._n_aside)
+        tape.add(convolve, grid, CONVOLVE_THREADS, *places, *sizes, *flags)
+
+    def _recur(
+        self, tape: Tape, heads: LinearRecurrence, state: PlacedState, row: FedRow, y: Pointer, table: Pointer | None = None
+    ) -> None:
+        """Write a recurrence, and that drafted tokens are kept aside once it has taken in those before."""
+        kind = recurrence.BY_CHANNEL if heads.is_by_channel else recurrence.BY_KEY if heads.is_by_key else recurrence.BY_HEAD
+        n_steps = heads.value_dim if heads.is_by_channel else heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
+        x, n_keys = row.rows, heads.n_key_heads * heads.key_dim
+        places = (x.at, table or x.at, state.values, state.saved, state.aside, state.added, y)
+        sizes = (x.width, heads.n_heads, heads.n_key_heads, heads.key_dim, heads.value_dim, int(heads.is_tiled))
+        columns = (row.query, row.key, row.value, row.step, row.beta)
+        grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, self._n_runs(tape))
+        tape.add(recurrence.RECUR[kind, heads.has_delta], grid, WARP, *places, *sizes, *columns, n_steps, self._n_aside)
+        grid = (-(-(n_keys + n_steps) // THREADS), tape.size.n_tokens)
+        sizes = (x.width, row.key, n_keys, row.step, self._n_aside, n_keys + n_steps)
+        tape.add(recurrence.keep_aside, grid, THREADS, x.at, state.aside, *sizes)
+
+    def _gate(
+        self,
+        tape: Tape,
+        y: Rows,
+        gates: Rows,
+        to: Operand,
+        norm: Norm | None,
+        *,
+        values: Rows | None = None,
+        skip: Pointer | None = None,
+        is_gated_first: bool = False,
+        is_sigmoid: bool = False,
+    ) -> None:
+        """Write what becomes of the outputs; `skip` are factors of values."""
+        group = norm.size if norm is not None else y.width if y.width % WARP else WARP
+        step = 0 if norm is None or norm.weight_shape is None else norm.size
+        weight = y.at if norm is None else tape.weights.norm(norm, y.width // group if step else 1)
+        places = (y.at, (values or y).at, skip or y.at, gates.at, weight, to.floats, to.quantised, to.factors, to.sums)
+        sizes = (y.width, (values or y).width, gates.width, group, step, to.width)
+        flags = (int(skip is not None), int(norm is not None), int(is_gated_first), int(is_sigmoid), int(to.as_bytes))
+        eps = 0.0 if norm is None else norm.eps
+        tape.add(gate_groups, (tape.size.n_tokens,), THREADS, *places, *sizes, *flags, eps)
+
+    def _n_runs(self, tape: Tape) -> int:
+        return min(tape.size.n_tokens, self.options.n_slots)

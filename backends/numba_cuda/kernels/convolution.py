@@ -1,0 +1,196 @@
+"""Causal convolutions, a channel by itself, whose last inputs are kept per sequence.
+
+A thread takes a channel of a run: what was accepted, then certain tokens, go into the state; drafted ones into a copy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.activation import silu
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, add, cuda, fma, kernel, lane, mul, remainder
+from augury.backends.numba_cuda.kernels.inputs import (
+    ACCEPTED,
+    CELLS,
+    FIRST,
+    IS_RESTORED,
+    IS_START,
+    N_CERTAIN,
+    N_RUNS,
+    ORDER,
+    RUN_FIELDS,
+    RUNS,
+    SAVE,
+    SLOT,
+    STATES,
+    N,
+)
+
+MAX_SIZE = 8  # of a convolution
+CONVOLVE_THREADS = 32 if SIMULATED else 128
+_WINDOWS = (MAX_SIZE - 1) * CONVOLVE_THREADS
+
+
+@lane
+def _load(window, i, source, at, step, before):
+    for j in range(before):
+        window[i + j * CONVOLVE_THREADS] = source[at + j * step]
+
+
+@lane
+def _store(window, i, to, at, step, before):
+    for j in range(before):
+        to[at + j * step] = window[i + j * CONVOLVE_THREADS]
+
+
+@lane
+def _push(window, i, value, before):
+    """Let a value be the last of a window, and the first one go."""
+    for j in range(before - 1):
+        window[i + j * CONVOLVE_THREADS] = window[i + (j + 1) * CONVOLVE_THREADS]
+    window[i + (before - 1) * CONVOLVE_THREADS] = value
+
+
+@lane
+def _input(x, gate, at, has_gates):
+    return mul(gate[at], x[at]) if has_gates else x[at]
+
+
+@lane
+def _output(window, i, value, taps, first, before):
+    """The sum of the taps times the last inputs, the oldest first."""
+    total = np.float32(0)
+    for j in range(before):
+        total = fma(window[i + j * CONVOLVE_THREADS], taps[first + j], total)
+    return fma(value, taps[first + before], total)
+
+
+@lane
+def _convolve_run(
+    inputs,
+    run,
+    window,
+    i,
+    c,
+    x,
+    gate_in,
+    gate_out,
+    taps,
+    bias,
+    state,
+    saved,
+    aside,
+    y,
+    x_stride,
+    y_stride,
+    n_channels,
+    size,
+    n_aside,
+    has_gates,
+    has_bias,
+    has_silu,
+):
+    """Take a run's tokens through channel c."""
+    slot, first, n = inputs[run + SLOT], inputs[run + FIRST] + ORDER, inputs[run + N]
+    n_certain, save = inputs[run + N_CERTAIN], inputs[run + SAVE]
+    before = size - 1
+    own, kept = slot * before * n_channels + c, slot * n_aside * n_channels + c
+    if inputs[run + IS_START]:
+        for j in range(before):
+            window[i + j * CONVOLVE_THREADS] = np.float32(0)
+    else:
+        _load(window, i, saved if inputs[run + IS_RESTORED] else state, own, n_channels, before)
+    for j in range(-1, n):
+        t = inputs[first + j] if j >= 0 else 0
+        path = inputs[STATES + t] if j >= 0 else inputs[run + ACCEPTED]
+        if path > 0:
+            if j >= 0:
+                _load(window, i, state, own, n_channels, before)
+            for place in range(path + 1, path + 1 + inputs[path]):
+                if inputs[place] < 0:
+                    value = aside[kept + (-1 - inputs[place]) * n_channels]
+                else:
+                    value = _input(x, gate_in, inputs[place] * x_stride + c, has_gates)
+                _push(window, i, value, before)
+        if j >= 0:
+            value = _input(x, gate_in, t * x_stride + c, has_gates)
+            total = _output(window, i, value, taps, c * size, before)
+            if has_bias:
+                total = add(total, bias[c])
+            if has_silu:
+                total = silu(total)
+            if has_gates:
+                total = mul(total, gate_out[t * x_stride + c])
+            y[t * y_stride + c] = total
+            _push(window, i, value, before)
+        if j + 1 == save:
+            _store(window, i, saved, own, n_channels, before)
+        if j + 1 == n_certain:
+            _store(window, i, state, own, n_channels, before)
+    for j in range(n_certain, n):  # in place of what was accepted, maybe
+        t = inputs[first + j]
+        place = kept + remainder(inputs[CELLS + t], n_aside) * n_channels
+        aside[place] = _input(x, gate_in, t * x_stride + c, has_gates)
+
+
+@kernel("jfffffffffiiiiiiii")
+def convolve(
+    inputs,
+    x,
+    gate_in,
+    gate_out,
+    taps,
+    bias,
+    state,
+    saved,
+    aside,
+    y,
+    x_stride,
+    y_stride,
+    n_channels,
+    size,
+    n_aside,
+    has_gates,
+    has_bias,
+    has_silu,
+):
+    """Convolve the tokens of all runs, and bring their states up to date: y = gate_out * silu(bias + conv(gate_in * x)).
+
+    Args:
+        inputs: Of the pass.
+        x, gate_in, gate_out: (n, x_stride).
+        taps: (n_channels, size).
+        bias: (n_channels,).
+        state, saved: (slots, size - 1, n_channels), the last input last.
+        aside: (slots, n_aside, n_channels).
+        y: (n, y_stride).
+    """
+    i, run = cuda.threadIdx.x, cuda.blockIdx.y
+    c = cuda.blockIdx.x * CONVOLVE_THREADS + i
+    if run >= inputs[N_RUNS] or c >= n_channels:
+        return
+    window = cuda.shared.array(_WINDOWS, np.float32)
+    _convolve_run(
+        inputs,
+        RUNS + run * RUN_FIELDS,
+        window,
+        i,
+        c,
+        x,
+        gate_in,
+        gate_out,
+        taps,
+        bias,
+        state,
+        saved,
+        aside,
+        y,
+        x_stride,
+        y_stride,
+        n_channels,
+        size,
+        n_aside,
+        has_gates,
+        has_bias,
+        has_silu,
+    )

@@ -1,0 +1,231 @@
+"""Linear recurrences: of every head a matrix that decays, takes in products of keys and values, and is read by queries.
+
+A head's matrix lies in fours of columns, (V / 4, K, 4). A warp takes four columns through all tokens of a run, in shared
+memory; its lanes share the rows. What a token feeds it lies in one row of floats, at places that kernels are told. Of a drafted
+token its key, its decays and what was added for its value are kept aside: to take it in, once it was accepted, is a product and
+a sum for each number, to the bit as if it had been certain. A branch of a tree begins anew with the state.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS,
+    WARP,
+    add,
+    cuda,
+    exp,
+    fma,
+    kernel,
+    lane,
+    mul,
+    quotient,
+    remainder,
+    warp_barrier,
+    warp_sums,
+)
+from augury.backends.numba_cuda.kernels.inputs import (
+    ACCEPTED,
+    CELLS,
+    FIRST,
+    IS_RESTORED,
+    IS_START,
+    N_CERTAIN,
+    N_RUNS,
+    N_TOKENS,
+    ORDER,
+    RUN_FIELDS,
+    RUNS,
+    SAVE,
+    SLOT,
+    SLOTS,
+    STATES,
+    N,
+)
+
+COLUMNS = 4  # of a warp
+MAX_ROWS = 256  # of a matrix
+_TILE = COLUMNS * MAX_ROWS
+BY_HEAD, BY_CHANNEL, BY_KEY = "by_head", "by_channel", "by_key"  # what decays differ by
+
+
+@lane
+def _load(tile, source, at, n_rows, i):
+    for k in range(i, n_rows, WARP):
+        for c in range(COLUMNS):
+            tile[c * MAX_ROWS + k] = source[at + COLUMNS * k + c]
+
+
+@lane
+def _clear(tile, n_rows, i):
+    for k in range(i, n_rows, WARP):
+        for c in range(COLUMNS):
+            tile[c * MAX_ROWS + k] = np.float32(0)
+
+
+@lane
+def _store(tile, to, at, n_rows, i):
+    for k in range(i, n_rows, WARP):
+        for c in range(COLUMNS):
+            to[at + COLUMNS * k + c] = tile[c * MAX_ROWS + k]
+
+
+def _recur(kind, has_delta):
+    @lane
+    def decay(x, step, table, row, c, k):
+        """What row k of column c is multiplied with: steps begin at `step`; see `recur`."""
+        if kind == BY_CHANNEL:
+            return exp(mul(x[step + c], table[row + COLUMNS * k + c]))
+        return x[step + k] if kind == BY_KEY else x[step]
+
+    @lane
+    def take_in(tile, x, key, step, table, row, added, at, n_rows, i):
+        """Take in a token that nobody reads."""
+        for k in range(i, n_rows, WARP):
+            for c in range(COLUMNS):
+                decayed = mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
+                tile[c * MAX_ROWS + k] = fma(x[key + k], added[at + c], decayed)
+
+    @lane
+    def product(tile, x, key, step, table, row, n_rows, i, sums):
+        """A lane's share of the decayed columns times a key."""
+        for c in range(COLUMNS):
+            sums[c] = np.float32(0)
+        if has_delta:
+            for k in range(i, n_rows, WARP):
+                for c in range(COLUMNS):
+                    decayed = mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
+                    sums[c] = fma(decayed, x[key + k], sums[c])
+
+    @lane
+    def add_values(x, value, beta, sums):
+        """What is added for the values of a token, in place of the sums of `product`."""
+        for c in range(COLUMNS):
+            factor = x[beta + c] if kind == BY_CHANNEL else x[beta]
+            sums[c] = mul(add(x[value + c], -sums[c]) if has_delta else x[value + c], factor)
+
+    @lane
+    def sweep(tile, x, key, step, query, table, row, n_rows, i, added, sums):
+        """Take in a token; a lane's share of the columns times its query."""
+        for c in range(COLUMNS):
+            sums[c] = np.float32(0)
+        for k in range(i, n_rows, WARP):
+            for c in range(COLUMNS):
+                decayed = mul(decay(x, step, table, row, c, k), tile[c * MAX_ROWS + k])
+                decayed = fma(x[key + k], added[c], decayed)
+                tile[c * MAX_ROWS + k] = decayed
+                sums[c] = fma(decayed, x[query + k], sums[c])
+
+    @lane
+    def put(values, to, at):
+        for c in range(COLUMNS):
+            to[at + c] = values[c]
+
+    @kernel("jfffffffiiiiiiiiiiiii", name="recur" + "_delta" * has_delta + f"_{kind}")
+    def recur(
+        inputs,
+        x,
+        table,
+        state,
+        saved,
+        aside,
+        added,
+        y,
+        stride,
+        n_heads,
+        n_key_heads,
+        n_rows,
+        value_dim,
+        is_tiled,
+        query_at,
+        key_at,
+        value_at,
+        step_at,
+        beta_at,
+        n_steps,
+        n_aside,
+    ):
+        """Take the tokens of all runs through a layer's recurrence.
+
+        Args:
+            inputs: Of the pass.
+            x: (n, stride), what tokens feed: from `query_at` on queries, and so on. Steps are decays, by head or by key; by
+                channel they are betas, which `table` is multiplied with in the exponent.
+            table: (value_dim / 4, n_rows, 4).
+            state, saved: (slots, n_heads, value_dim / 4, n_rows, 4).
+            aside: (slots, n_aside, n_key_heads * n_rows + n_steps).
+            added: (slots, n_aside, n_heads * value_dim).
+            y: (n, n_heads * value_dim).
+        """
+        run, i = RUNS + cuda.blockIdx.y * RUN_FIELDS, cuda.threadIdx.x
+        if cuda.blockIdx.y >= inputs[N_RUNS]:
+            return
+        tile = cuda.shared.array(_TILE, np.float32)
+        sums = cuda.local.array(COLUMNS, np.float32)
+        values = cuda.local.array(COLUMNS, np.float32)
+        column, width = COLUMNS * cuda.blockIdx.x, n_heads * value_dim
+        head = quotient(column, value_dim)
+        key_head = remainder(head, n_key_heads) if is_tiled else quotient(head, quotient(n_heads, n_key_heads))
+        key, n_keys, own = key_head * n_rows, n_key_heads * n_rows, (inputs[run + SLOT] * width + column) * n_rows
+        step = column if kind == BY_CHANNEL else head * n_rows if kind == BY_KEY else head
+        beta, row = column if kind == BY_CHANNEL else head, column * n_rows
+        kept, n_certain, save = inputs[run + SLOT] * n_aside, inputs[run + N_CERTAIN], inputs[run + SAVE]
+        if inputs[run + IS_START]:
+            _clear(tile, n_rows, i)
+        else:
+            _load(tile, saved if inputs[run + IS_RESTORED] else state, own, n_rows, i)
+        for j in range(-1, inputs[run + N]):
+            t = inputs[ORDER + inputs[run + FIRST] + j] if j >= 0 else 0
+            path = inputs[STATES + t] if j >= 0 else inputs[run + ACCEPTED]
+            if path > 0:
+                if j >= 0:
+                    _load(tile, state, own, n_rows, i)
+                for node in range(path + 1, path + 1 + inputs[path]):
+                    above = inputs[node]
+                    is_aside = above < 0
+                    place = kept + (-1 - above if is_aside else remainder(inputs[CELLS + above], n_aside))
+                    at = place * (n_keys + n_steps) if is_aside else above * stride
+                    at_key, at_step = at + key + (0 if is_aside else key_at), at + step + (n_keys if is_aside else step_at)
+                    source = aside if is_aside else x
+                    take_in(tile, source, at_key, at_step, table, row, added, place * width + column, n_rows, i)
+            if j >= 0:
+                at = t * stride
+                at_key, at_step = at + key_at + key, at + step_at + step
+                product(tile, x, at_key, at_step, table, row, n_rows, i, sums)
+                if has_delta:
+                    warp_sums(sums, COLUMNS)
+                for c in range(COLUMNS):
+                    values[c] = sums[c]
+                add_values(x, at + value_at + column, at + beta_at + beta, values)
+                sweep(tile, x, at_key, at_step, at + query_at + key, table, row, n_rows, i, values, sums)
+                warp_sums(sums, COLUMNS)
+                if i == 0:
+                    put(sums, y, t * width + column)
+                    if j >= n_certain:
+                        put(values, added, (kept + remainder(inputs[CELLS + t], n_aside)) * width + column)
+                warp_barrier()
+            if j + 1 == save:
+                _store(tile, saved, own, n_rows, i)
+            if j + 1 == n_certain:
+                _store(tile, state, own, n_rows, i)
+
+    return recur
+
+
+RECUR = {
+    (kind, has_delta): _recur(kind, has_delta)
+    for kind, has_delta in ((BY_HEAD, True), (BY_KEY, True), (BY_HEAD, False), (BY_CHANNEL, False))
+}
+"""Kernels by what decays differ by, and whether they have the delta rule."""
+
+
+@kernel("jffiiiiii")
+def keep_aside(inputs, x, aside, stride, key_at, n_keys, step_at, n_aside, width):
+    """Keep keys and steps of drafted tokens aside."""
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    if t >= inputs[N_TOKENS] or inputs[STATES + t] < 0 or i >= width:
+        return
+    place = inputs[SLOTS + t] * n_aside + remainder(inputs[CELLS + t], n_aside)
+    at = key_at + i if i < n_keys else step_at + i - n_keys
+    aside[place * width + i] = x[t * stride + at]

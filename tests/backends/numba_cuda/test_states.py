@@ -1,0 +1,92 @@
+"""States of sequences in the simulator: after any accepted, rejected and empty drafts they are a fresh run's, to the bit."""
+
+import functools
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import nmse, tiny_file
+from oracles.passes import run_of
+from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memory, play
+
+from augury import Registry
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.errors import CapacityError
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+# a convolution alone, a recurrence with the delta rule, one with decays by channel
+FAMILIES = ("lfm2-dense", "qwen35-dense", "jamba-dense")
+TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
+
+
+@functools.cache
+def loaded(name, backend="numba-cuda"):
+    """A model of one layer with a state per sequence."""
+    device = NumbaCuda(NumbaCudaOptions()) if backend == "numba-cuda" else make_backend(REGISTRY, backend)
+    file = tiny_file(name)
+    plan = plan_of(file, REGISTRY)
+    layer = next(layer for layer in plan.layers if layer.mixer.states())
+    plan = attrs.evolve(plan, layers=(attrs.evolve(layer, feed_forward=None),))
+    return device.load(file, plan, ModelOptions(n_slots=4, n_ctx=64, threads=1, draft_max=6), Progress())
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    return loaded(request.param)
+
+
+@pytest.mark.sample(1)
+def test_families_are_near_the_reference(model, request):
+    name = request.node.callspec.params["model"]
+    right = loaded(name, "reference").forward(run_of(TOKENS)).rows()
+    assert nmse(model.forward(run_of(TOKENS)).rows(), right) < 1e-10
+    model._device.is_reversed = True  # in whatever order a block's threads run
+    alone = [model.forward(run_of(TOKENS[i : i + 1], slot=1, start=i)).rows().copy() for i in range(3)]
+    model._device.is_reversed = False
+    assert np.array_equal(np.concatenate(alone), model.forward(run_of(TOKENS[:3])).rows())
+
+
+@pytest.mark.sample(1)
+def test_a_slot_is_as_after_a_fresh_run(model, monkeypatch):
+    texts = [Text(slot, slot) for slot in range(2)]
+    play(model, texts, [(2, CHAIN[:3], 2), (1, (-1, -1, 0, 1), 3)], is_mixed=True)
+    monkeypatch.setattr(model, "_n_most", 2)  # tokens of a pass: drafts begin in one and end in another
+    play(model, texts, [(0, (-1, 0, -1, 2), 3), (1, CHAIN[:3], 0)])
+    for text in texts:
+        assert_same_state(model, text)
+
+
+@pytest.mark.sample(1)
+def test_a_saved_state_comes_back_and_goes_on_with_what_is_replayed(model):
+    saved = attrs.evolve(run_of(TOKENS[:5]), saves=np.int32([(0, 3)]))
+    model.forward(saved)
+    replayed = attrs.evolve(run_of(TOKENS[3:7], start=3), restores=np.int32([0]), saves=np.int32([(0, 0), (1, 0)]))
+    model.forward(replayed)
+    model.forward(run_of(TOKENS[:7], slot=SPARE))
+    assert all(map(np.array_equal, memory(model, 0, 7), memory(model, SPARE, 7)))
+
+
+@pytest.mark.sample(1)
+def test_what_was_accepted_is_taken_in_by_a_pass_over_others(model):
+    text = Text(0, 5)
+    batch, _ = batch_of([text], [text.share(1, (-1, -1, 0))])
+    model.forward(batch)
+    text.keep(2)
+    model.forward(attrs.evolve(run_of(TOKENS[:1], slot=1), accepted=np.int32(text.accepted)))
+    model.forward(run_of(text.tokens, slot=SPARE))
+    assert all(map(np.array_equal, memory(model, 0, 3), memory(model, SPARE, 3)))
+    kept = model.save(0, 3)
+    model.restore(2, kept)
+    assert all(map(np.array_equal, memory(model, 2, 3), memory(model, SPARE, 3)))
+
+
+def test_what_is_kept_is_in_the_table_and_what_does_not_fit_is_refused():
+    model = loaded("lfm2-dense")
+    table = {line.purpose: line.n_bytes for line in model.memory_table()}
+    assert table["states"] == table["saved states"] >= 4 * model.state_spec.n_bytes_per_sequence
+    assert table["drafted tokens kept aside"] >= 4 * 6 * model.state_spec.n_bytes_per_sequence // 2
+    with pytest.raises(CapacityError, match="7 drafted tokens of a slot, expected at most 6"):
+        model.forward(attrs.evolve(run_of(TOKENS[:7]), is_drafted=np.ones(7, bool)))
