@@ -55,6 +55,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 _POOLING: dict[Any, str] = dict(enumerate(("none", "mean", "cls", "last", "rank")))  # by a file's `pooling_type`
+_HEADS = {"qwen35": "cls.output", "gemma3": "dense_2", "lfm2": "dense_2", "lfm2moe": "dense_2"}  # of llama.cpp's src/models
 
 
 @frozen
@@ -70,6 +71,7 @@ class ModelInfo:
     n_bytes: int  # of the file
     digest: str = ""  # of its weights, see `ModelFile.digest`; empty of a model without a file
     pooling: str | None = None  # of embeddings, by llama.cpp's names; None: the file says nothing
+    has_embedding_head: bool = False  # whether its embeddings are what a head makes of the last norm's output
 
     @classmethod
     def of(cls, file: ModelFile, plan: ModelPlan) -> ModelInfo:
@@ -84,6 +86,7 @@ class ModelInfo:
             n_bytes=file.n_bytes,
             digest=file.digest,
             pooling=_POOLING.get(file.metadata.get(f"{file.architecture}.pooling_type")),
+            has_embedding_head=f"{_HEADS.get(file.architecture)}.weight" in file.tensors,
         )
 
 
@@ -139,9 +142,6 @@ class Allocation:
 
     purpose: str
     n_bytes: int
-
-
-# Memory
 
 
 @frozen

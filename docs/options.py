@@ -51,10 +51,11 @@ BIAS = """
 `logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token. `samplers`
 lists the samplers in the order in which they are applied, by default
 `["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]`, llama.cpp's order; those left
-out are not applied. Greedy choice looks at bias, `penalties` and `dry` alone. With `mirostat` the temperature is applied and
-then Mirostat, and no other sampler, as in llama.cpp. `dry_sequence_breakers` lists texts that no repetition spans, by default
-`["\\n", ":", "\\"", "*"]`. `seed_offset` skips as many of the seed's random numbers, one per token: a text that was cut goes on
-as it would have; `mirostat_mu` is the surprise that Mirostat allows of its next token.
+out are not applied. `infill`, for code between a prefix and a suffix, is applied where it is named: it ends an answer early,
+and keeps no improbable token. Greedy choice looks at bias, `penalties` and `dry` alone. With `mirostat` the temperature is
+applied and then Mirostat, and no other sampler, as in llama.cpp. `dry_sequence_breakers` lists texts that no repetition
+spans, by default `["\\n", ":", "\\"", "*"]`. `seed_offset` skips as many of the seed's random numbers, one per token: a text
+that was cut goes on as it would have; `mirostat_mu` is the surprise that Mirostat allows of its next token.
 """
 
 REQUEST = """
@@ -79,7 +80,10 @@ continued.
 | `ignore_eos` | false | the model's end tokens are never chosen |
 | `context_shift` | false | where the context is full, leave out half of the text, process the rest again, and go on |
 | `n_keep` | 0 | tokens at the beginning of the text that are never left out; -1: the prompt |
+| `n_discard` | 0 | how many tokens after those are left out; 0: half of them |
 | `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
+| `post_sampling_probs` | false | these are of what tokens were drawn from, after all samplers, not the model's own |
+| `on_prompt` | none | in Python alone: a callable that is given a `PromptProgress` after each pass over the prompt |
 | `echo` | false | the result holds the prompt's tokens and text |
 | `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
 | `n` | None | in Python alone: so many [answers](library.md#four-ways-to-ask), with the seeds `seed`, `seed + 1`, ... |

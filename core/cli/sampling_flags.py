@@ -11,7 +11,7 @@ from typing import Any
 from augury.cli.parser import count, counts
 from augury.cli.report import say
 from augury.cli.text_file import read_text
-from augury.engine.sampling import SAMPLERS, sampling_options
+from augury.engine.sampling import OPTIONAL_SAMPLERS, SAMPLER_LETTERS, SAMPLERS, sampling_options
 from augury.errors import OptionError
 from augury.options import Option
 from augury.registry import Registry
@@ -29,8 +29,8 @@ _SPELLINGS = {
 }
 # Of llama.cpp and ik_llama.cpp: samplers that do nothing unless flags of their own say so, which are refused here; and letters.
 _OFF = ("adaptive_p", "tfs_z")
-_LETTERS = dict(zip("edskypmxt", SAMPLERS, strict=True)) | dict(zip("afwn", (*_OFF, "adaptive_p", "top_n_sigma"), strict=True))
-_SAMPLERS = {name.replace("_", ""): name for name in (*SAMPLERS, *_OFF)}
+_LETTERS = SAMPLER_LETTERS | dict(zip("afwn", (*_OFF, "adaptive_p", "top_n_sigma"), strict=True))
+_SAMPLERS = {name.replace("_", ""): name for name in (*SAMPLERS, *OPTIONAL_SAMPLERS, *_OFF)}
 _SAMPLERS |= {
     "typical": "typ_p",
     "typicalp": "typ_p",
@@ -220,7 +220,9 @@ class _SetSamplers(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, flag: str | None = None) -> None:
         names = []
         for text in values if self.metavar == "LETTERS" else filter(None, values.split(";")):
-            known, expected = (_LETTERS, _LETTERS) if self.metavar == "LETTERS" else (_SAMPLERS, SAMPLERS)
+            known, expected = (
+                (_LETTERS, _LETTERS) if self.metavar == "LETTERS" else (_SAMPLERS, (*SAMPLERS, *OPTIONAL_SAMPLERS))
+            )
             if (name := known.get(re.sub("[-_ ]", "", text.lower()))) is None:
                 raise OptionError(f"{flag} names {text!r}, expected some of {', '.join(expected)}")
             names.append(name)

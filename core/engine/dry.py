@@ -48,7 +48,7 @@ class Dry(Adjustment):
 
     def recent(self, history: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that would go on with a repetition, rising, and how long it would be before them."""
-        text = history[-self.n_last :]
+        text = history if self.n_last < 0 else history[-self.n_last :]
         most = self._n_back(text)
         if len(text) <= self.allowed_length or most < self.allowed_length:
             return _NO_TOKENS, _NO_TOKENS

@@ -17,7 +17,7 @@ import numpy as np
 
 from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
-from augury.engine.evaluation import checked_pooling
+from augury.engine.evaluation import Steps, checked_pooling
 from augury.engine.loop import Loop
 from augury.engine.request import Request, checked_rows, checked_tokens, is_several, make_requests
 from augury.engine.running import Running, Stream
@@ -81,14 +81,9 @@ class Engine:
         self._drafters = [drafter for chain in chains for drafter in chain]
         self._loader = loader
         self._n_vocab = context.info.n_vocab if tokenizer is None else min(context.info.n_vocab, tokenizer.n_vocab)
-        self._requests: Callable[..., list[Request]] = partial(
-            make_requests,
-            speculation=speculation,
-            n_vocab=self._n_vocab,
-            n_slots=context.spec.n_slots,
-            registry=loader.registry,
-            tokenizer=tokenizer,
-        )
+        how: dict[str, Any] = {"speculation": speculation, "registry": loader.registry, "tokenizer": tokenizer}
+        n_slots = context.spec.n_slots
+        self._requests: Callable[..., list[Request]] = partial(make_requests, n_vocab=self._n_vocab, n_slots=n_slots, **how)
         self._sequence: Callable[[Request, Channel], Sequence] = partial(
             Sequence, tokenizer=tokenizer, n_vocab=self._n_vocab, n_ctx=self._n_ctx, shared=loader.shared.get
         )
@@ -96,7 +91,7 @@ class Engine:
         self._drafting = Drafting(chains, planner, self.info.n_vocab, may_branch=context.may_branch, features=features)
         loop = Loop(context, self._drafting, *observers, n_vocab=self._n_vocab, check=loader.check)
         give_back = partial(loader.close, [*self._drafters, *([] if template is None else [template])])
-        self._worker = Worker(loop, give_back, n_slots=context.spec.n_slots, max_queue=max_queue)
+        self._worker = Worker(loop, give_back, n_slots=n_slots, max_queue=max_queue)
         self._slot_files = SlotFiles(self._worker.do, context)
 
     @classmethod
@@ -309,10 +304,9 @@ class Engine:
         return iter(self.submit(prompt, messages=messages, **params))
 
     def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
-        """The same for `async for`: no thread waits for the tokens, and the event loop goes on meanwhile.
+        """The same for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
 
-        A reader who is slow holds up neither its own request nor others; what it has not read waits. A task that is cancelled
-        cancels its request. For whole results: `await engine.submit(...)`.
+        A slow reader holds up nobody; what it has not read waits. A task that is cancelled cancels its request.
         """
         return self.stream(prompt, messages=messages, **params)
 
@@ -321,10 +315,10 @@ class Engine:
 
         Args:
             token_ids: T tokens.
-            rows: Positions whose logits are wanted, in any order; None for all.
+            rows: R positions whose logits are wanted, in any order; None for all T.
 
         Returns:
-            (T, V) float32, or (len(rows), V).
+            (R, V) float32.
 
         Raises:
             OptionError: A token or row is out of range, or there are none.
@@ -334,7 +328,7 @@ class Engine:
         wanted = checked_rows(rows, len(tokens))
         rising, back = np.unique(wanted, return_inverse=True)
         logits: np.ndarray = self._worker.answer(lambda loop: loop.evaluate(tokens, rising))
-        return logits if len(rising) == len(wanted) and (rising == wanted).all() else logits[back]
+        return logits if np.array_equal(rising, wanted) else logits[back]
 
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
         """Embeddings: the hidden states that the output's matrix is multiplied with, of a text's tokens together.
@@ -351,11 +345,18 @@ class Engine:
         Raises:
             AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
         """
-        several = is_several(texts)
-        pooling = checked_pooling(pooling, self.info)
-        tokens = [self._tokens(text, None) for text in (texts if several else [texts])]
-        embeddings = self._worker.answer(lambda loop: loop.embed(tokens, pooling, normalize=normalize))
-        return embeddings if several else embeddings[0]
+        embeddings = self._worker.answer(self._embedding(texts, pooling, normalize=normalize))
+        return embeddings if is_several(texts) else embeddings[0]
+
+    async def aembed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
+        """The same for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
+        embeddings = await self._worker.answer_async(self._embedding(texts, pooling, normalize=normalize))
+        return embeddings if is_several(texts) else embeddings[0]
+
+    def _embedding(self, texts: Any, pooling: str | None, *, normalize: bool) -> Callable[[Loop], Steps]:
+        how: dict[str, Any] = {"pooling": checked_pooling(pooling, self.info), "normalize": normalize}
+        tokens = [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
+        return lambda loop: loop.embed(tokens, **how)
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.
@@ -386,8 +387,7 @@ class Engine:
     def close(self) -> None:
         """Cancel what runs and give back threads and memory; an engine that nobody holds any more does the same.
 
-        May be called by any thread, more than once. A hook that calls it does not wait: the end comes after the round. In a
-        process that was forked off it does nothing, for the engine is the parent's.
+        Any thread may, more than once. A hook does not wait: the end comes after the round. In a fork it does nothing.
         """
         self._worker.close()
         if self.chat_template is not None:

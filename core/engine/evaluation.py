@@ -139,8 +139,12 @@ def checked_pooling(asked: str | None, info: ModelInfo) -> str:
 
     Raises:
         OptionError: There is no such pooling.
-        UnsupportedError: The file's is none of augury's.
+        UnsupportedError: The file's is none of augury's, or its embeddings have a head.
     """
+    if info.has_embedding_head:
+        raise UnsupportedError(
+            f"the embeddings of {info.name} go through a head (cls.output, dense_2), which augury does not compute"
+        )
     if asked is None and info.pooling is not None and info.pooling not in POOLING:
         raise UnsupportedError(f"the file's pooling_type is {info.pooling}, expected one of {', '.join(POOLING)}; ask for one")
     pooling = asked or info.pooling or "last"

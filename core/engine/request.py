@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -25,11 +25,23 @@ from augury.types import tokens_array
 __all__ = ["Request", "checked_rows", "checked_tokens", "is_several", "make_request", "make_requests"]
 
 
-_FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False, "context_shift": False}
+_FLAGS = {"ignore_eos": False, "cache_prompt": True, "echo": False, "context_shift": False, "post_sampling_probs": False}
 _SAMPLING = ("logit_bias", "samplers", "dry_sequence_breakers", "seed_offset", "mirostat_mu")
 _OTHERS = (
     *(*_SAMPLING, "logits_processors", "constraint", "speculative"),
-    *("max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "id", "slot", "prediction", "n_keep"),
+    *(
+        "max_tokens",
+        "min_tokens",
+        "stop",
+        "stop_token_ids",
+        "logprobs",
+        "id",
+        "slot",
+        "prediction",
+        "n_keep",
+        "n_discard",
+        "on_prompt",
+    ),
 )
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
@@ -52,12 +64,15 @@ class Request:
     echo: bool  # whether the result holds the prompt
     context_shift: bool  # whether it goes on where the context is full, without a part of the text
     n_keep: int  # tokens at the text's beginning that are never left out; -1: the prompt
+    n_discard: int  # tokens after those that are left out; 0: half of them
+    post_sampling_probs: bool  # whether log-probabilities are those of what tokens were drawn from
     speculation: Speculation
     logits_processors: tuple[Step, ...] = ()
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
     slot: int | None = None  # which it waits for; None: any
     prediction: np.ndarray | None = None  # (m,) int32: what the answer is expected to resemble, to draft from
     prompt_text: str | None = None  # what the result holds of the prompt's text
+    on_prompt: Callable[..., object] | None = None  # told how far the prompt is, by a `augury.engine.stats.PromptProgress`
 
 
 def checked_tokens(prompt: Any, *, n_vocab: int, n_ctx: int) -> np.ndarray:
@@ -127,6 +142,8 @@ def make_requests(
             tokenizer: Tokenizer | None = how["tokenizer"]
             decoded = "" if tokenizer is None else tokenizer.decode(prompt.tolist(), skip_special=False)
             request = attrs.evolve(request, prompt_text=decoded if text is None else text)
+        if i:  # the prompt is processed for the first of them
+            request = attrs.evolve(request, on_prompt=None)
         requests.append(request)
     return requests
 
@@ -148,10 +165,14 @@ def make_request(
         params: Those of `augury.engine.sampling.SamplingParams`;
             `max_tokens` (None or -1: until an end token or a full context), `min_tokens` (before so many neither end tokens nor
             stop texts end it), `stop` (a text or several), `stop_token_ids`, `ignore_eos`, `context_shift` (where the context
-            is full, leave out half of the text after its first `n_keep` tokens, -1 for the prompt, and go on);
+            is full, leave out `n_discard` tokens after the text's first `n_keep` ones, and go on; -1 keeps the prompt, 0 leaves
+            out half of the rest);
             `logits_processors` (callables, see `augury.engine.sampling_step.Step`), `constraint` ("name:key=value" or
             {"name": {"key": value}}, see `augury.constraint.Constraint`);
-            `logprobs` (None, or how many alternatives), `echo` (the result holds the prompt);
+            `logprobs` (None, or how many alternatives), `post_sampling_probs` (they are those of what tokens were drawn from,
+            after all samplers), `echo` (the result holds the prompt);
+            `on_prompt` (a callable that is given a `PromptProgress` when the prompt's processing begins, and after each of its
+            passes, on the engine's thread);
             `cache_prompt` (reuse what a slot still holds), `slot` (wait for this one; None: any);
             `speculative` (False, or {"n_max", "n_min", "p_min", "type", NAME: {...}}), `prediction` (a text or token ids that
             the answer is expected to resemble, to draft from);
@@ -186,6 +207,10 @@ def make_request(
     if max_tokens is not None and min_tokens > max_tokens:
         raise OptionError(f"min_tokens is {min_tokens}, expected at most max_tokens, which is {max_tokens}")
     n_keep = _count(rest.pop("n_keep", None), "n_keep", at_least=-1) or 0
+    n_discard = _count(rest.pop("n_discard", None), "n_discard", at_least=0) or 0
+    on_prompt = rest.pop("on_prompt", None)
+    if on_prompt is not None and not callable(on_prompt):
+        raise OptionError(f"on_prompt is {reprlib.repr(on_prompt)}, expected a callable")
     logprobs = _count(rest.pop("logprobs", None), "logprobs", at_least=0)
     stop = rest.pop("stop", ())
     stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
@@ -193,6 +218,8 @@ def make_request(
         raise OptionError(f"stop is {stop!r}, expected a text or a list of texts that are not empty")
     if stops and tokenizer is None:
         raise UnsupportedError("stop needs texts, but this model has no tokenizer that augury can read; use max_tokens")
+    if "infill" in sampling.samplers and tokenizer is None:
+        raise UnsupportedError("sampler infill looks at texts, but this model has no tokenizer that augury can read")
     flags: dict[str, Any] = {key: _flag(rest.pop(key, default), key) for key, default in _FLAGS.items()}
     name = rest.pop("id", None)
     if name is not None and (not isinstance(name, str) or not name):
@@ -213,6 +240,8 @@ def make_request(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         n_keep=n_keep,
+        n_discard=n_discard,
+        on_prompt=on_prompt,
         stop=tuple(stops),
         stop_token_ids=ends,
         logprobs=logprobs,

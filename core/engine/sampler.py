@@ -48,7 +48,7 @@ _UNSORTED = ("top_n_sigma", "min_p")  # which look for the best alone, and leave
 _N_LIKELY = 1024  # tokens that are sorted to draw one of many; all if it is none of them
 
 
-def _steps(params: SamplingParams, breakers: Breakers, chance: Callable[[int], float]) -> dict[str, Step]:
+def _steps(params: SamplingParams, breakers: Breakers, infill: Step | None, chance: Callable[[int], float]) -> dict[str, Step]:
     """The samplers that change something, by name, in their order."""
     penalties = Penalties(params.repeat_penalty, params.presence_penalty, params.frequency_penalty, params.repeat_last_n)
     dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
@@ -69,6 +69,7 @@ def _steps(params: SamplingParams, breakers: Breakers, chance: Callable[[int], f
         "min_p": min_p(params.min_p) if params.min_p > 0.0 else None,
         "xtc": xtc(params.xtc_probability, params.xtc_threshold, chance) if has_xtc else None,
         "temperature": heat if has_range or params.temperature != 1.0 else None,
+        "infill": infill,
     }
     names: Iterable[str] = ("temperature",) if params.mirostat else params.samplers
     if params.is_greedy:
@@ -99,6 +100,7 @@ class Sampler:
         is_plain_argmax: Whether every token but the early ones is its row's argmax, so that a whole pass can be chosen in one
             call.
         error: Why no token could be chosen, where a constraint or a logits processor is the reason.
+        drawn_from: By index, what tokens were drawn from, if that is kept; of those that are certain there may be nothing.
     """
 
     def __init__(
@@ -112,6 +114,8 @@ class Sampler:
         processors: tuple[Step, ...] = (),
         constraint: Mask | None = None,
         breakers: Breakers | None = None,
+        infill: Step | None = None,
+        keeps_drawn: bool = False,
     ) -> None:
         """Prepare to draw.
 
@@ -125,6 +129,8 @@ class Sampler:
             constraint: What it does not allow is not drawn. Tokens are then asked for in the order of their indices; so they
                 are where mirostat is used.
             breakers: Of `dry`.
+            infill: The sampler of that name.
+            keeps_drawn: Whether `drawn_from` is wanted.
 
         Raises:
             OptionError: A biased token is outside the vocabulary.
@@ -139,11 +145,13 @@ class Sampler:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         self.params = attrs.evolve(params, seed=seed)
         self.error: Exception | None = None
+        self.drawn_from: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._keeps_drawn = keeps_drawn
         self._bias, self._early_bias, self._n_early = _arrays(bias), _arrays(early_bias), n_early
         self._n_vocab = n_vocab
         self._processors, self._constraint = processors, constraint
         self._uniform, self._acceptance, chance = (_Numbers(seed, stream) for stream in (0, 1, 3))  # 2 is a draft model's
-        steps = _steps(params, breakers or {}, chance)
+        steps = _steps(params, breakers or {}, infill, chance)
         self.is_plain_argmax = not (steps or bias or processors or constraint) and params.is_greedy
         self._early: list[Adjustment] = []  # they choose among all tokens
         while isinstance(step := next(iter(steps.values()), None), Adjustment):
@@ -221,6 +229,8 @@ class Sampler:
         probabilities = weights / weights.sum()
         if self._mirostat is not None:
             self._mirostat.draws_from(ids, probabilities)
+        if self._keeps_drawn:
+            self.drawn_from[index] = _sorted(ids, values, probabilities) if self._stays_unsorted else (ids, probabilities)
         return ids, values, probabilities
 
     def uniforms(self, index: int) -> tuple[float, float]:

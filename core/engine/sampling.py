@@ -11,10 +11,16 @@ from attrs import Factory, field, frozen
 from augury.errors import OptionError
 from augury.options import Option, nearest, option, options_of
 
-__all__ = ["SAMPLERS", "SamplingParams", "sampling_options"]
+__all__ = ["OPTIONAL_SAMPLERS", "SAMPLERS", "SAMPLER_LETTERS", "SamplingParams", "sampling_options"]
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """The samplers by llama.cpp's names, in its order."""
+OPTIONAL_SAMPLERS = ("infill",)
+"""Those that are applied only where they are asked for."""
+SAMPLER_LETTERS = dict(zip("edskypmxti", (*SAMPLERS, *OPTIONAL_SAMPLERS), strict=True))
+"""The samplers by llama.cpp's letters."""
+
+_KNOWN = (*SAMPLERS, *OPTIONAL_SAMPLERS)
 
 _LEAST_TEMPERATURE = 1e-5  # below it is greedy, as in vLLM: nothing but rounding would decide
 _LARGEST_BIAS = 1e30  # more than any logit, and still finite after every penalty
@@ -42,11 +48,11 @@ def _texts(value: Iterable[str] | None) -> tuple[str, ...]:
 
 def _samplers(value: Iterable[str]) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise OptionError(f"samplers is {value!r}, expected a list of names in order, of {', '.join(SAMPLERS)}")
+        raise OptionError(f"samplers is {value!r}, expected a list of names in order, of {', '.join(_KNOWN)}")
     names = tuple(value)
     for i, name in enumerate(names):
-        if name not in SAMPLERS:
-            raise OptionError(f"samplers names {name!r}, which is none of augury's{nearest(name, SAMPLERS)}")
+        if name not in _KNOWN:
+            raise OptionError(f"samplers names {name!r}, which is none of augury's{nearest(name, _KNOWN)}")
         if name in names[:i]:
             raise OptionError(f"samplers names {name!r} twice, expected each once at most")
     return names
@@ -76,7 +82,7 @@ class SamplingParams:
     dry_multiplier: float = option(0.0, help="penalty of a token that goes on with a repetition; 0 is off", ge=0.0, le=1e3)
     dry_base: float = option(1.75, help="the penalty grows by this factor with every token repeated", ge=1.0, le=1e3)
     dry_allowed_length: int = option(2, help="tokens that may be repeated before the penalty", ge=0)
-    dry_penalty_last_n: int = option(64, help="how many recent tokens are searched for repetitions; 0 is off", ge=0)
+    dry_penalty_last_n: int = option(64, help="how many recent tokens are searched for repetitions; 0 is off, -1 is all", ge=-1)
     top_n_sigma: float = option(
         -1.0, help="keep tokens whose logits are n standard deviations below the best at most; 0 or less keeps all", le=1e6
     )

@@ -11,9 +11,11 @@ from augury.constraint import ConstraintSession
 from augury.engine.channel import Channel
 from augury.engine.constraint import ConstraintGuard
 from augury.engine.dry import Breakers, breakers
+from augury.engine.infill import infill
 from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling import SamplingParams
+from augury.engine.sampling_step import Step
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError, UnsupportedError
@@ -82,6 +84,8 @@ class Sequence:
             processors=request.logits_processors,
             constraint=self._constraint,
             breakers=self._breakers(shared),
+            infill=self._infill(),
+            keeps_drawn=request.post_sampling_probs,
         )
         self._text = TextStream(tokenizer, request.stop)
         self._n_prompt = len(request.prompt)
@@ -101,6 +105,14 @@ class Sequence:
             made: Breakers = shared("dry_sequence_breakers", lambda: breakers(tokenizer, texts))
             return made
         return breakers(tokenizer, texts)
+
+    def _infill(self) -> Step | None:
+        """The sampler of that name; it ends no answer that must go on."""
+        request, tokenizer = self.request, self.tokenizer
+        if "infill" not in request.sampling.samplers or tokenizer is None:
+            return None
+        may_end = request.constraint is None and not request.ignore_eos and not request.min_tokens
+        return infill(tokenizer, tokenizer.eos if may_end else None)
 
     @property
     def history(self) -> np.ndarray:
@@ -129,10 +141,10 @@ class Sequence:
         return self.finish_reason is None and self._n == len(self._buffer)
 
     def shift(self) -> int:
-        """Leave out half of the text after the first `n_keep` tokens; returns how many are where they were."""
+        """Leave out a part of the text after the first `n_keep` tokens; returns how many are where they were."""
         n_ctx, n_keep = len(self._buffer) - 1, self.request.n_keep
         n_same = max(min(len(self.request.prompt) if n_keep < 0 else n_keep, n_ctx - 4), 0)  # llama.cpp's, as is the half
-        n_discarded = max((n_ctx - n_same) // 2, 1)
+        n_discarded = max(min(self.request.n_discard or (n_ctx - n_same) // 2, n_ctx - n_same - 1), 1)
         self._buffer[n_same : self._n - n_discarded] = self._buffer[n_same + n_discarded : self._n].copy()
         self._n -= n_discarded
         self._n_prompt -= n_discarded
@@ -285,6 +297,8 @@ class Sequence:
         """`logprob`, `bytes` and `top_logprobs` of each `Token`."""
         if self.request.logprobs is None:
             return [()] * len(tokens)
+        if self.request.post_sampling_probs:
+            return [self._drawn(token, self.n_emitted - len(tokens) + i) for i, token in enumerate(tokens)]
         told: list[tuple[Any, ...]] = []
         best = logits.top_k(np.array(rows, np.int32), self.request.logprobs)
         for token, row, ids, values in zip(tokens, rows, *best, strict=True):
@@ -294,6 +308,14 @@ class Sequence:
             alternatives = tuple(TokenLogprob(each, x - normalizer, self._bytes(each)) for each, x in top)
             told.append((logprob, self._bytes(token), alternatives))
         return told
+
+    def _drawn(self, token: int, index: int) -> tuple[Any, ...]:
+        """The same of what a token was drawn from, which holds it at least."""
+        ids, probabilities = self.sampler.drawn_from.pop(index, (np.array([token]), np.ones(1)))
+        with np.errstate(divide="ignore"):
+            logprobs = dict(zip(ids.tolist(), np.log(probabilities).tolist(), strict=True))
+        best = [TokenLogprob(each, x, self._bytes(each)) for each, x in logprobs.items() if x > -np.inf]
+        return logprobs.get(token, -np.inf), self._bytes(token), tuple(best[: self.request.logprobs])
 
     def _bytes(self, token: int) -> bytes | None:
         return None if self.tokenizer is None else self.tokenizer.piece(token)

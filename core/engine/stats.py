@@ -11,11 +11,12 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen
 
+from augury.engine.guard import guarded
 from augury.engine.request import Request
 from augury.log import get_logger
 from augury.types import DrafterStats, Round, Summary, Timings, Verdict
 
-__all__ = ["Counts", "EngineCounter", "EngineStats", "RequestCounter", "SlotStats", "log_request"]
+__all__ = ["Counts", "EngineCounter", "EngineStats", "PromptProgress", "RequestCounter", "SlotStats", "log_request"]
 
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
 
@@ -27,6 +28,16 @@ Drafted = tuple[str | None, int, int, list[int], int]
 _Running = tuple[int, Request, int, int, Drafted]
 
 # One request
+
+
+@frozen
+class PromptProgress:
+    """How far a request's prompt is processed."""
+
+    n_prompt: int
+    n_reused: int  # tokens that the slot still held, or that were copied from another
+    n_processed: int  # those among them
+    seconds: float  # since the request has a slot
 
 
 class RequestCounter:
@@ -47,12 +58,13 @@ class RequestCounter:
         self._slot: int | None = None
         self._last_drafter: str | None = None
         self._n_processed = 0
-        self._prompt_s = self._first_token_at = self._last_token_at = 0.0
+        self._prompt_s = self._opened_at = self._first_token_at = self._last_token_at = 0.0
 
     def opened(self, slot: int, n_reused: int, n_recomputed: int) -> None:
         """The request's slot holds so many tokens of its prompt; so many more were held, but not where it could go on."""
-        self._slot = slot
+        self._slot, self._opened_at = slot, perf_counter()
         self.n_reused, self._n_recomputed = n_reused, n_recomputed
+        self._progressed()
 
     def begun(self, drafter: str, seconds: float) -> None:
         """A drafter was at the request's prompt for so long until now, which is prompt time."""
@@ -73,6 +85,13 @@ class RequestCounter:
         """So many tokens of the prompt were in a pass, of which they took `seconds`."""
         self._n_processed += n_tokens
         self._prompt_s += seconds
+        self._progressed()
+
+    def _progressed(self) -> None:
+        """Tell whoever wants to know how far the prompt is."""
+        if (told := self._request.on_prompt) is not None:
+            n, seconds = len(self._request.prompt), perf_counter() - self._opened_at
+            guarded(told, PromptProgress(n, self.n_reused, self.n_reused + self._n_processed, seconds))
 
     def prefilled(self) -> None:
         """The prompt, or a text that was cut, is processed and its token emitted: its last pass is a round."""

@@ -91,13 +91,28 @@ class Worker:
         """Take steps on the engine's thread, one after each round, and wait for the first result that is not None."""
         channel = Channel()
         try:
-            self.check_may_wait()
-            self.check()
-            self._engine_thread.put(_Evaluation(steps(self._loop), channel))
+            self._begin(steps, channel)
             return self.wait(channel)
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
             channel.cancel()
             raise
+
+    async def answer_async(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
+        """The same for a task of an event loop: where it is cancelled, so are the steps that are left."""
+        channel = Channel()
+        try:
+            self._begin(steps, channel)
+            while channel.outcome is None:
+                await channel.sleep(channel.waiters)
+            return self.wait(channel)
+        except BaseException:
+            channel.cancel()
+            raise
+
+    def _begin(self, steps: Callable[[Loop], Generator[Any, None, None]], channel: Channel) -> None:
+        self.check_may_wait()
+        self.check()
+        self._engine_thread.put(_Evaluation(steps(self._loop), channel))
 
     def wait(self, channel: Channel) -> Any:
         """Wait for the outcome and return it, or raise what went wrong."""

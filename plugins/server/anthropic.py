@@ -11,9 +11,11 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
-from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
+from augury.engine.stats import PromptProgress
+from augury.plugins.server.conversation import AnswerReader, plan_chat
+from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import EngineFields, Fields
-from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
 from augury.plugins.server.llama_cpp.tokenize import n_prompt_tokens
@@ -26,6 +28,7 @@ from augury.types import Result
 __all__ = ["CountRequest", "MessagesRequest", "router"]
 
 router = api_router()
+_PING = event({"type": "ping"}, "ping")
 
 
 class Block(Fields):
@@ -171,8 +174,9 @@ class MessagesRequest(CountRequest):
 
     @model_validator(mode="after")
     def _check(self) -> MessagesRequest:
-        for name, other in (("stop", "stop_sequences"), ("return_draft_origin", "/v1/chat/completions")):
+        for name in ("stop", "return_draft_origin", "return_progress", "timings_per_token"):
             if getattr(self, name):
+                other = "stop_sequences" if name == "stop" else "/v1/chat/completions"
                 raise ValueError(f"{name} has no place in this form; use {other}")
         return self
 
@@ -185,9 +189,11 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
     stops = [stop for stop in body.stop_sequences if stop]
     params |= body.engine_params() | {"max_tokens": body.max_tokens, "stop": stops, "id": begun["id"]}
     if body.stream:
-        return await stream(server, http, [params], partial(_events, plan, begun, server, stops), error_event="error")
+        events = partial(_events, plan, begun, server, stops)
+        how: dict[str, Any] = {"error_event": "error", "ping": _PING, "has_progress": True}
+        return await stream(server, http, body, [params], events, **how)
     (result,) = await generate(server, http, [params])
-    answer = collect(deltas(plan, result))
+    answer = collect(AnswerReader(plan).read_whole(result))
     content: list[dict[str, Any]] = []
     if answer.reasoning:
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -208,11 +214,15 @@ async def count_tokens(body: CountRequest, server: Serving) -> dict[str, int]:
 async def _events(
     plan: ChatPlan, begun: dict[str, Any], server: Server, stops: list[str], pieces: Pieces
 ) -> AsyncIterator[bytes]:
-    nothing = {"stop_reason": None, "stop_sequence": None}
-    message = begun | {"content": []} | nothing | {"usage": {"input_tokens": 0, "output_tokens": 0}}
-    yield _event("message_start", message=message)
-    reader, blocks = AnswerReader(plan), _Blocks()
+    nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    reader, blocks, has_begun = AnswerReader(plan), _Blocks(), False
     async for _, piece in pieces:
+        if isinstance(piece, PromptProgress):  # the first says what the prompt is
+            if not has_begun:
+                used = _used(piece.n_prompt, piece.n_reused, 0)
+                yield _event("message_start", message=begun | nothing | {"usage": used})
+            has_begun = True
+            continue
         for delta in reader.read(piece):
             for each in blocks.add(delta):
                 yield each
@@ -294,13 +304,12 @@ def _end(result: Result, server: Server, stops: list[str], *, has_calls: bool) -
 
 def _usage(result: Result) -> dict[str, int]:
     """Tokens of a request; what was reused of the prompt is counted apart."""
-    stats = result.stats
-    return {
-        "input_tokens": stats.n_prompt - stats.n_reused,
-        "cache_read_input_tokens": stats.n_reused,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": stats.n_emitted,
-    }
+    return _used(result.stats.n_prompt, result.stats.n_reused, result.stats.n_emitted)
+
+
+def _used(n_prompt: int, n_reused: int, n_emitted: int) -> dict[str, int]:
+    cached = {"cache_read_input_tokens": n_reused, "cache_creation_input_tokens": 0}
+    return {"input_tokens": n_prompt - n_reused, **cached, "output_tokens": n_emitted}
 
 
 def _text(content: str | list[TextBlock]) -> str:

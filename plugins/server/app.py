@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -126,6 +128,9 @@ class _Gate:
         if self._keys and not self._is_known(request):
             told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
             return RequestError(401, told, code="invalid_api_key")
+        if not self._is_welcome(request):
+            told = "this asks for a change on behalf of a web page of another origin, which --cors-origins does not name"
+            return RequestError(403, told, code="origin_not_allowed")
         limit, length = self._server.options.max_body_bytes, request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:  # one that does not say it is counted as it comes
             return RequestError(413, f"the body has {length} bytes, this server takes {limit} (--max-body-size)")
@@ -134,6 +139,18 @@ class _Gate:
         except RequestError as error:
             return error
         return None
+
+    def _is_welcome(self, request: Request) -> bool:
+        """Whether a page that asks for more than to read is the server's own or named; none asks where nothing is told."""
+        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+        if request.method in ("GET", "HEAD", "OPTIONS") or (origin is None and site is None):
+            return True
+        known = self._server.options.cors_origins
+        if "*" in known or origin in known or ("localhost" in known and re.fullmatch(_LOCAL, origin or "")):
+            return True
+        # what a browser says of the site is also true where a proxy has another name than the server
+        is_own = urlsplit(origin or "").netloc == request.headers.get("host")
+        return is_own if site is None else site in ("same-origin", "none")
 
     def _is_known(self, request: Request) -> bool:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,7 +57,13 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1)")
+    group.add_argument(
+        "--host",
+        type=_words,
+        default=("127.0.0.1",),
+        metavar="ADDRESS,ADDRESS",
+        help="where to listen, on all of these addresses (default: 127.0.0.1)",
+    )
     group.add_argument(
         "--port", type=count(least=0), default=8080, metavar="N", help="where to listen; 0: any free port (default: 8080)"
     )
@@ -82,6 +89,13 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default=3600,
         metavar="SECONDS",
         help="how long a request may take, waiting included (default: 3600)",
+    )
+    group.add_argument(
+        "--sse-ping-interval",
+        type=count(least=-1),
+        default=30,
+        metavar="SECONDS",
+        help="after so long without news a stream sends a sign of life; -1: never (default: 30)",
     )
     group.add_argument(
         "--max-queue",
@@ -136,9 +150,13 @@ def _run(args: argparse.Namespace) -> int:
 
         server.metrics = Metrics()
         args.registry.hooks.register(server.metrics)
-    with _listening(args.host, args.port) as listener:
+    with ExitStack() as stack:
+        listeners: list[socket.socket] = []
+        for host in args.host:  # any free port is one for all of them
+            port = listeners[0].getsockname()[1] if listeners else args.port
+            listeners.append(stack.enter_context(_listening(host, port)))
         _log_requests(args.verbose)
-        _serve(server, listener, is_verbose=args.verbose > 0)
+        _serve(server, listeners, is_verbose=args.verbose > 0)
     if server.failure is not None:
         raise server.failure
     return 0
@@ -166,6 +184,10 @@ def _template_of(args: argparse.Namespace) -> str | None:
 def _options_of(args: argparse.Namespace) -> ServerOptions:
     from augury.plugins.server.server import ServerOptions
 
+    if not args.host:
+        raise OptionError(
+            "--host names no address, expected some separated by commas; 0.0.0.0 and :: are all of this machine's"
+        )
     if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
         raise OptionError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
     for file in filter(None, (args.ssl_key_file, args.ssl_cert_file)):
@@ -184,6 +206,7 @@ def _options_of(args: argparse.Namespace) -> ServerOptions:
         api_keys=tuple(keys),
         cors_origins=args.cors_origins,
         timeout_s=args.timeout,
+        sse_ping_interval=args.sse_ping_interval,
         shutdown_timeout_s=args.shutdown_timeout,
         max_body_bytes=args.max_body_size << 20,
         params=request_params(args),
@@ -221,7 +244,7 @@ def _log_requests(verbosity: int) -> None:
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
 
-def _serve(server: Server, listener: socket.socket, *, is_verbose: bool) -> None:
+def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) -> None:
     """Serve until a signal says to end."""
     import uvicorn
 
@@ -243,10 +266,10 @@ def _serve(server: Server, listener: socket.socket, *, is_verbose: bool) -> None
     )
     process = uvicorn.Server(config)
     scheme = "https" if config.is_ssl else "http"
-    host, port = listener.getsockname()[:2]
-    server.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    addresses = [listener.getsockname()[:2] for listener in listeners]
+    server.url = " and ".join(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses)
     server.on_failure = lambda: setattr(process, "should_exit", True)
     try:
-        process.run(sockets=[listener])
+        process.run(sockets=listeners)
     except (KeyboardInterrupt, SystemExit):  # uvicorn raises the signal once more when all is done
         say("the server has ended")

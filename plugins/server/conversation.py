@@ -12,7 +12,7 @@ from augury.plugins.server.server import Server
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.types import Result, Token
 
-__all__ = ["AnswerReader", "deltas", "plan_chat"]
+__all__ = ["AnswerReader", "plan_chat"]
 
 
 async def plan_chat(
@@ -35,21 +35,31 @@ async def plan_chat(
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
 
 
-def deltas(plan: ChatPlan, result: Result) -> Iterator[Delta]:
-    """A whole answer in its pieces."""
-    reader = AnswerReader(plan)
-    for token in result.pieces:
-        yield from reader.read(token)
-    yield from reader.read(result)
-
-
 class AnswerReader:
-    """Reads one answer, piece by piece."""
+    """Reads one answer, piece by piece.
+
+    Attributes:
+        n_reasoning: How many of its tokens were reasoning.
+    """
 
     def __init__(self, plan: ChatPlan) -> None:
+        self.n_reasoning = 0
         self._plan = plan
         self._parser = plan.parser()
+        self._is_reasoning = False
 
     def read(self, piece: Token | Result) -> list[Delta]:
         """What a token adds, or the end of the answer."""
-        return self._parser.flush() if isinstance(piece, Result) else self._parser.push(self._plan.text(piece))
+        if isinstance(piece, Result):
+            return self._parser.flush()
+        found = self._parser.push(self._plan.text(piece))
+        if found:  # a token that adds nothing yet belongs to what went before
+            self._is_reasoning = bool(found[-1].reasoning)
+        self.n_reasoning += self._is_reasoning
+        return found
+
+    def read_whole(self, result: Result) -> Iterator[Delta]:
+        """All that an answer comes to."""
+        for token in result.pieces:
+            yield from self.read(token)
+        yield from self.read(result)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from augury.engine.sampling import sampling_options
+from augury.engine.sampling import SAMPLER_LETTERS, sampling_options
 from augury.plugins.server.errors import RequestError
 from augury.types import Token
 
@@ -41,6 +42,17 @@ class RequestFields(Fields):
         return {key: value for key, value in data.items() if key not in IGNORED} if isinstance(data, dict) else data
 
 
+# Fields of llama.cpp's that augury does not do: they may be sent with the value that leaves it undone, and with no other.
+_UNDONE: dict[str, Callable[[Any], bool]] = {
+    "n_cache_reuse": lambda value: value == 0,
+    **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
+    **dict.fromkeys(("lora", "grammar_triggers", "preserved_tokens"), lambda value: value == []),
+    **dict.fromkeys(("verbose", "grammar_lazy", "backend_sampling", "reasoning_control"), lambda value: value is False),
+    "min_keep": lambda value: value in {0, 1},
+    "adaptive_decay": lambda _: True,  # it tunes what is off
+}
+_OFF_SAMPLER = "adaptive_p"  # which does nothing unless adaptive_target says so
+
 _SAMPLING: dict[str, Any] = {
     each.name: (Annotated[each.kind | None, Field(ge=each.ge, le=each.le, description=each.help)], None)
     for each in sampling_options().values()
@@ -53,20 +65,47 @@ _Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked f
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
     """Fields that mean to every endpoint what they mean to `Engine.submit`; what is left out is as the server's flags say."""
 
+    temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy")
+    top_k: int | None = Field(None, description="0 and all below keeps all")
+    seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: another one for every request")
     stop: str | _Texts | None = None
-    samplers: _Texts | None = None
+    samplers: _Texts | None = Field(None, description="names in order, or a text of llama.cpp's letters")
     dry_sequence_breakers: _Texts | None = None
     min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_prompt: bool | None = None
+    context_shift: bool | None = None
+    n_keep: int | None = Field(None, ge=-1)
+    n_discard: int | None = Field(None, ge=0)
+    post_sampling_probs: bool | None = None
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
     choice: str | list[str] | None = None
     constraint: str | dict[str, Any] | None = None
     speculative: bool | dict[str, Any] | None = Field(None, description="false, or options by drafter; see Drafters")
+    id_slot: int = Field(-1, ge=-1, description="the slot to wait for; -1: any")
     return_draft_origin: bool = Field(default=False, description="tell of each token in a stream who drafted it")
+    return_progress: bool = Field(default=False, description="tell in a stream how far the prompt is processed")
+    timings_per_token: bool = Field(default=False, description="tell the timings so far with each token of a stream")
+    sse_ping_interval: int | None = Field(None, ge=-1, description="seconds of silence before a stream has a sign of life")
+    t_max_prompt_ms: int | None = Field(None, description="without effect, as in llama.cpp")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_undone(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for name, value in data.items():
+            if name == "samplers" and isinstance(value, str):
+                kept[name] = [SAMPLER_LETTERS.get(letter, letter) for letter in value]
+            elif name not in _UNDONE:
+                kept[name] = value
+            elif value is not None and not _is_off(_UNDONE[name], value):
+                raise ValueError(f"{name} is {value!r}, which augury does not do; leave it out")
+        return kept
 
     @model_validator(mode="before")
     @classmethod
@@ -85,8 +124,13 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
 
     def engine_params(self) -> dict[str, Any]:
         """The arguments of `Engine.submit` that the request gives."""
-        names = [name for name in EngineFields.model_fields if name not in {"model", "return_draft_origin"}]
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        params = {name: value for name in _ENGINE_NAMES if (value := getattr(self, name)) is not None}
+        params |= {name: max(params[name], 0) for name in ("temperature", "top_k") if name in params}
+        if self.seed == -1:
+            params["seed"] = None
+        if self.samplers is not None:
+            params["samplers"] = [name for name in dict.fromkeys(self.samplers) if name != _OFF_SAMPLER]
+        return params | ({"slot": self.id_slot} if self.id_slot >= 0 else {})
 
     def over(self, params: dict[str, Any]) -> dict[str, Any]:
         """These arguments, and those that the request gives."""
@@ -95,6 +139,17 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
             told = f"{min(taken)} cannot be honoured beside the form that tools or response_format ask for; leave one out"
             raise RequestError(400, told, param=min(taken))
         return params | given
+
+
+_SERVER_NAMES = {"model", "id_slot", "return_draft_origin", "return_progress", "timings_per_token", "sse_ping_interval"}
+_ENGINE_NAMES = [name for name in EngineFields.model_fields if name not in _SERVER_NAMES | {"t_max_prompt_ms"}]
+
+
+def _is_off(check: Callable[[Any], bool], value: Any) -> bool:
+    try:
+        return check(value)
+    except TypeError:  # of another type altogether
+        return False
 
 
 def draft_origin(token: Token) -> list[dict[str, Any]]:

@@ -6,63 +6,67 @@ A client that leaves cancels its answers within a round; so does the time limit.
 from __future__ import annotations
 
 import asyncio
-import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 from anyio import to_thread
-from fastapi.sse import format_sse_event
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
 
-from augury.errors import AuguryError
-from augury.plugins.server.errors import RequestError, as_request_error, error_body
+from augury.engine.stats import PromptProgress
+from augury.plugins.server.errors import RequestError
 from augury.plugins.server.server import Server
 from augury.types import Result, Token
 
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["STREAMED", "Generation", "Until", "embed", "event", "generate", "stream"]
-
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-"""What the OpenAPI document says of routes that may answer by server-sent events."""
+__all__ = ["Generation", "Pieces", "Until", "embed", "generate"]
 
 _N_TEXTS = 2048  # of one request for embeddings, as OpenAI's server takes
 
-Pieces = AsyncIterator[tuple[int, Token | Result]]
-Until = Callable[[int, Token], bool]
-"""Whether an answer ends, by its number, with a token of it."""
+Pieces = AsyncIterator[tuple[int, Token | PromptProgress | Result]]
+Until = Callable[[int, Token], int | None]
+"""Whether an answer, named by its number, ends with a token of it: how long that token's text is then, or None."""
 
 
 class Generation:
     """The answers to one request. When nobody holds it any more, they are cancelled."""
 
-    def __init__(self, runnings: Sequence[Running], timeout_s: float) -> None:
+    def __init__(self, runnings: Sequence[Running], timeout_s: float, found: asyncio.Queue[Any] | None) -> None:
         self._runnings = runnings
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + timeout_s
         self._is_expired = False
+        self._found = found  # where prompts report; None: they do not
+        self._read = defaultdict[int, list[Token]](list)  # by answer, where tokens may end it
         self._ended: set[int] = set()  # answers that a token ended
 
     @classmethod
-    async def begin(cls, server: Server, asked: Sequence[Mapping[str, Any]]) -> Generation:
+    async def begin(cls, server: Server, asked: Sequence[Mapping[str, Any]], *, has_progress: bool = False) -> Generation:
         """Submit the answers that a request asks for.
 
         Args:
             server: Whose engine is to answer.
             asked: Arguments of `Engine.submit`, with `n` for several answers; what they lack is as the server's flags say.
+            has_progress: Whether there are pieces that tell how far prompts are processed, each of its first answer.
 
         Raises:
             AuguryError: As `Engine.submit` does; then none of them runs.
         """
-        submit = partial(_submit, server.engine.submit, [{**server.options.params, **each} for each in asked])
+        params = [{**server.options.params, **each} for each in asked]
+        found, n = asyncio.Queue[Any](), 0
+        for each in params if has_progress else ():
+            each["on_prompt"] = partial(_report, asyncio.get_running_loop(), found, n)
+            n += each.get("n", 1)
         # encoding a long prompt, and rendering a template, take too long for the event loop
-        return cls(await to_thread.run_sync(submit), server.options.timeout_s)
+        runnings = await to_thread.run_sync(partial(_submit, server.engine.submit, params))
+        return cls(runnings, server.options.timeout_s, found if has_progress else None)
 
     async def results(self, http: Request, until: Until | None = None) -> list[Result]:
         """Wait for all of them, or for the tokens with which they are to end.
@@ -84,13 +88,13 @@ class Generation:
     async def pieces(self, until: Until | None = None) -> Pieces:
         """Tokens as they come, each with the number of its answer, and at the end of each answer its result."""
         with self._limited():
-            if len(self._runnings) == 1:
+            if len(self._runnings) == 1 and self._found is None:
                 async for token in self._runnings[0]:
-                    yield 0, token
-                    self._end_with(until, 0, token)
+                    if (kept := self._kept(until, 0, token)) is not None:
+                        yield 0, kept
                 yield 0, self._whole(0, self._runnings[0].result())
                 return
-            found: asyncio.Queue[Any] = asyncio.Queue()
+            found: asyncio.Queue[Any] = self._found or asyncio.Queue()
             tasks = [asyncio.create_task(_forward(i, running, found)) for i, running in enumerate(self._runnings)]
             try:
                 n_left = len(tasks)
@@ -100,17 +104,27 @@ class Generation:
                         raise piece
                     if isinstance(piece, Result):
                         n_left -= 1
-                        self._whole(i, piece)
-                    yield i, piece
-                    self._end_with(until, i, piece)
+                        yield i, self._whole(i, piece)
+                    elif isinstance(piece, PromptProgress):
+                        yield i, piece
+                    elif (kept := self._kept(until, i, piece)) is not None:
+                        yield i, kept
             finally:
                 for task in tasks:
                     task.cancel()
 
-    def _end_with(self, until: Until | None, i: int, piece: Token | Result) -> None:
-        if until is not None and isinstance(piece, Token) and until(i, piece):
+    def _kept(self, until: Until | None, i: int, token: Token) -> Token | None:
+        """What belongs to an answer of its next token, which may end it; None of those after that."""
+        if until is None:
+            return token
+        if i in self._ended:
+            return None
+        if (n := until(i, token)) is not None:
+            token = attrs.evolve(token, text=token.text[:n])
             self._ended.add(i)
             self._runnings[i].cancel()
+        self._read[i].append(token)
+        return token
 
     def cancel(self) -> None:
         """End all answers after the round in progress; no effect on those that have ended."""
@@ -132,16 +146,31 @@ class Generation:
             self.cancel()
 
     def _whole(self, i: int, result: Result) -> Result:
-        if result.finish_reason != "cancelled" or i in self._ended:
+        if i in self._ended:
+            pieces, text = tuple(self._read[i]), "".join(token.text for token in self._read[i])
+            tokens = tuple(token.token for token in pieces)
+            return attrs.evolve(result, pieces=pieces, tokens=tokens, text=text, finish_reason="cancelled")
+        if result.finish_reason != "cancelled":
             return result
         if self._is_expired:
             raise _too_long(self._timeout_s)
         raise RequestError(503, "the server ends, and with it the answer")  # or the client has gone, and nobody reads this
 
     async def _cancel_on_disconnect(self, http: Request) -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
+        await _disconnect(http)
         self.cancel()
+
+
+async def _disconnect(http: Request) -> None:
+    """Wait until the client has gone."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _report(loop: asyncio.AbstractEventLoop, found: asyncio.Queue[Any], i: int, progress: PromptProgress) -> None:
+    """Put how far a prompt is where its tokens will be read; called by the engine's thread."""
+    with suppress(RuntimeError):  # no loop any more
+        loop.call_soon_threadsafe(found.put_nowait, (i, progress))
 
 
 def _submit(submit: Callable[..., list[Running]], asked: Sequence[Mapping[str, Any]]) -> list[Running]:
@@ -174,11 +203,11 @@ async def generate(
 
 
 async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], **how: Any) -> list[np.ndarray]:
-    """Embed token ids, as many texts at once as there are slots: in between others have their turn, and the request may end.
+    """Embed token ids, as many texts at once as there are slots: in between others have their turn.
 
     Args:
         server: Whose engine is to embed.
-        http: The request.
+        http: The request; where its client leaves, no more is computed.
         texts: At least one.
         **how: Arguments of `Engine.embed`.
 
@@ -191,57 +220,22 @@ async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], *
         raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
     if how.get("pooling") == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
         raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
-    found: list[np.ndarray] = []
-    deadline = asyncio.get_running_loop().time() + server.options.timeout_s
-    while len(found) < len(texts) and not await http.is_disconnected():
-        if asyncio.get_running_loop().time() > deadline:
-            raise _too_long(server.options.timeout_s)
-        some = partial(server.engine.embed, texts[len(found) : len(found) + n_slots], **how)
-        found.extend(await to_thread.run_sync(some, limiter=server.embedding))
-    return found
+
+    async def work() -> list[np.ndarray]:
+        groups = [texts[i : i + n_slots] for i in range(0, len(texts), n_slots)]
+        return [each for group in groups for each in await server.engine.aembed(group, **how)]
+
+    working, leaving = asyncio.create_task(work()), asyncio.create_task(_disconnect(http))
+    try:
+        await asyncio.wait((working, leaving), timeout=server.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _too_long(server.options.timeout_s)  # or nobody reads this
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
 
 
 def _too_long(timeout_s: float) -> RequestError:
     told = f"the request took longer than the {timeout_s:g} s that the server allows (--timeout)"
     return RequestError(504, told, code="timeout")
-
-
-def event(data: Any, name: str | None = None) -> bytes:
-    """A server-sent event with JSON, or with a text as it is."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return format_sse_event(data_str=text, event=name)
-
-
-async def stream(
-    server: Server,
-    http: Request,
-    asked: Sequence[Mapping[str, Any]],
-    events: Callable[[Pieces], AsyncIterator[bytes]],
-    *,
-    error_event: str | None = None,
-    until: Until | None = None,
-) -> StreamingResponse:
-    """Answer by server-sent events. What goes wrong before the first of them is a status, later an event.
-
-    Args:
-        server: Whose engine is to answer.
-        http: The request.
-        asked: As `Generation.begin` takes it.
-        events: What pieces come to, each made by `event`.
-        error_event: The name of the event that tells of an error.
-        until: With which token an answer ends before its time.
-    """
-    generation = await Generation.begin(server, asked)
-
-    async def body() -> AsyncIterator[bytes]:
-        try:
-            async for each in events(generation.pieces(until)):
-                yield each
-        except (AuguryError, RequestError) as error:
-            yield event(error_body(as_request_error(error), http.url.path), error_event)
-        finally:
-            with suppress(RuntimeError):  # no loop any more
-                generation.cancel()
-
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the second is for nginx
-    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from anyio import CapacityLimiter
 from attrs import Factory, define, frozen
 from fastapi import Depends
 from starlette.requests import Request
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
 
 _PATIENCE_S = 30.0
-_N_EMBEDDING = 4  # threads that wait for embeddings, which take long: all others are for what is soon done
 
 
 @frozen
@@ -36,6 +34,7 @@ class ServerOptions:
     api_keys: Sequence[str] = ()  # none: everyone is served
     cors_origins: Sequence[str] = ()
     timeout_s: float = 3600.0  # of a request
+    sse_ping_interval: int = 30  # seconds of silence before a stream has a sign of life; -1: none ever
     shutdown_timeout_s: int = 30
     max_body_bytes: int = 16 << 20
     params: Mapping[str, Any] = Factory(dict)  # of `Engine.submit`, for requests that say nothing else
@@ -89,7 +88,6 @@ class Server:
     failure: AuguryError | None = None  # why there will be no engine
     on_failure: Callable[[], object] = lambda: None
     is_sleeping: bool = False  # the engine is closed, and still tells of itself
-    embedding: CapacityLimiter = Factory(lambda: CapacityLimiter(_N_EMBEDDING))
     _engine: Engine | None = None
     _chat_format: ChatFormat | None = None
     _loader: threading.Thread | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
-from augury.types import Summary
+from augury.engine.stats import PromptProgress
+from augury.types import Summary, Token
 
-__all__ = ["timings"]
+__all__ = ["StreamTimings", "prompt_progress", "timings"]
 
 
 def timings(summary: Summary) -> dict[str, Any]:
@@ -16,17 +18,10 @@ def timings(summary: Summary) -> dict[str, Any]:
     `plain_per_second` is what the planner expects of plain decoding here, or null.
     """
     times = summary.timings
-    prompt_ms, predicted_ms = times.prompt_s * 1e3, times.predict_s * 1e3
     return {
         "cache_n": summary.n_reused,
-        "prompt_n": times.n_prompt,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / times.n_prompt if times.n_prompt else 0.0,
-        "prompt_per_second": times.prompt_per_second,
-        "predicted_n": summary.n_emitted,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / times.n_predicted if times.n_predicted else 0.0,
-        "predicted_per_second": times.predicted_per_second,
+        **_rates("prompt", times.n_prompt, times.n_prompt, times.prompt_s),
+        **_rates("predicted", summary.n_emitted, times.n_predicted, times.predict_s),
         "plain_per_second": times.plain_per_second,
         "draft_n": summary.n_drafted,
         "draft_n_accepted": summary.n_accepted,
@@ -44,4 +39,47 @@ def timings(summary: Summary) -> dict[str, Any]:
             for name, each in summary.drafters.items()
         },
         "effective": summary.effective,
+    }
+
+
+def prompt_progress(progress: PromptProgress) -> dict[str, Any]:
+    """How far a prompt is processed, in llama.cpp's words."""
+    ms = int(progress.seconds * 1e3)
+    return {"total": progress.n_prompt, "cache": progress.n_reused, "processed": progress.n_processed, "time_ms": ms}
+
+
+class StreamTimings:
+    """What can be told of an answer while it streams: its prompt, its tokens so far and who drafted them, and their time."""
+
+    def __init__(self) -> None:
+        self.n = self._n_drafted = self._n_accepted = 0
+        self._begun_at = 0.0
+        self._prompt = PromptProgress(0, 0, 0, 0.0)
+
+    def add(self, piece: Token | PromptProgress) -> None:
+        """Count a piece."""
+        if isinstance(piece, PromptProgress):
+            self._prompt = piece
+            return
+        self._begun_at = self._begun_at or perf_counter()
+        self.n += 1
+        self._n_drafted += piece.n_drafted or 0
+        self._n_accepted += piece.drafter is not None
+
+    def timings(self) -> dict[str, Any]:
+        """What there is of `timings` by now."""
+        n_prompt = self._prompt.n_processed - self._prompt.n_reused
+        prompt = _rates("prompt", n_prompt, n_prompt, self._prompt.seconds)
+        predicted = _rates("predicted", self.n, self.n - 1, perf_counter() - self._begun_at)
+        drafted = {"draft_n": self._n_drafted, "draft_n_accepted": self._n_accepted}
+        return {"cache_n": self._prompt.n_reused, **prompt, **predicted, **drafted}
+
+
+def _rates(of: str, n: int, n_timed: int, seconds: float) -> dict[str, Any]:
+    """Tokens, and the time that all or all but the first of them took."""
+    return {
+        f"{of}_n": n,
+        f"{of}_ms": seconds * 1e3,
+        f"{of}_per_token_ms": seconds * 1e3 / n_timed if n_timed > 0 else 0.0,
+        f"{of}_per_second": n_timed / seconds if n_timed > 0 and seconds > 0 else 0.0,
     }

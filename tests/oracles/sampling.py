@@ -91,7 +91,8 @@ def _typical(logits, _, params):
 
 
 def _dry(logits, history, params, breakers):
-    text = history[-params.dry_penalty_last_n :] if params.dry_penalty_last_n else []
+    n_last = len(history) if params.dry_penalty_last_n < 0 else params.dry_penalty_last_n
+    text = history[-n_last:] if n_last else []
     if not params.dry_multiplier or len(text) <= params.dry_allowed_length:
         return logits
     limit = len(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from math import exp
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -13,13 +14,15 @@ from anyio import to_thread
 from starlette.requests import Request
 
 from augury.engine.sampling import SamplingParams
+from augury.engine.stats import PromptProgress
+from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import timings
+from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.text.tokenizer import Tokenizer
 from augury.types import Result, Token, TokenLogprob
 
@@ -50,10 +53,11 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
     asked = body.answers(server.engine.tokenizer, prompts, f"cmpl-{uuid4().hex}")
     settings = generation_settings(server, asked[0])
     told = partial(_final, body, server, settings)
-    until = _TimeLimit(body.t_max_predict_ms) if body.t_max_predict_ms > 0 else None
+    has_limits = body.n_indent > 0 or body.t_max_predict_ms > 0
+    until = _LineLimits(body.n_indent, body.t_max_predict_ms) if has_limits else None
     if body.stream:
         n_prompts = [len(each["prompt"]) for each in asked for _ in range(each["n"])]
-        return await stream(server, http, asked, partial(_events, body, n_prompts, told), until=until)
+        return await stream(server, http, body, asked, partial(_events, body, n_prompts, told), until=until)
     results = await generate(server, http, asked, until)
     found = [told(index, result) for index, result in enumerate(results)]
     return found if is_list else found[0]
@@ -75,6 +79,9 @@ def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any
         "max_tokens": limit,
         "stop": list(params.get("stop") or ()),
         "ignore_eos": params.get("ignore_eos", False),
+        "n_keep": params.get("n_keep", 0),
+        "n_discard": params.get("n_discard", 0),
+        "post_sampling_probs": params.get("post_sampling_probs", False),
         "n_probs": params.get("logprobs") or 0,
         "cache_prompt": params.get("cache_prompt", True),
         "grammar": params.get("grammar", ""),
@@ -110,92 +117,81 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
         "generation_settings": settings,
         "prompt": result.prompt_text,
         "has_new_line": "\n" in result.text,
-        "truncated": result.finish_reason == "context",
+        "truncated": result.finish_reason == "context" or stats.n_shifts > 0,
         "stop_type": kind,
         "stopping_word": word,
         "tokens_cached": stats.n_prompt + stats.n_emitted - 1,
         "timings": timings(stats),
     }
     if is_told and body.n_probs:
-        found["completion_probabilities"] = [_probabilities(token) for token in result.pieces]
+        found["completion_probabilities"] = [_probabilities(token, body) for token in result.pieces]
     return found if not body.response_fields else _chosen(found, body.response_fields)
 
 
 async def _events(body: CompletionFields, n_prompts: list[int], told: Any, pieces: Pieces) -> AsyncIterator[bytes]:
-    counts = [_StreamTimings() for _ in n_prompts]
+    counts = [StreamTimings() for _ in n_prompts]
     async for index, piece in pieces:
         if isinstance(piece, Result):
             yield event(told(index, piece))
             continue
         count = counts[index]
         count.add(piece)
-        if body.n_predict == 0:
-            continue
         found: dict[str, Any] = {
             "index": index,
-            "content": piece.text,
-            "tokens": [piece.token],
+            "content": "",
+            "tokens": [],
             "stop": False,
             "tokens_predicted": count.n,
             "tokens_evaluated": n_prompts[index],
         }
+        if isinstance(piece, PromptProgress):
+            if body.return_progress:
+                yield event(found | {"prompt_progress": prompt_progress(piece)})
+            continue
+        if body.n_predict == 0:
+            continue
+        found |= {"content": piece.text, "tokens": [piece.token]}
         if body.timings_per_token:
             found["timings"] = count.timings()
         if body.n_probs:
-            found["completion_probabilities"] = [_probabilities(piece)]
+            found["completion_probabilities"] = [_probabilities(piece, body)]
         if body.return_draft_origin:
             found["draft_origin"] = draft_origin(piece)
         yield event(found)
 
 
-class _TimeLimit:
-    """Ends answers that have a new line when their time is up."""
+class _LineLimits:
+    """Ends answers with a new line when their time is up, and before the text of a line that is indented too little."""
 
-    def __init__(self, ms: int) -> None:
-        self._ms = ms
+    def __init__(self, n_indent: int, ms: int) -> None:
+        self._n_indent, self._ms = n_indent, ms
         self._begun_at: dict[int, float] = {}
-        self._has_line: set[int] = set()
+        self._indents: dict[int, int] = {}  # by answer: how far its line is indented, before that has a text
 
-    def __call__(self, index: int, token: Token) -> bool:
+    def __call__(self, index: int, token: Token) -> int | None:
         passed_ms = (perf_counter() - self._begun_at.setdefault(index, perf_counter())) * 1e3
-        self._has_line |= {index} if "\n" in token.text else set()
-        return index in self._has_line and passed_ms > self._ms
+        for at, char in enumerate(token.text if self._n_indent else ""):
+            if index in self._indents:
+                if char in " \t":
+                    self._indents[index] += 1
+                    continue
+                if self._indents.pop(index) < self._n_indent:
+                    return at
+            if char == "\n":
+                self._indents[index] = 0
+        return len(token.text) if "\n" in token.text and 0 < self._ms < passed_ms else None
 
 
-class _StreamTimings:
-    """What can be told of an answer while it streams: its tokens so far, who drafted them, and the time since the first."""
-
-    def __init__(self) -> None:
-        self.n = self._n_drafted = self._n_accepted = 0
-        self._begun_at = 0.0
-
-    def add(self, token: Token) -> None:
-        self._begun_at = self._begun_at or perf_counter()
-        self.n += 1
-        self._n_drafted += token.n_drafted or 0
-        self._n_accepted += token.drafter is not None
-
-    def timings(self) -> dict[str, Any]:
-        ms = (perf_counter() - self._begun_at) * 1e3
-        return {
-            "predicted_n": self.n,
-            "predicted_ms": ms,
-            "predicted_per_token_ms": ms / (self.n - 1) if self.n > 1 else 0.0,
-            "predicted_per_second": (self.n - 1) / ms * 1e3 if self.n > 1 and ms > 0 else 0.0,
-            "draft_n": self._n_drafted,
-            "draft_n_accepted": self._n_accepted,
-        }
+def _probabilities(token: Token, body: CompletionFields) -> dict[str, Any]:
+    """A token's probability and those of the best in its place: before sampling their logarithms."""
+    word = "prob" if body.post_sampling_probs else "logprob"
+    return _probability(token, word) | {f"top_{word}s": [_probability(each, word) for each in token.top_logprobs]}
 
 
-def _probabilities(token: Token) -> dict[str, Any]:
-    """A token's log-probability and those of the best in its place."""
-    return _probability(token) | {"top_logprobs": [_probability(each) for each in token.top_logprobs]}
-
-
-def _probability(each: Token | TokenLogprob) -> dict[str, Any]:
-    found = each.bytes or b""
-    logprob = _finite(each.logprob or 0.0)
-    return {"id": each.token, "token": found.decode(errors="replace"), "bytes": list(found), "logprob": logprob}
+def _probability(each: Token | TokenLogprob, word: str) -> dict[str, Any]:
+    found, logprob = each.bytes or b"", _finite(each.logprob or 0.0)
+    value = exp(logprob) if word == "prob" else logprob
+    return {"id": each.token, "token": found.decode(errors="replace"), "bytes": list(found), word: value}
 
 
 def _finite(value: float) -> float:

@@ -27,7 +27,9 @@ class EmbeddingRequest(RequestFields):
 
     content: Prompt = Field(validation_alias=AliasChoices("content", "input", "prompt"))
     embd_normalize: int = Field(2, ge=-1, lt=2**31, description="-1: not at all, 0: to the largest, p: to the p-norm 1")
-    pooling: Literal["mean", "last", "cls", "none"] | None = None
+    pooling: Literal["mean", "last", "cls", "none"] | None = Field(
+        None, description="of the tokens; by default as the model's file says, or none"
+    )
 
 
 @router.post("/embedding")
@@ -35,7 +37,8 @@ class EmbeddingRequest(RequestFields):
 async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> list[dict[str, Any]]:
     """Embed texts; without pooling every token, as it is."""
     prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer)
-    found = await embed(server, http, prompts, pooling=body.pooling, normalize=False)
+    pooling = body.pooling or server.engine.info.pooling or "none"
+    found = await embed(server, http, prompts, pooling=pooling, normalize=False)
     rows = [vector if vector.ndim > 1 else normalized(vector, body.embd_normalize)[None] for vector in found]
     return [{"index": index, "embedding": each.tolist()} for index, each in enumerate(rows)]
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from starlette.requests import Request
 
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.event_stream import STREAMED
 from augury.plugins.server.fields import Fields
-from augury.plugins.server.generation import STREAMED
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import answer
 from augury.plugins.server.llama_cpp.fields import CompletionFields
@@ -33,6 +33,7 @@ class Extra(Fields):
 
     text: str
     filename: str = "tmp"
+    time: Any = Field(None, description="when an editor collected it; without effect, as in llama.cpp")
 
 
 class InfillRequest(CompletionFields):

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.server import Server
@@ -35,7 +35,9 @@ class OpenAIFields(EngineFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(
+        None, ge=-1, validation_alias=AliasChoices("max_tokens", "n_predict"), description="-1: no limit, as in llama.cpp"
+    )
 
     @property
     def is_usage_streamed(self) -> bool:
@@ -70,8 +72,8 @@ def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any
     return found[0] if len(found) == 1 else found
 
 
-def usage(results: Sequence[Result]) -> dict[str, Any]:
-    """Tokens of a request; a prompt with several answers counts once."""
+def usage(results: Sequence[Result], n_reasoning: int = 0) -> dict[str, Any]:
+    """Tokens of a request, some of them reasoning; a prompt with several answers counts once."""
     prompt = results[0].stats
     # others draft the predicted text too once they have seen it
     predicted = [each.stats for each in results if "prediction" in each.stats.drafters]
@@ -83,6 +85,7 @@ def usage(results: Sequence[Result]) -> dict[str, Any]:
         "total_tokens": prompt.n_prompt + completion,
         "prompt_tokens_details": {"cached_tokens": prompt.n_reused},
         "completion_tokens_details": {
+            "reasoning_tokens": n_reasoning,
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(each.n_drafted for each in predicted) - accepted,
         },

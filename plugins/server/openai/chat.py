@@ -10,14 +10,16 @@ from uuid import uuid4
 from pydantic import Field
 from starlette.requests import Request
 
-from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
+from augury.engine.stats import PromptProgress
+from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import Fields, draft_origin
-from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import timings
+from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.parser import collect
 from augury.types import Result, Token
@@ -63,7 +65,7 @@ class Message(Fields):
 class Schema(Fields):
     """A JSON schema, as `response_format` names it."""
 
-    name: str
+    name: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = Field(None, description="the answer fits the schema in any case")
@@ -74,6 +76,7 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="of a json_object, as llama.cpp has it")
 
     def schema_of_answer(self) -> dict[str, Any] | None:
         """What the answer must fit."""
@@ -81,7 +84,7 @@ class ResponseFormat(Fields):
             raise RequestError(400, "response_format lacks json_schema", param="response_format.json_schema")
         if self.json_schema is not None:
             return self.json_schema.schema_
-        return {"type": "object"} if self.type == "json_object" else None
+        return self.schema_ or {"type": "object"} if self.type == "json_object" else None
 
 
 class Prediction(Fields):
@@ -95,7 +98,7 @@ class ChatRequest(OpenAIFields):
     """A conversation that is to be continued."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=-1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
@@ -142,14 +145,17 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     asked = [body.asked(begun["id"], **params)]
     if body.stream:
         begun["object"] = "chat.completion.chunk"
-        return await stream(server, http, asked, partial(_events, body, server, plan, begun))
+        return await stream(server, http, body, asked, partial(_events, body, server, plan, begun))
     results = await generate(server, http, asked)
-    choices = [_choice(body, server, plan, i, result) for i, result in enumerate(results)]
-    return begun | {"choices": choices, "usage": usage(results), "timings": timings_of(results)}
+    readers = [AnswerReader(plan) for _ in results]
+    choices = [_choice(body, server, *each) for each in enumerate(zip(readers, results, strict=True))]
+    used = usage(results, sum(reader.n_reasoning for reader in readers))
+    return begun | {"choices": choices, "usage": used, "timings": timings_of(results)}
 
 
-def _choice(body: ChatRequest, server: Server, plan: ChatPlan, index: int, result: Result) -> dict[str, Any]:
-    answer = collect(deltas(plan, result))
+def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerReader, Result]) -> dict[str, Any]:
+    reader, result = read
+    answer = collect(reader.read_whole(result))
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -174,11 +180,18 @@ async def _events(
     results: dict[int, Result] = {}
     readers: dict[int, AnswerReader] = {}
     has_calls = [False] * body.n
+    counts = [StreamTimings() for _ in range(body.n)]
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         return begun | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more]}
 
     async for index, piece in pieces:
+        if not isinstance(piece, Result):
+            counts[index].add(piece)
+        if isinstance(piece, PromptProgress):
+            if body.return_progress:
+                yield event(chunk(index, {}) | {"prompt_progress": prompt_progress(piece)})
+            continue
         first: dict[str, Any] = {}
         if index not in readers:
             readers[index] = AnswerReader(plan)
@@ -189,14 +202,16 @@ async def _events(
         more = {} if isinstance(piece, Result) else _more(body, server, piece)
         if first or (more and not found):
             found[:1] = [first | (found[0] if found else {})]
+        told = {"timings": counts[index].timings()} if body.timings_per_token and isinstance(piece, Token) else {}
         for number, delta in enumerate(found):
-            yield event(chunk(index, delta, **(more if number == 0 else {})))
+            yield event(chunk(index, delta, **(more if number == 0 else {})) | told)
         if isinstance(piece, Result):
             results[index] = piece
             ended = chunk(index, {}, finish_reason=finish_reason(piece, has_calls=has_calls[index]))
             yield event(ended | {"timings": timings(piece.stats)})
     if body.is_usage_streamed:
-        yield event(begun | {"choices": [], "usage": usage([results[i] for i in range(body.n)])})
+        n_reasoning = sum(reader.n_reasoning for reader in readers.values())
+        yield event(begun | {"choices": [], "usage": usage([results[i] for i in range(body.n)], n_reasoning)})
     yield event("[DONE]")
 
 

@@ -9,13 +9,15 @@ from typing import Any
 from pydantic import Field
 from starlette.requests import Request
 
+from augury.engine.stats import PromptProgress
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Serving
-from augury.plugins.server.timings import timings
+from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.types import Result, Token
 
 __all__ = ["CompletionRequest", "router"]
@@ -50,7 +52,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     params = {name: value for name, value in params.items() if value is not None}
     asked = [body.asked(begun["id"], prompt=prompt, **params) for prompt in body.prompts]
     if body.stream:
-        return await stream(server, http, asked, partial(_events, body, begun))
+        return await stream(server, http, body, asked, partial(_events, body, begun))
     results = await generate(server, http, asked)
     choices = [_choice(body, i, result) for i, result in enumerate(results)]
     return begun | {"choices": choices, "usage": _usage(body, results), "timings": timings_of(results)}
@@ -99,6 +101,7 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
     n = len(body.prompts) * body.n
     results: dict[int, Result] = {}
     offsets = [0] * n
+    counts = [StreamTimings() for _ in range(n)]
     async for index, piece in pieces:
         choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
         found = begun | {"choices": [choice]}
@@ -106,8 +109,16 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
             results[index] = piece
             choice["finish_reason"] = finish_reason(piece)
             found["timings"] = timings(piece.stats)
+        elif isinstance(piece, PromptProgress):
+            counts[index].add(piece)
+            if not body.return_progress:
+                continue
+            found["prompt_progress"] = prompt_progress(piece)
         else:
+            counts[index].add(piece)
             choice["text"] = piece.text
+            if body.timings_per_token:
+                found["timings"] = counts[index].timings()
             if body.logprobs is not None:
                 choice["logprobs"] = _logprobs((piece,), offsets[index])
                 offsets[index] += len(piece.text)

@@ -38,13 +38,16 @@ class EmbeddingRequest(RequestFields):
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> dict[str, Any]:
     """Embed texts."""
-    n_embd = server.engine.info.n_embd
+    n_embd, pooling = server.engine.info.n_embd, body.pooling or server.engine.info.pooling
+    if pooling == "none":
+        told = "the model's file says that its tokens are not pooled, which has no place in this form; ask for a pooling"
+        raise RequestError(400, f"{told}, or use /embedding", param="pooling")
     if body.dimensions not in {None, n_embd}:
         raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")
     is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)
     inputs = body.input if is_several else [body.input]
     ids = await to_thread.run_sync(_tokens, server, inputs)
-    found = await embed(server, http, ids, pooling=body.pooling, normalize=body.normalize)
+    found = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
         for i, vector in enumerate(found)

@@ -10,16 +10,18 @@ from typing import Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from augury.plugins.server.conversation import AnswerReader, deltas, plan_chat
+from augury.engine.stats import PromptProgress
+from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import EngineFields, Fields
-from augury.plugins.server.generation import STREAMED, Pieces, event, generate, stream
+from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
 from augury.plugins.server.server import Server, Serving
-from augury.plugins.server.timings import timings
+from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.plugins.server.tools import ChatPlan
-from augury.types import Result
+from augury.types import Result, Token
 
 __all__ = ["ResponsesRequest", "router"]
 
@@ -137,6 +139,7 @@ def _text_of(content: str | list[InputPart]) -> str:
 
 
 @router.post("/v1/responses", responses=STREAMED)
+@router.post("/responses", include_in_schema=False)
 async def responses(body: ResponsesRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
     effort = None if body.reasoning is None else body.reasoning.effort
@@ -154,12 +157,12 @@ async def responses(body: ResponsesRequest, http: Request, server: Serving) -> A
     begun = _response(body, server)
     asked = [body.over(params) | {"id": begun["id"]}]
     if body.stream:
-        return await stream(server, http, asked, partial(_events, plan, begun), error_event="error")
+        return await stream(server, http, body, asked, partial(_events, body, plan, begun), error_event="error")
     (result,) = await generate(server, http, asked)
-    output = Output()
-    for delta in deltas(plan, result):
+    output, reader = Output(), AnswerReader(plan)
+    for delta in reader.read_whole(result):
         list(output.add(delta))
-    return _ended(begun, output, result)[-1]["response"]
+    return _ended(begun, output, reader, result)[-1]["response"]
 
 
 def _tool_of_chat(tool: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +205,7 @@ def _response(body: ResponsesRequest, server: Server) -> dict[str, Any]:
     }
 
 
-def _ended(begun: dict[str, Any], output: Output, result: Result) -> list[dict[str, Any]]:
+def _ended(begun: dict[str, Any], output: Output, reader: AnswerReader, result: Result) -> list[dict[str, Any]]:
     """The events that end a response; the last one holds it."""
     is_whole = result.finish_reason == "stop"
     status = "completed" if is_whole else "incomplete"
@@ -212,7 +215,7 @@ def _ended(begun: dict[str, Any], output: Output, result: Result) -> list[dict[s
         "input_tokens": stats.n_prompt,
         "input_tokens_details": {"cached_tokens": stats.n_reused},
         "output_tokens": len(result.tokens),
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reader.n_reasoning},
         "total_tokens": stats.n_prompt + len(result.tokens),
     }
     more = {"status": status, "output": output.items, "usage": usage, "timings": timings(stats)}
@@ -221,8 +224,8 @@ def _ended(begun: dict[str, Any], output: Output, result: Result) -> list[dict[s
     return [*events, {"type": f"response.{status}", "response": begun | more}]
 
 
-async def _events(plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
-    output, reader = Output(), AnswerReader(plan)
+async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:
+    output, reader, count = Output(), AnswerReader(plan), StreamTimings()
     n_told = 0
 
     def told(each: dict[str, Any]) -> bytes:
@@ -233,9 +236,17 @@ async def _events(plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> Asyn
     for kind in ("response.created", "response.in_progress"):
         yield told({"type": kind, "response": begun})
     async for _, piece in pieces:
+        if not isinstance(piece, Result):
+            count.add(piece)
+        if isinstance(piece, PromptProgress):
+            if body.return_progress:
+                progress = {"response": begun, "prompt_progress": prompt_progress(piece)}
+                yield told({"type": "response.in_progress", **progress})
+            continue
+        more = {"timings": count.timings()} if body.timings_per_token and isinstance(piece, Token) else {}
         for delta in reader.read(piece):
             for each in output.add(delta):
-                yield told(each)
+                yield told(each | more)
         if isinstance(piece, Result):
-            for each in _ended(begun, output, piece):
+            for each in _ended(begun, output, reader, piece):
                 yield told(each)

@@ -157,6 +157,8 @@ def test_flags_of_sampling_are_parameters_of_requests(words, params):
     [
         (["--samplers", "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"], SAMPLERS),
         (["--sampler-seq", "edskypmxt"], SAMPLERS),
+        (["--samplers", "top_k;infill"], ("top_k", "infill")),
+        (["--sampler-seq", "ki"], ("top_k", "infill")),
         (["--samplers", "top_k;adaptive_p"], ("top_k",)),
         (["--samplers", "temp;top-k;nucleus;typical"], ("temperature", "top_k", "top_p", "typ_p")),
         (["--sampling-seq", "tk"], ("temperature", "top_k")),
@@ -171,9 +173,9 @@ def test_samplers_come_in_the_order_that_is_typed(capsys, words, names):
     assert capsys.readouterr().err.count("augury knows no such sampler") == ("adaptive_p" in str(words))
 
 
-@pytest.mark.parametrize("words", [["--samplers", "top_k;infill"], ["--sampler-seq", "kz"]])
+@pytest.mark.parametrize("words", [["--samplers", "top_k;imfill"], ["--sampler-seq", "kz"]])
 def test_a_sampler_that_does_not_exist_is_refused(words):
-    with pytest.raises(OptionError, match=f"{words[0]} names '(infill|z)', expected some of"):
+    with pytest.raises(OptionError, match=f"{words[0]} names '(imfill|z)', expected some of"):
         parsed(*words)
 
 

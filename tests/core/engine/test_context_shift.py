@@ -67,6 +67,14 @@ def test_a_full_context_ends_the_text_unless_it_is_to_go_on():
         assert shifted.tokens[: len(plain.tokens)] == plain.tokens
 
 
+@pytest.mark.parametrize(("n_discard", "n_discarded"), [(0, 6), (1, 1), (5, 5), (99, 11)])
+def test_as_many_tokens_are_left_out_as_are_asked_for(n_discard, n_discarded):
+    with toy_engine(n_ctx=16) as engine:
+        how = {"temperature": 0.0, "context_shift": True, "n_keep": 4, "n_discard": n_discard}
+        stats = engine.generate([1, 2, 3], max_tokens=40, **how).stats
+        assert stats.n_discarded == stats.n_shifts * n_discarded > 0
+
+
 def test_a_prompt_that_fills_the_context_is_cut_at_once_and_others_go_on_beside_it():
     with toy_engine(n_ctx=16, slots=2) as engine:
         beside = engine.submit([5, 6], temperature=0.0, max_tokens=14)

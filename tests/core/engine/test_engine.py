@@ -78,6 +78,22 @@ def test_evaluate_waits_for_a_free_slot(engine):
     assert [len(running.result().tokens) for running in busy] == [100, 100]
 
 
+def test_whoever_wants_to_know_is_told_how_far_the_prompt_is():
+    with toy_engine(n_ctx=3000, slots=2) as engine:
+        told = []
+        engine.generate([1] * 1200, max_tokens=3, on_prompt=told.append, n=2, **GREEDY)
+        engine.generate([1] * 1200 + [2], max_tokens=3, on_prompt=told.append, **GREEDY)
+    found = [(each.n_prompt, each.n_reused, each.n_processed) for each in told]
+    assert found[:4] == [(1200, 0, 0), (1200, 0, 512), (1200, 0, 1024), (1200, 0, 1200)]
+    assert found[4:] == [(1201, 1200, 1200), (1201, 1200, 1201)]
+    assert [each.seconds for each in told[:4]] == sorted(each.seconds for each in told[:4])
+
+
+def test_a_callable_that_fails_when_told_of_the_prompt_ends_nothing(caplog):
+    with toy_engine(kind=Engine) as engine:
+        assert len(engine.generate([1, 2], max_tokens=3, on_prompt=lambda _: 1 / 0, **GREEDY).tokens) == 3
+
+
 def test_requests_go_on_beside_a_long_evaluation():
     with toy_engine(n_ctx=3000, slots=2) as engine:
         toy = engine._worker._loop._context.model

@@ -1,5 +1,6 @@
 """Embeddings; logits of texts are tested with the engine."""
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -7,11 +8,15 @@ import attrs
 import numpy as np
 import pytest
 from oracles.models import nmse, tiny_model
-from toys import toy_engine
+from toys import Gate, toy_engine
 
 from augury import Engine
 from augury.engine.loop import CHUNK
 from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.files.gguf import ModelFile
+from augury.loader import plan_of
+from augury.registry import Registry
+from augury.types import ModelInfo
 
 DATA = Path(__file__).parents[2] / "data" / "embeddings"
 NAMES = sorted(path.stem for path in DATA.glob("*.npz"))
@@ -105,6 +110,41 @@ def test_several_texts_share_a_pass_and_all_slots_are_free_afterwards():
             engine.embed([[1, 2], [3, 4, 5], [6]])
         model.forward = forward
         assert engine.embed([[1]] * 9).shape == (9, 256)
+
+
+def test_embeddings_are_awaited_and_a_task_that_is_cancelled_frees_its_slots():
+    with toy_engine(n_ctx=3000, slots=1) as engine:
+        texts = [[1, 2, 3], [4, 5]]
+        assert np.array_equal(asyncio.run(engine.aembed(texts)), engine.embed(texts))
+        assert np.array_equal(asyncio.run(engine.aembed([1, 2, 3])), engine.embed([1, 2, 3]))
+        gate = Gate(engine)
+
+        async def give_up():
+            task = asyncio.create_task(engine.aembed([[1] * 2900] * 5))
+            await asyncio.to_thread(gate.has_begun.wait, 60)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        n_before = len(engine._worker._loop._context.model.batches)
+        asyncio.run(give_up())
+        gate.open()
+        assert len(engine.generate([1], max_tokens=3, temperature=0.0).tokens) == 3
+        batches = engine._worker._loop._context.model.batches[n_before:]
+        assert sum(len(batch.tokens) > 1 for batch in batches) == 1
+
+
+def test_a_head_that_is_not_computed_is_told(engine, monkeypatch):
+    monkeypatch.setattr(engine, "info", attrs.evolve(engine.info, has_embedding_head=True))
+    with pytest.raises(UnsupportedError, match="which augury does not compute"):
+        engine.embed(TEXTS[0])
+
+
+@pytest.mark.parametrize(("name", "has_head"), [("qwen35-dense", True), ("qwen3-dense", False)])
+def test_a_head_counts_where_llama_cpp_applies_it(name, has_head):
+    with ModelFile.open(tiny_model(name)) as file:
+        assert "cls.output.weight" in file.tensors
+        assert ModelInfo.of(file, plan_of(file, Registry.discover())).has_embedding_head == has_head
 
 
 def test_closing_the_engine_ends_embeddings():

@@ -28,9 +28,15 @@ def test_any_script_of_drafts_gives_the_tokens_of_plain_decoding(script, n, n_ma
     assert list(result.tokens) == ToyModel().plain([1, 2, 3], n)
 
 
-@given(script=scripts, seed=st.integers(0, 1000), repeat=st.sampled_from([1.0, 1.3]), top_k=st.sampled_from([0, 3]))
-def test_the_same_seed_gives_the_same_tokens_with_any_drafter(script, seed, repeat, top_k):
-    params = {"seed": seed, "repeat_penalty": repeat, "top_k": top_k, "max_tokens": 16, "frequency_penalty": 0.2}
+@given(
+    script=scripts,
+    seed=st.integers(0, 1000),
+    repeat=st.sampled_from([1.0, 1.3]),
+    top_k=st.sampled_from([0, 3]),
+    more=st.sampled_from([{}, {"post_sampling_probs": True}, {"post_sampling_probs": True, "mirostat": 2}]),
+)
+def test_the_same_seed_gives_the_same_tokens_with_any_drafter(script, seed, repeat, top_k, more):
+    params = {"seed": seed, "repeat_penalty": repeat, "top_k": top_k, "max_tokens": 16, "frequency_penalty": 0.2, **more}
     with toy_engine() as plain, toy_engine(drafter=scripted(script)) as speculative:
         one, other = plain.generate([5, 6], logprobs=2, **params), speculative.generate([5, 6], logprobs=2, **params)
     assert one.tokens == other.tokens

@@ -146,9 +146,11 @@ def test_echo_gives_the_prompt_s_tokens_and_text(engine):
         ({"samplers": "top_k"}, "samplers is 'top_k', expected a list of names in order"),
         ({"samplers": 5}, "samplers is 5, expected a list"),
         ({"samplers": ["top_k", "top_k"]}, "samplers names 'top_k' twice"),
-        ({"samplers": ["tfs"]}, "samplers names 'tfs', which is none of augury's; known: dry, min_p"),
+        ({"samplers": ["tfs"]}, "samplers names 'tfs', which is none of augury's; known: dry, infill"),
         ({"samplers": ["top-k"]}, "did you mean 'top_k'"),
         ({"logit_bias": dict.fromkeys(range(EOS), float("-inf")), "min_tokens": 1}, "leave at least one"),
+        ({"on_prompt": 1}, "on_prompt is 1, expected a callable"),
+        ({"n_discard": -1}, "n_discard is -1, expected a whole number of at least 0"),
         ({"stop_tokens": [3]}, "no parameter 'stop_tokens'; did you mean 'stop_token_ids'"),
     ],
 )

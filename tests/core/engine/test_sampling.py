@@ -132,7 +132,7 @@ def some_case(rng):
         dry_multiplier=one_of(0.0, rng.uniform(0, 2), 1e3),
         dry_base=rng.choice([1.0, 1.0000001, 1.75, 3, 1e3]),
         dry_allowed_length=rng.choice([0, 1, 2, 3]),
-        dry_penalty_last_n=rng.choice([0, 1, 8, 64]),
+        dry_penalty_last_n=rng.choice([-1, 0, 1, 8, 64]),
         top_n_sigma=one_of(-1.0, rng.uniform(0.3, 3), 0.0, 1e6),
         xtc_probability=one_of(0.0, rng.uniform(0, 1), 1.0),
         xtc_threshold=rng.choice([0.0, 0.02, 0.1, 0.5, 0.6]),

@@ -155,3 +155,11 @@ def test_a_key_is_asked_for_in_anthropics_header(strict_server):
         pytest.raises(APIStatusError, match="tokenizer"),
     ):
         ask(claude)
+
+
+def test_a_stream_begins_with_what_the_prompt_is_and_tells_pings_by_their_name(client):
+    body = {"max_tokens": 4, "messages": HELLO, "stream": True}
+    events = [json.loads(line[6:]) for line in client.post("/v1/messages", json=body).text.splitlines() if line[:6] == "data: "]
+    begun, ended = events[0]["message"]["usage"], events[-2]["usage"]
+    assert begun == ended | {"output_tokens": 0}
+    assert begun["input_tokens"] > 0

@@ -85,6 +85,14 @@ def test_health_needs_no_key(strict_server):
     assert strict_server.client.get("/health").json() == {"status": "ok"}
 
 
+def test_it_listens_on_several_addresses():
+    with serving(*here(), "--host", "127.0.0.1,127.0.0.2") as server:
+        port = int(server.url.rpartition(":")[2])
+        assert f"listens on http://127.0.0.1:{port} and http://127.0.0.2:{port} and loads" in server.output
+        for address in ("127.0.0.1", "127.0.0.2"):
+            assert httpx.get(f"http://{address}:{port}/health").json() == {"status": "ok"}
+
+
 def test_requests_are_logged_where_the_log_is_wanted(server, strict_server):
     server.client.get("/health")
     strict_server.client.get("/health")
@@ -157,6 +165,24 @@ def test_a_client_that_leaves_cancels_its_request(strict_server, is_streamed):
     assert int(told.split("emitted=")[1].split()[0]) < ENDLESS["max_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "sign"),
+    [
+        ("/completion", {"prompt": "The sea"}, [": ping"]),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}, ["event: ping", 'data: {"type":"ping"}']),
+    ],
+)
+def test_a_stream_without_news_gives_a_sign_of_life(client, path, fields, sign):
+    endless = {"prompt": "The sea", "stream": True, "ignore_eos": True, "context_shift": True, "id_slot": 3}
+    waiting = {"max_tokens": 2, "stream": True, "id_slot": 3, "sse_ping_interval": 1}
+    with client.stream("POST", "/completion", json=endless) as running:
+        answer = running.iter_lines()
+        next(answer)  # it has the slot
+        with client.stream("POST", path, json=fields | waiting) as queued:
+            lines = queued.iter_lines()
+            assert [next(lines) for _ in sign] == sign
+
+
 def test_several_answers_that_do_not_all_find_room_leave_nothing_behind(strict_server):
     with httpx.Client(base_url=strict_server.url, headers=KEY) as client:
         assert client.post("/v1/completions", json={**SHORT, "n": 9}).status_code == 429
@@ -219,6 +245,7 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
         (["--ssl-key-file", "key.pem"], "both --ssl-key-file and --ssl-cert-file"),
         (["--api-key-file", "missing.txt"], "missing.txt"),
         (["--no-such-flag"], "has no flag --no-such-flag"),
+        (["--host", ","], "--host names no address"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_errors(capsys, words, told):

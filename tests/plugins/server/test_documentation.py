@@ -4,8 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from augury.plugins.server.fields import IGNORED
-from augury.plugins.server.llama_cpp.fields import _UNDONE
+from augury.plugins.server.fields import _UNDONE, IGNORED
 
 PAGE = (Path(__file__).parents[3] / "docs/server.md").read_text()
 ADDRESS = "http://127.0.0.1:8080"

@@ -97,6 +97,33 @@ def test_every_origin_may_ask_without_credentials():
     assert "Access-Control-Allow-Credentials" not in headers
 
 
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({}, False),
+        ({"Origin": "http://evil.example"}, True),
+        ({"Origin": "null"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, True),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://server:3000"}, True),
+        ({"Origin": "http://server"}, False),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy.example"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "https://page.example"}, False),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, False),
+    ],
+)
+def test_a_page_that_is_not_named_changes_nothing(headers, is_refused):
+    client = in_process(ServerOptions(cors_origins=("https://page.example", "localhost")))
+
+    async def ask():
+        async with client:
+            changing = await client.post("/slots/0?action=erase", headers=headers)
+            return changing, await client.get("/v1/models", headers=headers)
+
+    changing, reading = asyncio.run(ask())
+    assert (changing.status_code == 403) == is_refused
+    assert reading.status_code != 403  # what it reads, the browser keeps from it
+
+
 def test_a_fault_is_told_by_its_kind_alone():
     client = in_process(ServerOptions(has_page=False))  # whose files would be at that address
 

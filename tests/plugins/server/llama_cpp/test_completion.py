@@ -98,6 +98,47 @@ def test_an_answer_ends_with_a_line_when_its_time_is_up(client, is_streamed):
     assert [each["tokens_predicted"] for each in unlimited] == [400, 400]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_line_that_is_indented_too_little_ends_the_answer_before_its_text(client, is_streamed):
+    asked = {"prompt": "Code:\n", "n_predict": 40, "regex": r"\n    one\n   two\n    three"}
+    for n_indent, text in ((3, "\n    one\n   two\n    three"), (4, "\n    one\n   "), (5, "\n    ")):
+        found = events(client, **asked, n_indent=n_indent) if is_streamed else [ask(client, **asked, n_indent=n_indent)]
+        assert "".join(each["content"] for each in found) == text
+        assert found[-1]["stop_type"] == ("eos" if n_indent == 3 else "limit")
+
+
+def test_progress_and_timings_are_told_while_a_prompt_is_processed(client):
+    asked = {"prompt": [7] * 200, "n_predict": 2, "cache_prompt": False, "return_progress": True, "timings_per_token": True}
+    told = events(client, **asked)
+    progress = [each["prompt_progress"] for each in told if "prompt_progress" in each]
+    assert [(each["total"], each["cache"], each["processed"]) for each in (progress[0], progress[-1])] == [
+        (200, 0, 0),
+        (200, 0, 200),
+    ]
+    assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
+    assert [each["tokens_predicted"] for each in told] == [0] * len(progress) + [1, 2, 2]
+    assert all(each["timings"]["prompt_n"] == 200 for each in told[len(progress) :])
+    assert not any("prompt_progress" in each for each in events(client, **asked | {"return_progress": False}))
+
+
+def test_probabilities_after_sampling_are_those_that_tokens_were_drawn_from(client):
+    asked = {"prompt": LIST, "n_predict": 12, "n_probs": 3, "post_sampling_probs": True}
+    sampled = ask(client, **asked, temperature=1.0, seed=4, top_k=3, min_p=0, top_p=1)["completion_probabilities"]
+    for each in sampled:
+        assert sum(other["prob"] for other in each["top_probs"]) == pytest.approx(1)
+        assert each["prob"] in [other["prob"] for other in each["top_probs"] if other["id"] == each["id"]]
+    assert any(each["prob"] < 0.99 for each in sampled)
+    for each in ask(client, **asked, temperature=0)["completion_probabilities"]:
+        assert (each["prob"], [other["id"] for other in each["top_probs"]]) == (1, [each["id"]])
+
+
+def test_a_context_that_is_full_is_shifted_where_it_is_asked_for(client):
+    asked = {"prompt": [5] * 500, "n_predict": 40, "ignore_eos": True, "context_shift": True, "n_keep": 4, "n_discard": 15}
+    found = ask(client, **asked)
+    assert (found["truncated"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 40)
+    assert (found["generation_settings"]["n_keep"], found["generation_settings"]["n_discard"]) == (4, 15)
+
+
 def test_no_tokens_at_all_are_asked_for_to_warm_the_cache(client):
     prompt = "Rarely has a prompt been written that differs so much from others. " * 3
     warm = ask(client, prompt=prompt, n_predict=0, return_tokens=True)
@@ -127,7 +168,7 @@ def test_a_bias_forbids_tokens_by_text(client):
         ({"prompt": [1, [2]]}, "tokens beside whole prompts"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": []}}, "prompt"),
         ({"id_slot": 4}, "slot is 4, expected 0 to 3"),
-        ({"samplers": ["infill"]}, "infill"),
+        ({"samplers": ["imfill"]}, "did you mean 'infill'"),
         ({"logit_bias": [["a", True]]}, "logit_bias"),
     ],
 )

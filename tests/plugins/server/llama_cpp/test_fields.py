@@ -71,6 +71,11 @@ def params(**fields):
         ({"logit_bias": [["two words", 2]]}, {"logit_bias": {3: 2.0, 5: 2.0}}),
         ({"samplers": ["adaptive_p", "dry", "top_k"]}, {"samplers": ["dry", "top_k"]}),
         ({"samplers": "edskypmxt"}, {"samplers": list(SAMPLERS)}),
+        (
+            {"n_keep": -1, "n_discard": 3, "post_sampling_probs": True},
+            {"n_keep": -1, "n_discard": 3, "post_sampling_probs": True},
+        ),
+        ({"t_max_prompt_ms": 500, "n_indent": 4, "return_progress": True, "sse_ping_interval": -1}, {}),
         ({"dry_multiplier": 0.8, "dry_sequence_breakers": ["a"]}, {"dry_multiplier": 0.8, "dry_sequence_breakers": ["a"]}),
         ({"speculative.n_max": 4, "speculative.type": "none"}, {"speculative": {"n_max": 4, "type": "none"}}),
         ({"grammar": "root ::= a", "json_schema": {}}, {"grammar": "root ::= a", "json_schema": {}}),
@@ -86,8 +91,7 @@ def test_a_field_is_what_it_is_to_the_engine(fields, found):
     ("fields", "told"),
     [
         ({"lora": [{"id": 0, "scale": 1}]}, "lora is .*does not do; leave it out"),
-        ({"n_indent": 4}, "n_indent is 4"),
-        ({"post_sampling_probs": True}, "post_sampling_probs is True"),
+        ({"n_indent": -1}, "greater than or equal to 0"),
         ({"min_keep": "x"}, "min_keep is 'x'"),
         ({"adaptive_target": "x"}, "adaptive_target is 'x'"),
         ({"temprature": 1}, "temprature\n.*Extra inputs"),

@@ -50,6 +50,38 @@ def test_a_stream_says_the_same_and_ends_with_timings_and_usage(ai, answer):
     assert chunks[-1].usage.completion_tokens == 16
 
 
+def test_reasoning_is_counted_apart(ai):
+    thought = {"regex": r"<think>Hm, the sea\.</think>Blue\."}
+    asked = {**ASKED, "max_completion_tokens": 40, "extra_body": thought}
+    found = ai.chat.completions.create(**asked)
+    message, n = found.choices[0].message, found.usage.completion_tokens_details.reasoning_tokens
+    assert (message.reasoning_content, message.content) == ("Hm, the sea.", "Blue.")
+    assert 4 <= n < found.usage.completion_tokens
+    *_, last = ai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert last.usage.completion_tokens_details.reasoning_tokens == n
+    response = ai.responses.create(model="smollm2", input="Tell me about the sea.", max_output_tokens=40, extra_body=thought)
+    assert response.usage.output_tokens_details.reasoning_tokens == n
+    left = ai.chat.completions.create(**{**asked, "extra_body": thought | {"reasoning_format": "none"}})
+    assert left.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_streams_tell_llama_cpps_progress_and_timings(client, path):
+    prompt = "Whoever waits for a long prompt wants to know how long. " * 9
+    body = {"messages": [{"role": "user", "content": prompt}]} if "chat" in path else {}
+    body |= {"input": prompt} if "responses" in path else {"prompt": prompt} if not body else {}
+    more = {"stream": True, "return_progress": True, "timings_per_token": True, "cache_prompt": False}
+    lines = client.post(
+        path, json=body | more | {"max_output_tokens" if "input" in body else "max_tokens": 4}
+    ).text.splitlines()
+    told = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    progress = [each["prompt_progress"] for each in told if "prompt_progress" in each]
+    assert progress[0]["processed"] == 0 < progress[-1]["processed"] == progress[-1]["total"]
+    timed = [each["timings"] for each in told if "timings" in each and each["timings"]["predicted_n"]]
+    assert timed[0]["predicted_n"] < timed[-1]["predicted_n"]
+    assert {each["prompt_n"] for each in timed} == {progress[-1]["total"]}
+
+
 def test_the_asynchronous_client_asks_for_many_at_once(make_async_ai, answer):
     async def ask():
         async with make_async_ai() as client:

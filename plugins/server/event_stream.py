@@ -1,0 +1,113 @@
+"""Answers as server-sent events.
+
+A stream that has nothing to tell for long, while a prompt is processed or waits for a slot, sends a sign of life, so that
+proxies and clients do not hang up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from fastapi.sse import format_sse_event
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Send
+
+from augury.errors import AuguryError
+from augury.plugins.server.errors import RequestError, as_request_error, error_body
+from augury.plugins.server.fields import EngineFields
+from augury.plugins.server.generation import Generation, Pieces, Until
+from augury.plugins.server.server import Server
+
+__all__ = ["STREAMED", "event", "stream"]
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+"""What the OpenAPI document says of routes that may answer by server-sent events."""
+
+_PING = format_sse_event(comment="ping")
+"""A sign of life that no client takes for more."""
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """A server-sent event with JSON, or with a text as it is."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return format_sse_event(data_str=text, event=name)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events, and a sign of life after so many seconds without one; 0 or less: none."""
+
+    def __init__(self, events: AsyncIterator[bytes], ping: bytes, interval_s: float) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the second is for nginx
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._ping, self._interval_s, self._sent_at = ping, interval_s, 0.0
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it all."""
+        time = asyncio.get_running_loop().time
+
+        async def send_now(message: Message) -> None:
+            self._sent_at = time()
+            await send(message)
+
+        pinging = asyncio.create_task(self._keep_alive(send_now)) if self._interval_s > 0 else None
+        try:
+            await super().stream_response(send_now)
+        finally:
+            if pinging is not None:
+                pinging.cancel()
+
+    async def _keep_alive(self, send: Send) -> None:
+        await asyncio.sleep(self._interval_s)
+        with suppress(OSError):  # the client has gone, which the stream notices, too
+            while True:
+                left_s = self._sent_at + self._interval_s - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+                await asyncio.sleep(max(left_s, 0.0))
+
+
+async def stream(
+    server: Server,
+    http: Request,
+    body: EngineFields,
+    asked: Sequence[Mapping[str, Any]],
+    events: Callable[[Pieces], AsyncIterator[bytes]],
+    *,
+    error_event: str | None = None,
+    until: Until | None = None,
+    ping: bytes = _PING,
+    has_progress: bool = False,
+) -> StreamingResponse:
+    """Answer by server-sent events. What goes wrong before the first of them is a status, later an event.
+
+    Args:
+        server: Whose engine is to answer.
+        http: The request.
+        body: Its fields.
+        asked: As `Generation.begin` takes it.
+        events: What pieces come to, each made by `event`.
+        error_event: The name of the event that tells of an error.
+        until: With which token an answer ends before its time.
+        ping: The sign of life.
+        has_progress: See `Generation.begin`; always true where the fields ask for it.
+    """
+    has_progress |= body.return_progress or body.timings_per_token
+    generation = await Generation.begin(server, asked, has_progress=has_progress)
+    interval_s = server.options.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
+
+    async def told() -> AsyncIterator[bytes]:
+        try:
+            async for each in events(generation.pieces(until)):
+                yield each
+        except (AuguryError, RequestError) as error:
+            yield event(error_body(as_request_error(error), http.url.path), error_event)
+        finally:
+            with suppress(RuntimeError):  # no loop any more
+                generation.cancel()
+
+    return _EventStream(told(), ping, interval_s)
