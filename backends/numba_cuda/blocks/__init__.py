@@ -10,7 +10,9 @@ from augury.backends.numba_cuda.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
 from augury.backends.numba_cuda.blocks.gated_delta_net import GatedDeltaNetEmitter
+from augury.backends.numba_cuda.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
 from augury.backends.numba_cuda.blocks.layer_input import LayerInputEmitter
+from augury.backends.numba_cuda.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cuda.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cuda.blocks.mixture import GATINGS, MixtureEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
@@ -27,9 +29,11 @@ from augury.blocks import (
     GatedDeltaNet,
     GateKind,
     Gating,
+    KimiDeltaAttention,
     Layer,
     LayerInput,
     LayerInputs,
+    LightningAttention,
     Linear,
     LinearRecurrence,
     Mamba,
@@ -65,6 +69,8 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
     LayerInput: LayerInputEmitter,
     ShortConvolution: ShortConvolutionEmitter,
     GatedDeltaNet: GatedDeltaNetEmitter,
+    KimiDeltaAttention: KimiDeltaAttentionEmitter,
+    LightningAttention: LightningAttentionEmitter,
     Mamba: MambaEmitter,
     Mamba2: Mamba2Emitter,
     Output: OutputEmitter,

@@ -63,6 +63,14 @@ def decay_keys(
         rows[t * stride + beta_at + i] = sigmoid(betas[t * betas_stride + i])
 
 
+@kernel("jffii")
+def light(inputs, rows, ends, stride, size):
+    """Rows (n, stride) through SiLU; those values that come after `size` are the same for all; a thread for each."""
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    if t < inputs[N_TOKENS] and i < stride:
+        rows[t * stride + i] = silu(rows[t * stride + i]) if i < size else ends[i - size]
+
+
 @lane
 def _scale(rows, start, size, i, factor):
     for j in range(start + i, start + size, WARP):

@@ -17,8 +17,8 @@ from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-# a convolution alone, a recurrence with the delta rule, one with decays by channel
-FAMILIES = ("lfm2-dense", "qwen35-dense", "jamba-dense")
+# a convolution alone; recurrences with the delta rule, with decays by channel, by key; with others by head
+FAMILIES = ("lfm2-dense", "qwen35-dense", "jamba-dense", "kimi-linear-moe", "mamba2-dense", "plamo2-dense", "minimax-01-moe")
 TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
 
 
@@ -33,20 +33,21 @@ def loaded(name, backend="numba-cuda"):
     return device.load(file, plan, ModelOptions(n_slots=4, n_ctx=64, threads=1, draft_max=6), Progress())
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=FAMILIES[:4])
 def model(request):
     return loaded(request.param)
 
 
 @pytest.mark.sample(1)
-def test_families_are_near_the_reference(model, request):
-    name = request.node.callspec.params["model"]
-    right = loaded(name, "reference").forward(run_of(TOKENS)).rows()
-    assert nmse(model.forward(run_of(TOKENS)).rows(), right) < 1e-10
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_are_near_the_reference(name):
+    model, right = loaded(name), loaded(name, "reference").forward(run_of(TOKENS[:5])).rows()
+    found = model.forward(run_of(TOKENS[:5])).rows().copy()
+    assert nmse(found, right) < 1e-10
     model._device.is_reversed = True  # in whatever order a block's threads run
-    alone = [model.forward(run_of(TOKENS[i : i + 1], slot=1, start=i)).rows().copy() for i in range(3)]
+    alone = [model.forward(run_of(TOKENS[i : i + 1], slot=1, start=i)).rows().copy() for i in range(2)]
     model._device.is_reversed = False
-    assert np.array_equal(np.concatenate(alone), model.forward(run_of(TOKENS[:3])).rows())
+    assert np.array_equal(np.concatenate(alone), found[:2])
 
 
 @pytest.mark.sample(1)
