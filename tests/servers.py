@@ -53,6 +53,10 @@ class ServerProcess:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     @property
+    def n_threads(self):
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+    @property
     def n_resident_bytes(self):
         (line,) = re.findall(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text(), re.MULTILINE)
         return int(line) << 10

@@ -23,6 +23,8 @@ _SPACES: Mapping[str, Mapping[str, Any]] = {
     "any": {"whitespace_flexible": True},
 }
 
+_N_COMPILED = 1_000_000  # characters, of what is compiled without Python, and with many tools is long
+
 _ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 
 
@@ -55,7 +57,7 @@ class JsonSchema(Guided):
         from llguidance import LLMatcher
 
         try:
-            self._schema = json.loads(self.options.schema)
+            self._schema = json.loads(self.limited(self.options.schema, _N_COMPILED))
         except (ValueError, RecursionError) as error:
             raise OptionError(f"json-schema: the schema is not JSON: {error}") from None
         if self._schema is True:
@@ -105,7 +107,7 @@ class Regex(Guided):
         """Of the pattern."""
         from llguidance import LLMatcher
 
-        return LLMatcher.grammar_from_regex(self.options.pattern)
+        return LLMatcher.grammar_from_regex(self.limited(self.options.pattern))
 
 
 @frozen
@@ -125,11 +127,11 @@ class Grammar(Guided):
     def grammar(self) -> str:
         """The grammar, translated if it is GBNF."""
         if "::=" not in self.options.text:
-            return self.options.text
+            return self.limited(self.options.text, _N_COMPILED)
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
         try:
-            return gbnf_to_lark(_ESCAPES.sub(_spelled, self.options.text)).removeprefix("%llguidance {}")
+            return gbnf_to_lark(_ESCAPES.sub(_spelled, self.limited(self.options.text))).removeprefix("%llguidance {}")
         except Exception as error:  # noqa: BLE001 - the library's own are of several types
             raise OptionError(f"grammar: {self.explained(str(error))}") from None
 
@@ -171,7 +173,7 @@ class Choice(Guided):
         """An alternative of each text."""
         from llguidance import LLMatcher
 
-        texts = self.options.texts.split("|")
+        texts = self.limited(self.options.texts).split("|")
         if self.options.texts.startswith("["):
             try:
                 texts = json.loads(self.options.texts)

@@ -64,6 +64,16 @@ class Guided(Constraint):
             OptionError: They make none.
         """
 
+    def limited(self, text: str, n_most: int = 100_000) -> str:
+        """A text that takes a second or two to compile at worst, for meanwhile the engine waits.
+
+        Raises:
+            OptionError: It is longer.
+        """
+        if len(text) > n_most:
+            raise OptionError(f"{self.name} is given {len(text)} characters, expected {n_most} at most")
+        return text
+
     def explained(self, error: str) -> str:
         """What is wrong with the grammar, perhaps with more than the library said."""
         return error
@@ -116,7 +126,7 @@ class Guided(Constraint):
             raise UnsupportedError(self._told())
 
     def _told(self) -> str:
-        told = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+        told = self._matcher.get_error().partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()
         return _DEAD_END if told.startswith("NoExtension") else told
 
 

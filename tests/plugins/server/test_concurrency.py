@@ -1,13 +1,17 @@
-"""Many clients at once: every answer is that of an idle server, and nothing is left over."""
+"""Many clients at once: every answer is that of an idle server, and nothing is left over.
+
+For longer, with figures: `PYTHONPATH=tests python tests/plugins/server/test_concurrency.py SECONDS`.
+"""
 
 import asyncio
 import json
+import sys
 import time
 from random import Random
 
 import httpx
 import pytest
-from servers import settled
+from servers import serving, settled
 
 N_CLIENTS = 64
 
@@ -55,8 +59,9 @@ async def leave(client, path, body, moment):
 
 
 async def talk(server, expected, seed, is_over):
+    """Ask one thing after another; returns how many answers came whole, and how many requests were given up."""
     random = Random(seed)
-    n_left = 0
+    n_whole = n_left = 0
     async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
         while True:
             i = random.randrange(len(KINDS))
@@ -64,8 +69,9 @@ async def talk(server, expected, seed, is_over):
                 n_left += await leave(client, *KINDS[i], random.random() * 0.5)
             else:
                 assert await said(client, *KINDS[i]) == expected[i], KINDS[i]
+                n_whole += 1
             if is_over():
-                return n_left
+                return n_whole, n_left
 
 
 async def ask_one_by_one(server):
@@ -75,16 +81,21 @@ async def ask_one_by_one(server):
 
 async def talk_all(server, expected, seconds):
     end = time.monotonic() + seconds
-    return await asyncio.gather(*(talk(server, expected, seed, lambda: time.monotonic() > end) for seed in range(N_CLIENTS)))
+    told = await asyncio.gather(*(talk(server, expected, seed, lambda: time.monotonic() > end) for seed in range(N_CLIENTS)))
+    return [sum(each) for each in zip(*told, strict=True)]
 
 
-def check_many_clients(server, seconds):
+def check_many_clients(server, seconds, tell=lambda *_: None):
     expected = asyncio.run(ask_one_by_one(server))
     n_tasks, n_descriptors = server.n_tasks, server.n_descriptors
-    assert sum(asyncio.run(talk_all(server, expected, seconds / 4))) > 0, "some are to hang up"
+    tell("idle", server)
+    n_whole, n_left = asyncio.run(talk_all(server, expected, seconds / 4))
+    assert n_left > 0, "some are to hang up"
     n_bytes = server.n_resident_bytes
-    if seconds:
-        asyncio.run(talk_all(server, expected, seconds * 3 / 4))
+    tell(f"{n_whole} answers, {n_left} given up", server)
+    for _ in range(3 if seconds else 0):
+        n_whole, n_left = asyncio.run(talk_all(server, expected, seconds / 4))
+        tell(f"{n_whole} answers, {n_left} given up", server)
     assert settled(lambda: server.n_tasks, n_tasks) <= n_tasks
     assert settled(lambda: server.n_descriptors, n_descriptors) <= n_descriptors
     assert server.n_resident_bytes < n_bytes + (64 << 20)  # `suffix` keeps the last 262,144 tokens, some 40 MiB
@@ -98,3 +109,16 @@ def test_many_clients_get_the_answers_of_an_idle_server_and_leave_nothing_behind
 @pytest.mark.sample(0)
 def test_so_they_do_for_two_minutes(server):
     check_many_clients(server, seconds=120)
+
+
+def show(what, server):
+    stats = server.client.get("/slots").json()
+    n_busy = sum(slot["is_processing"] for slot in stats)
+    figures = f"{server.n_tasks} tasks, {server.n_descriptors} descriptors, {server.n_threads} threads, {n_busy} busy slots"
+    print(f"{what}: {server.n_resident_bytes >> 20} MiB, {figures}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    with serving(*["-m", "smollm2", "-t", "2", "-c", "512", "-np", "4", "--temp", "0", "--metrics"]) as found:
+        check_many_clients(found, float(sys.argv[1]), show)
+        show("afterwards", found)

@@ -39,7 +39,7 @@ function showList() {
   for (const each of all) {
     const isCurrent = each.id === current.id;
     fresh.append(make("li", { "data-id": each.id, class: isCurrent ? "current" : null },
-      make("button", { type: "button", "data-act": "open", "aria-current": isCurrent ? "page" : null }, each.title || "New conversation"),
+      make("button", { type: "button", "data-act": "open", dir: "auto", title: each.title || null, "aria-current": isCurrent ? "page" : null }, each.title || "New conversation"),
       make("button", { type: "button", class: "icon quiet", "data-act": "forget", "aria-label": `Delete ${each.title || "the conversation"}` }, icon("trash"))));
   }
   morph($("conversations"), fresh);

@@ -1,5 +1,6 @@
 // Markdown as elements. Every piece of text is handed to `paint` with its place in the source, so that it can be tinted by who
-// proposed it. What is no Markdown that is known here, HTML included, is text.
+// proposed it. What is no Markdown that is known here, HTML included, is text. Each block finds out for itself whether it is read
+// from the right.
 
 import { make } from "./dom.js";
 
@@ -42,7 +43,7 @@ function block(lines, i, parent, paint, isOpen) {
   let match;
   if ((match = FENCE.exec(line.text))) return fence(lines, i, match, parent, paint);
   if ((match = HEADING.exec(line.text))) {
-    const heading = parent.appendChild(make(`h${Math.min(match[1].length + 2, 6)}`)); // below the page's own
+    const heading = parent.appendChild(make(`h${Math.min(match[1].length + 2, 6)}`, { dir: "auto" })); // below the page's own
     inline([after(line, match[0].length)], heading, paint, isOpen);
     return i + 1;
   }
@@ -54,7 +55,7 @@ function block(lines, i, parent, paint, isOpen) {
     const quoted = [];
     for (; i < lines.length && (QUOTE.test(lines[i].text) || !isBlockStart(lines[i].text)); i++)
       quoted.push(after(lines[i], QUOTE.exec(lines[i].text)?.[0].length ?? 0));
-    blocks(quoted, parent.appendChild(make("blockquote")), paint, isOpen);
+    blocks(quoted, parent.appendChild(make("blockquote", { dir: "auto" })), paint, isOpen);
     return i;
   }
   if (ITEM.test(line.text)) return list(lines, i, parent, paint, isOpen);
@@ -62,7 +63,7 @@ function block(lines, i, parent, paint, isOpen) {
     return table(lines, i, parent, paint);
   const first = i++;
   while (i < lines.length && !isBlockStart(lines[i].text)) i++;
-  inline(lines.slice(first, i).map((each) => after(each, /^\s*/.exec(each.text)[0].length)), parent.appendChild(make("p")), paint, isOpen);
+  inline(lines.slice(first, i).map((each) => after(each, /^\s*/.exec(each.text)[0].length)), parent.appendChild(make("p", { dir: "auto" })), paint, isOpen);
   return i;
 }
 
@@ -78,14 +79,14 @@ function fence(lines, i, [, marks, language], parent, paint) {
     paint(code, line.start, line.start + line.text.length);
   });
   const copy = make("button", { type: "button", class: "quiet small", "data-copy": true }, "Copy");
-  parent.append(make("figure", {}, make("figcaption", {}, make("span", {}, language || "text"), copy), make("pre", { tabindex: 0 }, code)));
+  parent.append(make("figure", { dir: "ltr" }, make("figcaption", {}, make("span", {}, language || "text"), copy), make("pre", { tabindex: 0 }, code)));
   return i + 1;
 }
 
 function list(lines, i, parent, paint, isOpen) {
   const [, indent, mark] = ITEM.exec(lines[i].text);
   const isOrdered = /\d/.test(mark);
-  const element = parent.appendChild(make(isOrdered ? "ol" : "ul", isOrdered && parseInt(mark) !== 1 ? { start: parseInt(mark) } : {}));
+  const element = parent.appendChild(make(isOrdered ? "ol" : "ul", { dir: "auto", start: isOrdered && parseInt(mark) !== 1 ? parseInt(mark) : null }));
   let isLoose = false, isAfterBlank = false;
   const items = [];
   while (i < lines.length) {
@@ -141,7 +142,7 @@ function table(lines, i, parent, paint) {
   const body = make("tbody");
   const head = make("thead", {}, row(lines[i], "th"));
   for (i += 2; i < lines.length && lines[i].text.includes("|") && !BLANK.test(lines[i].text); i++) body.append(row(lines[i], "td"));
-  parent.append(make("div", { class: "table", tabindex: 0 }, make("table", {}, head, body)));
+  parent.append(make("div", { class: "table", tabindex: 0 }, make("table", { dir: "auto" }, head, body)));
   return i;
 }
 

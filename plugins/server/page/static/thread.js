@@ -52,7 +52,7 @@ class AnswerText {
 class AnswerView {
   constructor(colourOf, heading = null) {
     this.text = new AnswerText(colourOf);
-    this.reasoning = make("div");
+    this.reasoning = make("div", { dir: "auto" });
     this.thoughts = make("details", { class: "thoughts", hidden: true }, make("summary", {}, "Reasoning"), this.reasoning);
     this.speed = heading && make("span", { class: "faint" });
     this.element = make("section", { class: "answer" }, heading && make("h3", {}, heading, this.speed), this.thoughts, this.text.element);
@@ -86,7 +86,7 @@ export class MessageView {
     Object.assign(this, { message, act, colourOf, plain });
     this.tools = make("footer");
     this.element = make("article", { class: message.role, "data-id": message.id });
-    if (message.role === "user") this.element.append(make("p", { class: "bubble" }, message.content), this.tools);
+    if (message.role === "user") this.element.append(make("p", { class: "bubble", dir: "auto" }, message.content), this.tools);
     else {
       if (message.plain) this.plainView = new AnswerView(colourOf, "Plain");
       this.view = new AnswerView(colourOf, message.plain && "Speculative");
@@ -149,7 +149,7 @@ export class MessageView {
 
   edit() {
     const { message, act } = this;
-    const box = make("textarea", { "aria-label": "Edit the message", rows: Math.min(message.content.split("\n").length + 1, 12) });
+    const box = make("textarea", { "aria-label": "Edit the message", dir: "auto", rows: Math.min(message.content.split("\n").length + 1, 12) });
     box.value = message.content;
     const close = () => {
       form.replaceWith(bubble);

@@ -400,7 +400,7 @@ def test_markdown_becomes_elements(page):
                 const root = document.createElement('div');
                 blocks(linesOf(source), root, (element, from, to) => element.append(source.slice(from, to)));
                 root.normalize();
-                return root.innerHTML;
+                return root.innerHTML.replace(/ dir="[a-z]+"/g, "");
             });
         }""",
         list(MARKDOWN),
@@ -457,3 +457,22 @@ def test_two_windows_see_each_others_conversations(page):
     other.on("dialog", lambda dialog: dialog.accept())
     other.click("[aria-label='Delete Say a word.']", force=True)
     page.wait_for_selector("#conversations li", state="detached")
+
+
+def test_what_is_read_from_the_right_begins_there(page):
+    word = "\u05e9\u05dc\u05d5\u05dd"  # Hebrew
+    answer_with(page, f"{word}!\n\nHello, {word}.\n\n- {word}\n\n```\n{word}\n```\n\n| {word} | b |\n|---|---|\n| c | d |\n")
+    ask(page, f"{word}?")
+    wait(page)
+    blocks = page.locator(f"{LAST} >> .text > *, .table table")
+    directions = blocks.evaluate_all("all => all.map(each => [each.nodeName, getComputedStyle(each).direction])")
+    assert directions == [["P", "rtl"], ["P", "ltr"], ["UL", "rtl"], ["FIGURE", "ltr"], ["DIV", "ltr"], ["TABLE", "rtl"]]
+    assert page.locator(".bubble").evaluate("bubble => getComputedStyle(bubble).direction") == "rtl"
+
+
+def test_a_long_word_in_a_table_leaves_room_for_other_columns(page):
+    answer_with(page, f"| one | two words |\n|---|---|\n| {'long' * 40} | some other words |\n")
+    ask(page, "A table.")
+    wait(page)
+    widths = page.locator(".table, .table td").evaluate_all("all => all.map(each => each.clientWidth)")
+    assert widths[1] < widths[0] / 2 < widths[1] + widths[2] <= widths[0]
