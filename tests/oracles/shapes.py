@@ -1,7 +1,11 @@
-"""Models of real shapes with random weights of 4 bits, to time: what a pass takes does not depend on what the weights are."""
+"""Models of real shapes with random weights of 4 bits, to time: what a pass takes does not depend on what the weights are.
+
+`python tests/oracles/shapes.py FOLDER` writes them all, as augury and llama.cpp read them.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import gguf
@@ -103,6 +107,9 @@ class _Writer:
         for key, value in (sizes | numbers).items():
             self.out.add_uint32(f"{name}.{key}", value)
         self.out.add_float32(f"{name}.attention.layer_norm_rms_epsilon", 1e-6)
+        self.out.add_tokenizer_model("gpt2")  # one character a token: llama.cpp loads no file without a vocabulary
+        self.out.add_token_list([chr(ord("!") + i) for i in range(N_VOCAB)])
+        self.out.add_token_merges(["! !"])
         self._matrix("token_embd.weight", (N_VOCAB, n_embd))
 
     def attention(self, layer: int, n_embd: int, n_q: int, n_kv: int, n_mixed: int, size: int) -> None:
@@ -138,3 +145,10 @@ class _Writer:
         scale = np.float16(1.0 / (4.6 * n_in**0.5))  # 4.6: the deviation of codes from -8 to 7
         blocks[..., :2] = np.frombuffer(scale.tobytes(), np.uint8)
         self.out.add_tensor(name, blocks.reshape(*n_out, -1), raw_dtype=_QUANT)
+
+
+SHAPES = {"qwen35-0.8b": write_qwen35, "lfm2-1.2b": write_lfm2, "mixture-1b": write_qwen3moe, "dense-0.3b": write_qwen3}
+
+if __name__ == "__main__":
+    for name, write in SHAPES.items():
+        write(Path(sys.argv[1]) / f"{name}.gguf")
