@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
-from oracles.models import RECURRENT, tiny_file
+from oracles.models import RECURRENT, altered, nmse, tiny_file
 from oracles.passes import run_of
 from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memory, play
 
@@ -24,7 +24,7 @@ DEVICES = (("reference", 1), ("numba-cpu", 1), ("numba-cpu", 3))
 
 
 def load(backend, threads, name, **more):
-    kind, file = REGISTRY.backends[backend], tiny_file(name)
+    kind, file = REGISTRY.backends[backend], tiny_file(name) if isinstance(name, str) else name
     options = ModelOptions(**{"n_slots": 4, "n_ctx": N_CTX, "threads": threads, "draft_max": DRAFT_MAX, **more})
     return kind(kind.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
 
@@ -164,3 +164,19 @@ def test_the_memory_of_states_and_of_what_is_kept_aside_is_in_the_table():
 
 def some_tokens(n, seed):
     return np.random.default_rng(seed).integers(0, 128, n).astype(np.int32)
+
+
+def test_decays_that_leave_nothing_of_a_state_after_a_few_tokens():
+    file = tiny_file("qwen35-dense")
+    decays = {name: np.full(each.shape, -9.0) for name, each in file.tensors.items() if name.endswith("ssm_a")}
+    models = [load(backend, 1, altered(file, arrays=decays)) for backend in ("reference", "numba-cpu")]
+    tokens = np.random.default_rng(5).integers(0, 128, 24).astype(np.int32)
+    right, certain = (model.forward(run_of(tokens)).rows().copy() for model in models)
+    drafted = attrs.evolve(run_of(tokens[:9], slot=1), is_drafted=np.arange(9) > 0)
+    accepted = np.array([(1, i, i) for i in range(1, 9)], np.int32)
+    rest = attrs.evolve(run_of(tokens[9:], slot=1, start=9), accepted=accepted)
+
+    rows = [models[1].forward(batch).rows().copy() for batch in (drafted, rest)]
+
+    assert nmse(certain, right) < 1e-10
+    assert np.array_equal(np.concatenate(rows), certain)

@@ -13,7 +13,7 @@ from augury.backends.numba_cpu.blocks.recurrent import (
     convolve,
     place_convolution,
 )
-from augury.backends.numba_cpu.kernels import recurrent_ends
+from augury.backends.numba_cpu.kernels import recurrence, recurrent_ends
 from augury.backends.numba_cpu.memory import up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
@@ -164,7 +164,8 @@ def _floats(weights: Weights, part: Vector) -> np.ndarray:
 
 
 def _by_block(a: np.ndarray) -> np.ndarray:
-    """What makes decays, (V, K), in the order of a recurrence's matrix: (blocks, K, 16)."""
-    padded = np.zeros((up(len(a), 16), a.shape[1]), np.float32)
+    """What makes decays, (V, K), in the order of a recurrence's matrix: (blocks, K, columns)."""
+    width = recurrence.BLOCK_COLUMNS
+    padded = np.zeros((up(len(a), width), a.shape[1]), np.float32)
     padded[: len(a)] = a
-    return np.ascontiguousarray(padded.reshape(-1, 16, a.shape[1]).transpose(0, 2, 1))
+    return np.ascontiguousarray(padded.reshape(-1, width, a.shape[1]).transpose(0, 2, 1))

@@ -91,10 +91,17 @@ class RecurrentEmitter(MixerEmitter):
         if len(state.shape) == 2:  # a convolution's inputs
             return 4 * up(state.n_fed, 16), 0
         n_heads, _, width = state.shape
-        return 4 * up(state.n_fed - n_heads * width, 16), 4 * n_heads * up(width, 16)
+        return 4 * up(state.n_fed - n_heads * width, 16), 4 * n_heads * up(width, recurrence.BLOCK_COLUMNS)
 
     def _sizes(self) -> list[int]:
-        return [4 * state.size // state.shape[-1] * up(state.shape[-1], 16) for state in self.block.states()]
+        return [self._size(state) for state in self.block.states()]
+
+    @staticmethod
+    def _size(state: SequenceState) -> int:
+        if len(state.shape) == 2:  # a convolution's inputs
+            return 4 * state.shape[0] * up(state.shape[1], 16)
+        n_heads, key_dim, width = state.shape
+        return n_heads * -(-width // recurrence.BLOCK_COLUMNS) * recurrence.block_bytes(key_dim)
 
 
 def place_convolution(

@@ -17,7 +17,18 @@ from augury.backends.numba_cpu.kernels.sequence import (
     TAKEN,
     place_aside,
 )
-from augury.backends.numba_cpu.kernels.simd import add, fma, get_i64, load_f32, mul, put_i64, store_f32, stream_f32, zero_f32
+from augury.backends.numba_cpu.kernels.simd import (
+    add,
+    fma,
+    get_i64,
+    load_f32,
+    mul,
+    prefetch,
+    put_i64,
+    store_f32,
+    stream_f32,
+    zero_f32,
+)
 from augury.backends.numba_cpu.kernels.step import scratch_of
 from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SEGMENTS, SEQUENCES
 
@@ -27,6 +38,7 @@ from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SE
     8 * field for field in range(16)
 )
 LAYER_FIELDS = 16
+_AHEAD = 1024  # bytes
 
 
 def scratch_bytes(size: int, n_aside: int) -> int:
@@ -111,6 +123,9 @@ def convolve(record, state, thread, n_threads):
             list_windows(parents, n_certain, n, size, rows, end, windows)
         for block in range(first_block, end_block):
             at, left = 64 * block, n_channels - 16 * block
+            for i in range(before):  # no other pass's rows are in a cache
+                prefetch(own + i * stride + at + _AHEAD)
+                prefetch(get_i64(rows + 8 * (start - before + i)) + at + _AHEAD)
             if get_i64(sequence + IS_START) != 0:
                 for i in range(before):
                     store_f32(own + i * stride + at, zero_f32())
@@ -145,6 +160,7 @@ def convolve(record, state, thread, n_threads):
             if end > before:
                 for i in range(before):
                     store_f32(own + i * stride + at, load_part(get_i64(rows + 8 * (end - before + i)) + at, left))
-            for t in range(first + n_certain, first + n):
-                kept = aside + place_aside(state, t, n_aside) * stride + at
-                stream_f32(kept, load_part(x + t * ldx + at, left))
+        for t in range(first + n_certain, first + n):  # row by row: memory takes long runs faster
+            kept = aside + place_aside(state, t, n_aside) * stride
+            for block in range(first_block, end_block):
+                stream_f32(kept + 64 * block, load_part(x + t * ldx + 64 * block, n_channels - 16 * block))

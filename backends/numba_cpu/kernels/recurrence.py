@@ -1,8 +1,11 @@
 """Linear recurrences: of every head a matrix that decays, takes in products of keys and values, and is read by queries.
 
-A head's matrix (K, V) lies in blocks of 16 columns, K vectors one after the other: a block stays in the nearest cache while
-all tokens of a run go through it, and threads share the blocks. A token's sweep through a block computes at once what the
-delta rule wants of the next token, so that each goes through it once.
+A head's matrix (K, V) lies in blocks of 32 columns, K rows of two vectors one after the other: a block stays in the nearest
+cache while all tokens of a run go through it, and threads share the blocks. A token's sweep through a block computes at once
+what the delta rule wants of the next token, so that each goes through it once. Meanwhile the next block is fetched.
+
+Where a head has one decay, its matrix is kept divided by the product of the decays so far, which lies after each block: a token
+is then added to a block without multiplying it first. Once the product has left its range the block is multiplied with it.
 
 What a token feeds it lies in one row, at offsets that the layer's record has. Of a drafted token its key, its decays and what
 was added for its value are kept aside: to take it in, once it was accepted, is a product and a sum for each number, in the
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from augury.backends.numba_cpu.kernels.activation import exponential
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
@@ -29,13 +34,17 @@ from augury.backends.numba_cpu.kernels.sequence import (
     place_aside,
 )
 from augury.backends.numba_cpu.kernels.simd import (
-    add,
+    div,
     fma,
+    get_f32,
     get_i64,
     load_f32,
     mul,
+    prefetch_l2,
     repeat_f32,
+    splat_f32,
     store_f32,
+    stream_f32,
     sub,
     zero_f32,
 )
@@ -52,9 +61,21 @@ from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SE
 (ASIDE_STRIDE, STATE, SAVED, ASIDE, ADDED, N_ASIDE, TABLE, DECAYED_AT) = (8 * field for field in range(15, 23))
 
 
+LOWEST, HIGHEST = np.float32(2.0**-32), np.float32(2.0**32)  # of a scale: what is divided by it stays far from overflowing
+
+
+BLOCK_COLUMNS = 32
+_ROW, _HALF = 4 * BLOCK_COLUMNS, 2 * BLOCK_COLUMNS  # bytes of a block's row, and of a vector
+
+
+def block_bytes(key_dim: int) -> int:
+    """Bytes of a block: a row for each key, and one for its scale, which is left alone where decays differ within a head."""
+    return _ROW * (key_dim + 1)
+
+
 def scratch_bytes(key_dim: int, n_aside: int) -> int:
-    """Bytes of scratch that a recurrence needs per thread: a block after each token of a tree."""
-    return 128 + 64 * key_dim * n_aside
+    """Bytes of scratch that a recurrence needs per thread: two rows of results, and a block after each token of a tree."""
+    return 2 * _ROW + n_aside * block_bytes(key_dim)
 
 
 @helper
@@ -68,23 +89,41 @@ def copy_block(source, to, n_bytes):
 
 
 @helper
+def store_two(place, a, b):
+    """Store a row of a block."""
+    store_f32(place, a)
+    store_f32(place + _HALF, b)
+
+
+@helper
 def copy_floats(x, to, n):
-    """Copy n floats."""
+    """Copy n floats; past the caches, where they go to whole lines."""
     for index in range(0, n, 16):
-        store_part(to + 4 * index, load_part(x + 4 * index, n - index), n - index)
+        left = n - index
+        if left >= 16 and to % 64 == 0:
+            stream_f32(to + 4 * index, load_f32(x + 4 * index))
+        else:
+            store_part(to + 4 * index, load_part(x + 4 * index, left), left)
+
+
+@helper
+def rescale(source, to, n_rows, scale):
+    """Multiply a block with its scale."""
+    for at in range(0, _ROW * n_rows, _HALF):
+        store_f32(to + at, mul(splat_f32(scale), load_f32(source + at)))
 
 
 @cache
 def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key: bool = False) -> Any:
     """Make the kernel that takes the tokens of all runs through a layer's recurrence. Operand: the layer."""
-    stride_of_table = 4 if is_by_key else 64  # bytes from what a row of a block decays by to the next row's
+    is_scaled = not (is_by_channel or is_by_key)
+    # Bytes from what a row of a block decays by to the next row's, and to what its second half decays by.
+    stride_of_table, second = (4, 0) if is_by_key else (_ROW, _HALF)
 
     @helper
-    def step_of(place, head, block, left):
-        """What a block's decays are made of: the head's decay, or the betas of its channels."""
-        if is_by_channel:
-            return load_part(place + 64 * block, left)
-        return zero_f32() if is_by_key else repeat_f32(place + 4 * head)
+    def step_of(place, left):
+        """What half a block's decays are made of, where they differ by channel: the betas of these."""
+        return load_part(place, left) if is_by_channel else zero_f32()
 
     @helper
     def table_of(table, place, head_at):
@@ -92,102 +131,104 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
         return place + head_at if is_by_key else table
 
     @helper
-    def moved(place, key, added, step, table):
-        """A vector of a block after a token."""
+    def moved(value, key, added, step, table):
+        """Half a row of a block after a token."""
         if is_by_channel:
-            step = exponential(mul(step, load_f32(table)))
+            value = mul(exponential(mul(step, load_f32(table))), value)
         elif is_by_key:
-            step = repeat_f32(table)
-        return fma(repeat_f32(key), added, mul(step, load_f32(place)))
+            value = mul(repeat_f32(table), value)
+        return fma(key, added, value)
 
     @helper
-    def take_in(source, to, n, key, added, step, table):
-        """Take a token that nobody reads into a block."""
+    def take_in_some(layer, source, to, taken, start, end, aside, kept, head, channel, left, key_at, table):
+        """Take in tokens between which the scale does not leave its range: four rows of a block go through all."""
+        n_rows, stride = get_i64(layer + KEY_DIM), get_i64(layer + ASIDE_STRIDE)
+        steps, head_at = 4 * get_i64(layer + N_KEY_HEADS) * n_rows, 4 * head * n_rows  # in a row kept aside; of the head in it
+        for j in range(0, n_rows, 4):
+            k, l, m = min(j + 1, n_rows - 1), min(j + 2, n_rows - 1), min(j + 3, n_rows - 1)  # a last row may go through twice
+            a, b = load_f32(source + _ROW * j), load_f32(source + _ROW * j + _HALF)
+            c, d = load_f32(source + _ROW * k), load_f32(source + _ROW * k + _HALF)
+            e, f = load_f32(source + _ROW * l), load_f32(source + _ROW * l + _HALF)
+            g, h = load_f32(source + _ROW * m), load_f32(source + _ROW * m + _HALF)
+            for i in range(start, end):
+                place = get_i64(taken + 8 * i)
+                row, one, two = aside + place * stride, load_f32(kept + _ROW * place), load_f32(kept + _ROW * place + _HALF)
+                betas, decays = row + steps + 4 * channel, table_of(table, row + steps, head_at)
+                p, q = step_of(betas, left), step_of(betas + _HALF, left - 16)
+                key, at = repeat_f32(row + key_at + 4 * j), decays + stride_of_table * j
+                a, b = moved(a, key, one, p, at), moved(b, key, two, q, at + second)
+                key, at = repeat_f32(row + key_at + 4 * k), decays + stride_of_table * k
+                c, d = moved(c, key, one, p, at), moved(d, key, two, q, at + second)
+                key, at = repeat_f32(row + key_at + 4 * l), decays + stride_of_table * l
+                e, f = moved(e, key, one, p, at), moved(f, key, two, q, at + second)
+                key, at = repeat_f32(row + key_at + 4 * m), decays + stride_of_table * m
+                g, h = moved(g, key, one, p, at), moved(h, key, two, q, at + second)
+            store_two(to + _ROW * j, a, b)
+            store_two(to + _ROW * k, c, d)
+            store_two(to + _ROW * l, e, f)
+            store_two(to + _ROW * m, g, h)
+
+    @helper
+    def take_in(layer, source, to, taken, n_taken, aside, kept, head, channel, left, key_at, table):
+        """Take tokens that nobody reads into a block, by what is kept aside of them."""
+        if not is_scaled:
+            take_in_some(layer, source, to, taken, 0, n_taken, aside, kept, head, channel, left, key_at, table)
+            return
+        n_rows, stride = get_i64(layer + KEY_DIM), get_i64(layer + ASIDE_STRIDE)
+        steps = aside + 4 * (get_i64(layer + N_KEY_HEADS) * n_rows + head)
+        start, scale = 0, get_f32(source + _ROW * n_rows)
+        for i in range(n_taken + 1):
+            is_kept = True
+            if i < n_taken:
+                scale *= get_f32(steps + get_i64(taken + 8 * i) * stride)
+                is_kept = LOWEST <= scale <= HIGHEST
+            if i == n_taken or not is_kept:
+                take_in_some(layer, source, to, taken, start, i, aside, kept, head, channel, left, key_at, table)
+                source, start = to, i
+            if not is_kept:
+                rescale(to, to, n_rows, scale)
+                scale = np.float32(1)
+        store_f32(to + _ROW * n_rows, splat_f32(scale))
+
+    @helper
+    def product(place, n, key, seen):
+        """A block's columns times a key, to `seen`."""
+        a = b = zero_f32()
         for j in range(n):
-            store_f32(to + 64 * j, moved(source + 64 * j, key + 4 * j, added, step, table + stride_of_table * j))
+            k = repeat_f32(key + 4 * j)
+            a, b = fma(load_f32(place + _ROW * j), k, a), fma(load_f32(place + _ROW * j + _HALF), k, b)
+        store_two(seen, a, b)
 
     @helper
-    def take_in_four(own, n, taken, rows, stride, key_at, step_at, added):
-        """Take four tokens into a block, by what is kept aside of them."""
-        i, j, k, l = get_i64(taken), get_i64(taken + 8), get_i64(taken + 16), get_i64(taken + 24)
-        a, b, c, d = load_f32(added + 64 * i), load_f32(added + 64 * j), load_f32(added + 64 * k), load_f32(added + 64 * l)
-        i, j, k, l = rows + i * stride, rows + j * stride, rows + k * stride, rows + l * stride
-        p, q, r, s = repeat_f32(i + step_at), repeat_f32(j + step_at), repeat_f32(k + step_at), repeat_f32(l + step_at)
-        for at in range(key_at, key_at + 4 * n, 4):
-            value = fma(repeat_f32(i + at), a, mul(p, load_f32(own)))
-            value = fma(repeat_f32(j + at), b, mul(q, value))
-            value = fma(repeat_f32(k + at), c, mul(r, value))
-            store_f32(own, fma(repeat_f32(l + at), d, mul(s, value)))
-            own += 64
-
-    @helper
-    def product(place, n, key):
-        """A block's columns times a key."""
-        a = b = c = d = zero_f32()
-        even = n // 4 * 4
-        for j in range(0, even, 4):
-            a = fma(load_f32(place + 64 * j), repeat_f32(key + 4 * j), a)
-            b = fma(load_f32(place + 64 * j + 64), repeat_f32(key + 4 * j + 4), b)
-            c = fma(load_f32(place + 64 * j + 128), repeat_f32(key + 4 * j + 8), c)
-            d = fma(load_f32(place + 64 * j + 192), repeat_f32(key + 4 * j + 12), d)
-        for j in range(even, n):
-            a = fma(load_f32(place + 64 * j), repeat_f32(key + 4 * j), a)
-        return add(add(a, b), add(c, d))
-
-    @helper
-    def sweep(source, to, n, key, added, step, table, query, following, read):
+    def sweep(source, to, n, key, one, two, p, q, table, query, following, read):
         """Take a token into a block, read it, and multiply it with the key of the token that follows.
 
-        `read` is where both results go. The order of addition is that of `product`.
+        `read` is where both results go, one after the other. The order of addition is that of `product`.
         """
         a = b = c = d = zero_f32()
-        e = f = g = h = zero_f32()
-        even = n // 4 * 4
-        for j in range(0, even, 4):
-            at, place, decays = 64 * j, 4 * j, table + stride_of_table * j
-            s = moved(source + at, key + place, added, step, decays)
-            store_f32(to + at, s)
-            a = fma(s, repeat_f32(query + place), a)
+        for j in range(n):
+            at, k = _ROW * j, repeat_f32(key + 4 * j)
+            s = moved(load_f32(source + at), k, one, p, table + stride_of_table * j)
+            t = moved(load_f32(source + at + _HALF), k, two, q, table + stride_of_table * j + second)
+            store_two(to + at, s, t)
+            k = repeat_f32(query + 4 * j)
+            a, b = fma(s, k, a), fma(t, k, b)
             if has_delta:
-                e = fma(s, repeat_f32(following + place), e)
-            at, place, decays = at + 64, place + 4, decays + stride_of_table
-            s = moved(source + at, key + place, added, step, decays)
-            store_f32(to + at, s)
-            b = fma(s, repeat_f32(query + place), b)
-            if has_delta:
-                f = fma(s, repeat_f32(following + place), f)
-            at, place, decays = at + 64, place + 4, decays + stride_of_table
-            s = moved(source + at, key + place, added, step, decays)
-            store_f32(to + at, s)
-            c = fma(s, repeat_f32(query + place), c)
-            if has_delta:
-                g = fma(s, repeat_f32(following + place), g)
-            at, place, decays = at + 64, place + 4, decays + stride_of_table
-            s = moved(source + at, key + place, added, step, decays)
-            store_f32(to + at, s)
-            d = fma(s, repeat_f32(query + place), d)
-            if has_delta:
-                h = fma(s, repeat_f32(following + place), h)
-        for j in range(even, n):
-            s = moved(source + 64 * j, key + 4 * j, added, step, table + stride_of_table * j)
-            store_f32(to + 64 * j, s)
-            a = fma(s, repeat_f32(query + 4 * j), a)
-            if has_delta:
-                e = fma(s, repeat_f32(following + 4 * j), e)
-        store_f32(read, add(add(a, b), add(c, d)))
+                k = repeat_f32(following + 4 * j)
+                c, d = fma(s, k, c), fma(t, k, d)
+        store_two(read, a, b)
         if has_delta:
-            store_f32(read + 64, add(add(e, f), add(g, h)))
+            store_two(read + _ROW, c, d)
 
     def recur(record, state, thread, n_threads):
         layer = get_i64(record + 16)
         n_heads, n_key_heads, width = get_i64(layer + N_HEADS), get_i64(layer + N_KEY_HEADS), get_i64(layer + VALUE_DIM)
-        n_rows, n_blocks = get_i64(layer + KEY_DIM), (width + 15) // 16
-        n_bytes, n_items = 64 * n_rows, n_heads * n_blocks
+        n_rows, n_blocks = get_i64(layer + KEY_DIM), (width + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+        n_bytes, n_items = _ROW * (n_rows + 1), n_heads * n_blocks
         x, ldx, y, ldy = get_i64(layer + X), 4 * get_i64(layer + LDX), get_i64(layer + Y), 4 * get_i64(layer + LDY)
         stride, step_at, beta_at = get_i64(layer + ASIDE_STRIDE), get_i64(layer + STEP_AT), get_i64(layer + BETA_AT)
-        steps = 4 * n_key_heads * n_rows  # in a row kept aside
         read, n_aside = scratch_of(state, thread), get_i64(layer + N_ASIDE)
-        scratch = read + 128
+        seen, scratch = read + _ROW, read + 2 * _ROW
         for run in range(get_i64(state + N_SEGMENTS)):
             segment = get_i64(state + SEGMENTS) + SEGMENT_BYTES * run
             sequence = get_i64(state + SEQUENCES) + SEQUENCE_BYTES * run
@@ -203,30 +244,31 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
             for item in range(n_items * thread // n_threads, n_items * (thread + 1) // n_threads):
                 head = item // n_blocks
                 block = item - head * n_blocks
-                left = width - 16 * block
+                channel = BLOCK_COLUMNS * block
+                left = width - channel
                 key_head = head // (n_heads // n_key_heads)
                 if get_i64(layer + IS_TILED) != 0:
                     key_head = head % n_key_heads
                 key_at, head_at = 4 * key_head * n_rows, 4 * head * n_rows
-                column = 4 * (head * width + 16 * block)
-                table = get_i64(layer + TABLE) + item * n_bytes
+                column = 4 * (head * width + channel)
+                table = get_i64(layer + TABLE) + _ROW * item * n_rows
                 own = get_i64(layer + STATE) + (slot * n_items + item) * n_bytes
                 saved = get_i64(layer + SAVED) + (slot * n_items + item) * n_bytes
-                kept = get_i64(layer + ADDED) + (slot * n_items + item) * n_aside * 64
+                kept = get_i64(layer + ADDED) + (slot * n_items + item) * n_aside * _ROW
                 if get_i64(sequence + IS_START) != 0:
                     copy_block(0, own, n_bytes)
+                    if is_scaled:
+                        store_f32(own + _ROW * n_rows, splat_f32(np.float32(1)))
                 elif get_i64(sequence + IS_RESTORED) != 0:
                     copy_block(saved, own, n_bytes)
-                i = 0
-                if not is_by_channel and not is_by_key:
-                    while i + 4 <= n_accepted:
-                        take_in_four(own, n_rows, taken + 8 * i, aside, stride, key_at, steps + 4 * head, kept)
-                        i += 4
-                while i < n_accepted:
-                    row, added = aside + get_i64(taken + 8 * i) * stride, load_f32(kept + 64 * get_i64(taken + 8 * i))
-                    step, decays = step_of(row + steps, head, block, left), table_of(table, row + steps, head_at)
-                    take_in(own, own, n_rows, row + key_at, added, step, decays)
-                    i += 1
+                if n_accepted:
+                    take_in(layer, own, own, taken, n_accepted, aside, kept, head, channel, left, key_at, table)
+                    for i in range(n_accepted):  # what the next block takes in, and of the next head's keys as much as channels
+                        place = get_i64(taken + 8 * i)
+                        prefetch_l2(kept + _ROW * (n_aside + place))
+                        prefetch_l2(kept + _ROW * (n_aside + place) + _HALF)
+                        prefetch_l2(aside + place * stride + key_at + 4 * (n_rows + channel))
+                        prefetch_l2(aside + place * stride + key_at + 4 * (n_rows + channel) + _HALF)
                 source, has_product = own, False
                 for t in range(n):
                     if t == save:
@@ -234,41 +276,56 @@ def recurrence_kernel(*, has_delta: bool, is_by_channel: bool = False, is_by_key
                     to = own
                     if t >= n_certain:
                         to = scratch
-                        if t == n_certain:
-                            for k in range(n_accepted, n_accepted + n_before):
-                                row, added = (
-                                    aside + get_i64(taken + 8 * k) * stride,
-                                    load_f32(kept + 64 * get_i64(taken + 8 * k)),
-                                )
-                                step, decays = step_of(row + steps, head, block, left), table_of(table, row + steps, head_at)
-                                take_in(source, scratch, n_rows, row + key_at, added, step, decays)
-                                source, has_product = scratch, False
+                        if t == n_certain and n_before:
+                            before = taken + 8 * n_accepted
+                            take_in(layer, own, scratch, before, n_before, aside, kept, head, channel, left, key_at, table)
+                            source, has_product = scratch, False
                         if parents != 0:
                             to = scratch + n_bytes * (t - n_certain)
                             above = get_i64(parents + 8 * t)
                             source, has_product = own, False
                             if above >= n_certain:
                                 source = scratch + n_bytes * (above - n_certain)
+                    for j in range(2 * (t * n_rows // n), 2 * ((t + 1) * n_rows // n)):  # a part beside each token
+                        prefetch_l2(own + n_bytes + 64 * j)
                     row = x + (first + t) * ldx
                     key = row + get_i64(layer + K_AT) + key_at
                     decayed = row + get_i64(layer + DECAYED_AT) + head_at if is_by_key else key
                     following = decayed
                     if t + 1 < n:
                         following = decayed + ldx
-                    step, decays = step_of(row + step_at, head, block, left), table_of(table, row + step_at, head_at)
-                    added = load_part(row + get_i64(layer + V_AT) + column, left)
+                    steps, decays = row + step_at + 4 * channel, table_of(table, row + step_at, head_at)
+                    p, q = step_of(steps, left), step_of(steps + _HALF, left - 16)
+                    scale = np.float32(1)
+                    if is_scaled:
+                        scale = get_f32(source + _ROW * n_rows) * get_f32(row + step_at + 4 * head)
+                    values = row + get_i64(layer + V_AT) + column
+                    one, two = load_part(values, left), load_part(values + _HALF, left - 16)
                     if has_delta:
                         if not has_product:
-                            store_f32(read + 64, product(source, n_rows, decayed))
-                        seen = load_f32(read + 64)
-                        added = sub(added, seen if is_by_key else mul(step, seen))
-                    factor = step if is_by_channel else repeat_f32(row + beta_at + 4 * head)
-                    added = mul(added, factor)
-                    sweep(source, to, n_rows, key, added, step, decays, row + get_i64(layer + Q_AT) + key_at, following, read)
-                    store_part(y + (first + t) * ldy + column, load_f32(read), left)
+                            product(source, n_rows, decayed, seen)
+                        factor = splat_f32(scale)
+                        one = sub(one, mul(factor, load_f32(seen)))
+                        two = sub(two, mul(factor, load_f32(seen + _HALF)))
+                    beta = repeat_f32(row + beta_at + 4 * head)
+                    one, two = mul(one, p if is_by_channel else beta), mul(two, q if is_by_channel else beta)
+                    if is_scaled:
+                        if LOWEST <= scale <= HIGHEST:
+                            one, two = div(one, splat_f32(scale)), div(two, splat_f32(scale))
+                        else:
+                            rescale(source, to, n_rows, scale)
+                            source, scale = to, np.float32(1)
+                        store_f32(to + _ROW * n_rows, splat_f32(scale))
+                    queries = row + get_i64(layer + Q_AT) + key_at
+                    sweep(source, to, n_rows, key, one, two, p, q, decays, queries, following, read)
+                    to_y, factor = y + (first + t) * ldy + column, splat_f32(scale)
+                    store_part(to_y, mul(load_f32(read), factor), left)
+                    store_part(to_y + _HALF, mul(load_f32(read + _HALF), factor), left - 16)
                     source, has_product = to, True
                     if t >= n_certain:
-                        store_f32(kept + 64 * place_aside(state, first + t, n_aside), added)
+                        place = kept + _ROW * place_aside(state, first + t, n_aside)
+                        stream_f32(place, one)
+                        stream_f32(place + _HALF, two)
                 if save == n:
                     copy_block(own, saved, n_bytes)
 

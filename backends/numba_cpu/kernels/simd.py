@@ -260,3 +260,4 @@ def emit_prefetch(b: ir.IRBuilder, address: ir.Value, locality: int) -> None:
 
 
 prefetch = operation("prefetch", void, (i64,), lambda b, a: emit_prefetch(b, a, 3))
+prefetch_l2 = operation("prefetch_l2", void, (i64,), lambda b, a: emit_prefetch(b, a, 2))
