@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Binary", "Compiler", "all_kernels", "compile_kernel"]
 
-_ELEMENTS = {"w": "uint32", "f": "float32", "j": "int32", "b": "int8", "h": "uint16"}  # of pointers, see `Kernel`
+_ELEMENTS = {
+    "w": "uint32",
+    "f": "float32",
+    "d": "float64",
+    "j": "int32",
+    "b": "int8",
+    "h": "uint16",
+}  # of pointers, see `Kernel`
 
 
 @frozen
@@ -48,7 +55,7 @@ def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
 
     ptx = _ptx_of(kernel, capability)
     (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
-    options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}")
+    options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
     return Binary(entry, bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code))
 
 

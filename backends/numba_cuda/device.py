@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Buffer", "Copy", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
 
-ELEMENTS = {"w": np.uint32, "f": np.float32, "j": np.int32, "b": np.int8, "h": np.uint16}
+ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
 """What the pointers among a kernel's parameters point to."""
 _ALIGNMENT = 256
 
@@ -133,6 +133,14 @@ class Device(ABC):
         """Copy from the device to an array of the host, after all that was begun."""
 
     @abstractmethod
+    def send(self, staged: np.ndarray, to: Pointer) -> None:
+        """Begin to copy a staging array, or the beginning of one, to the device."""
+
+    @abstractmethod
+    def fetch(self, source: Pointer, staged: np.ndarray) -> None:
+        """Begin to copy from the device to a staging array, or the beginning of one."""
+
+    @abstractmethod
     def mark(self) -> None:
         """Note the device's time, after all that was begun."""
 
@@ -212,6 +220,14 @@ class SimulatedDevice(Device):
     def read(self, source: Pointer, array: np.ndarray) -> None:
         """See `Device.read`."""
         array.reshape(-1).view(np.uint8)[:] = _array(source)[: array.nbytes]
+
+    def send(self, staged: np.ndarray, to: Pointer) -> None:
+        """See `Device.send`."""
+        self.write(to, staged)
+
+    def fetch(self, source: Pointer, staged: np.ndarray) -> None:
+        """See `Device.fetch`."""
+        self.read(source, staged)
 
     def mark(self) -> None:
         """See `Device.mark`."""

@@ -102,16 +102,24 @@ class Gpu(Device):
 
     def write(self, to: Pointer, array: np.ndarray) -> None:
         """See `Device.write`."""
-        self._enter()
         array = np.ascontiguousarray(array)
-        self._call("cuMemcpyHtoDAsync", _address(to), array.ctypes.data, array.nbytes, self.stream)
+        self.send(array, to)
         self._call("cuStreamSynchronize", self.stream)  # until then the array is to stay
 
     def read(self, source: Pointer, array: np.ndarray) -> None:
         """See `Device.read`."""
-        self._enter()
-        self._call("cuMemcpyDtoHAsync", array.ctypes.data, _address(source), array.nbytes, self.stream)
+        self.fetch(source, array)
         self._call("cuStreamSynchronize", self.stream)
+
+    def send(self, staged: np.ndarray, to: Pointer) -> None:
+        """See `Device.send`."""
+        self._enter()
+        self._call("cuMemcpyHtoDAsync", _address(to), staged.ctypes.data, staged.nbytes, self.stream)
+
+    def fetch(self, source: Pointer, staged: np.ndarray) -> None:
+        """See `Device.fetch`."""
+        self._enter()
+        self._call("cuMemcpyDtoHAsync", staged.ctypes.data, _address(source), staged.nbytes, self.stream)
 
     def mark(self) -> None:
         """See `Device.mark`."""
@@ -213,16 +221,14 @@ class _Steps(Program):
         """See `Program.run`."""
         gpu = self._gpu
         gpu._enter()
-        array, to = self._staged
-        gpu._call("cuMemcpyHtoDAsync", _address(to), array.ctypes.data, array.nbytes, gpu.stream)
+        gpu.send(*self._staged)
         for step in self._steps:
             if isinstance(step, Copy):
                 places = (_address(step.to), _address(step.source))
                 gpu._call("cuMemcpyDtoDAsync", *places, step.n_bytes, gpu.stream)
             else:
                 step.run()
-        source, array = self._told
-        gpu._call("cuMemcpyDtoHAsync", array.ctypes.data, _address(source), array.nbytes, gpu.stream)
+        gpu.fetch(*self._told)
 
 
 class _Graph(Program):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.device import Launch
@@ -98,7 +99,7 @@ class Lowering:
         whole, last = Parts((0, len(self._layers))), self.state_spec.n_ctx - 1
         tapes = [self.steps(size_of(n, last), whole) for n in _N_TOKENS]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
-        return list(dict.fromkeys(step.kernel for step in steps if isinstance(step, Launch)))
+        return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS]))
 
     def program(self, size: Size, parts: Parts, staged: np.ndarray, told: np.ndarray) -> Program:
         """A program for passes of a size.

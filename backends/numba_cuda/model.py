@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.backends.numba_cuda.choosing import Chooser, Logits
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
-from augury.backends.numba_cuda.passes import Chooser, DevicePass
+from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.sequences import Sequences
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.batch import Tree, check_batch
@@ -41,7 +42,8 @@ class CudaModel(Model):
         self._lowering, self._device = lowering, device
         self._inputs, self._told = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
         self._moves = device.allocate(4 * 3 * MAX_TOKENS, "scratch").at(0)
-        self._chooser = Chooser(device, lowering.buffers["logits"], lowering.inputs, info.n_vocab)
+        places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
+        self._chooser = Chooser(device, Logits(*places, info.n_vocab))
         self._programs: dict[tuple[Size, Parts], Program] = {}
         self._n_tokens_known = lowering.plan.embedding.n_vocab
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
@@ -89,9 +91,10 @@ class CudaModel(Model):
         self._device.mark()
         if n:
             self._program(size_of(n, int(positions.max())), parts).run()
+        begun = self._chooser.begin_pass(len(rows))
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
-        return DevicePass(self._chooser, self._told, len(rows), features, self.info.n_vocab)
+        return DevicePass(self._chooser, self._told, len(rows), features, self.info.n_vocab, begun)
 
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start

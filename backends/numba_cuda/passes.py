@@ -3,52 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.device import Device, Launch, Pointer
-from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, Chooser, Found, Wanted
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.sample import best_tokens
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
 
-__all__ = ["Chooser", "DevicePass"]
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.device import Pointer
 
-MAX_K = 256  # best tokens that are looked for on the device; of more the row is read
-
-
-class Chooser:
-    """Looks for the best tokens of rows of logits, on the device."""
-
-    def __init__(self, device: Device, logits: Pointer, inputs: Pointer, n_vocab: int) -> None:
-        self.device, self.logits, self.n_vocab = device, logits, n_vocab
-        self._inputs = inputs
-        self._rows, self._found = (device.allocate(n, "scratch").at(0) for n in (4 * MAX_TOKENS, 8 * MAX_TOKENS * MAX_K))
-
-    def top_k(self, rows: np.ndarray, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best of the first n tokens of some rows."""
-        m = len(rows)
-        ids, values = np.empty((m, k), np.int32), np.empty((m, k), np.float32)
-        for start in range(0, m, MAX_TOKENS):
-            some = np.ascontiguousarray(rows[start : start + MAX_TOKENS], np.int32)
-            to = (self._found, self._found.at(4 * len(some) * k))
-            self.device.write(self._rows, some)
-            places = (self._inputs, self.logits, self._rows, *to)
-            self.device.launch(Launch(best_tokens, (len(some), 1, 1), THREADS, (*places, n, self.n_vocab, k, 0)))
-            for place, array in zip(to, (ids, values), strict=True):
-                self.device.read(place, array[start : start + MAX_TOKENS])
-        return ids, values
+__all__ = ["DevicePass"]
 
 
 class DevicePass(Pass):
     """Rows of logits (r, V) on a device, of which a few hundred bytes come to the host: `told` has best tokens, then logits."""
 
     def __init__(
-        self, chooser: Chooser, told: np.ndarray, n_rows: int, features: Mapping[str, tuple[Pointer, int, int]], n: int
+        self,
+        chooser: Chooser,
+        told: np.ndarray,
+        n_rows: int,
+        features: Mapping[str, tuple[Pointer, int, int]],
+        n: int,
+        begun: Wanted,
     ) -> None:
         self._chooser, self._told, self._n_rows, self._features, self._n = chooser, told, n_rows, features, n
+        self._begun = begun
         self._read: np.ndarray | None = None
+        self._found: Found | None = None
         self._seconds: float | None = None
         self._is_over = False
 
@@ -57,42 +42,61 @@ class DevicePass(Pass):
         if not self._is_over:
             self._seconds, self._is_over = self._chooser.device.wait(), True
             self._told = self._told.copy()
+            self._found = self._chooser.found(self._n_rows, self._n, self._begun)
         return self._seconds
 
     def argmax(self) -> np.ndarray:
         """See `Pass.argmax`."""
-        if self._n != self._chooser.n_vocab:
-            ids, values = self._chooser.top_k(np.arange(self._n_rows, dtype=np.int32), 1, self._n)
-            return np.where(np.isfinite(values[:, 0]), ids[:, 0], np.int32(-1))
-        self.wait()
-        ids = self._told[: self._n_rows].copy()
-        ids[~np.isfinite(self._told[MAX_TOKENS:].view(np.float32)[: self._n_rows])] = -1
-        return ids
+        if self._n != self._chooser.logits.n_vocab:
+            found = self._all(Wanted(1))
+            ids, values = found.ids[:, 0], found.values[:, 0]
+        else:
+            self.wait()
+            ids, values = self._told[: self._n_rows], self._told[MAX_TOKENS:].view(np.float32)[: self._n_rows]
+        return np.where(np.isfinite(values), ids, np.int32(-1))
 
     def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Pass.top_k`."""
         k = max(0, min(k, self._n))
         if not 0 < k <= MAX_K:
             return ArrayPass(self.rows()).top_k(rows, k)
-        ids, values = self._chooser.top_k(rows, k, self._n)
-        values[ids < 0] = np.nan
-        return ids, values
+        found = self._all(Wanted(k))
+        return found.ids[rows, :k], found.values[rows, :k]
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
         """See `Pass.gather`."""
-        found: np.ndarray = self._row(row)[ids]
+        if self._found is not None and len(ids) == 1:  # a token that was chosen from the best ones
+            known = np.flatnonzero(self._found.ids[row] == ids[0])
+            if len(known):
+                values: np.ndarray = self._found.values[row, known]
+                return values
+        if self._read is None and len(ids) <= MAX_GATHERED:
+            self.wait()
+            return self._chooser.gather(row, ids)
+        found: np.ndarray = self.rows()[row, ids]
         return found
 
     def log_normalizer(self, row: int) -> float:
         """See `Pass.log_normalizer`."""
-        return ArrayPass(self._row(row)[None]).log_normalizer(0)
+        return float(self._all(Wanted(has_sums=True)).normalizers[row])
+
+    def _all(self, wanted: Wanted) -> Found:
+        """What is wanted of all rows."""
+        self.wait()
+        wanted = self._chooser.ask(self._n, wanted)
+        found = self._found
+        if found is None or found.wanted.k < wanted.k or found.wanted.has_sums < wanted.has_sums:
+            self._chooser.begin(self._n_rows, self._n, wanted)
+            self._chooser.device.wait()
+            self._found = found = self._chooser.found(self._n_rows, self._n, wanted)
+        return found
 
     def rows(self) -> np.ndarray:
         """See `Pass.rows`."""
         if self._read is None:
-            whole = np.empty((self._n_rows, self._chooser.n_vocab), np.float32)
+            whole = np.empty((self._n_rows, self._chooser.logits.n_vocab), np.float32)
             if self._n_rows:
-                self._chooser.device.read(self._chooser.logits, whole)
+                self._chooser.device.read(self._chooser.logits.at, whole)
             self._read = read_only(whole[:, : self._n])
         return self._read
 
@@ -107,11 +111,5 @@ class DevicePass(Pass):
 
     def first(self, n: int) -> Pass:
         """See `Pass.first`."""
-        return DevicePass(self._chooser, self._told, self._n_rows, self._features, n)
-
-    def _row(self, row: int) -> np.ndarray:
-        if self._read is not None:
-            return self._read[row]
-        values = np.empty(self._n, np.float32)
-        self._chooser.device.read(self._chooser.logits.at(4 * row * self._chooser.n_vocab), values)
-        return values
+        self.wait()
+        return DevicePass(self._chooser, self._told, self._n_rows, self._features, n, Wanted())

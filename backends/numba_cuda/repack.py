@@ -81,7 +81,7 @@ def _repack_rows(kind: TensorType, rows: np.ndarray, n_cols: int, words: np.ndar
         if full.shape[:2] != padded:
             full = np.zeros((*padded, wide), values.dtype)
             full[:n_rows, : len(values) // n_rows] = values.reshape(n_rows, -1, wide)
-        tiles = full.reshape(n_tiles[0], TILE_ROWS, n_tiles[1], -1, wide).swapaxes(1, 2)
+        tiles = full.reshape(n_tiles[0], TILE_ROWS, n_tiles[1], -1, wide).transpose(0, 2, 3, 1, 4)
         first = at + wide * start * padded[1]
         to[first : first + tiles.size].reshape(tiles.shape)[...] = tiles
         return at + wide * (n // per)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
-from augury.backends.numba_cuda.kernels.dialect import SIMULATED, THREADS, WARP
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
+from augury.backends.numba_cuda.kernels.instructions import SIMULATED
 from augury.backends.numba_cuda.kernels.matmul import (
     ADD,
     HAS_BIAS,
@@ -22,6 +23,7 @@ from augury.backends.numba_cuda.kernels.matmul import (
     TILES,
 )
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, blend_rows, norm_rows
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.blocks import NormKind
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
+_BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 _OPERAND = ("floats", "bytes", "factors", "sums")
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
@@ -235,7 +238,7 @@ class Tape:
     ) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to what is there."""
         for matrix, column in self.weights.products(products):
-            tile = next((each for each in TILES if each >= self.size.n_tokens), TILES[-1])
+            tile = self._tile(matrix, is_output=is_output)
             tiles = Tiles(self.inputs, -(-self.size.n_tokens // tile), tile)
             self._multiply(matrix, x, to, column, tiles, ADD if adds else STORE, OF_OUTPUT if is_output else OF_TOKENS)
 
@@ -245,13 +248,28 @@ class Tape:
             self._multiply(matrix, x, to, column, tiles, STORE, OF_TILES)
 
     def _multiply(self, matrix: Matrix, x: Operand, to: Rows, column: int, tiles: Tiles, mode: int, which: int) -> None:
-        grid = (warps_of(-(-matrix.n_rows // TILE_ROWS)), tiles.n, 1)
+        if tiles.n_rows <= TILES[-1]:
+            n_warps, n_wanted = max(WARPS, matrix.n_cuts), -(-matrix.n_rows // TILE_ROWS) * matrix.n_cuts
+            kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
+        else:
+            kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
+            n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
         rows = x.floats if matrix.format.is_float else x.quantised
         places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
-        sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, to.width, column)
+        sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, matrix.n_cuts, to.width, column)
         flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
-        kernel = MULTIPLY[matrix.format.name, tiles.n_rows]
-        self.steps.append(Launch(kernel, grid, WARP * WARPS, (*places, *sizes, *flags, matrix.scale)))
+        self.steps.append(Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale)))
+
+    def _tile(self, matrix: Matrix, *, is_output: bool) -> int:
+        """How many tokens share a reading of weights: as many as there are, unless there would be few blocks."""
+        n = self.size.n_tokens
+        if matrix.format.is_float or n <= FEW_TOKENS:
+            return next((each for each in TILES if each >= n), TILES[-1])
+        tiles, n_blocks = MATRIX_TILES[matrix.format.name], -(-matrix.n_rows // MATRIX_ROWS)
+        if is_output:  # few tokens have logits, as a rule
+            return tiles[0]
+        fitting = [tile for tile in tiles if tile < 2 * n and n_blocks * -(-n // tile) >= _BLOCKS_ENOUGH]
+        return max(fitting, default=tiles[0])
 
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
         """Copy bytes, of x once all was added to it."""

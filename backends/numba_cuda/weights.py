@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT, Format
+from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.blocks import Linear, Matrices
 from augury.errors import UnsupportedError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Matrix", "Weights", "check_types"]
 
 PURPOSE = "weights"
+_WARPS_ENOUGH = 2048  # that ask for weights: 16 for each of 132 multiprocessors, see docs/cuda.md
+_STEPS_OF_CUT = 4  # at least
 
 
 @frozen(eq=False)
@@ -56,6 +59,16 @@ class Matrix:
     def n(self) -> int:
         """Units in whole tiles."""
         return n_units(self.n_alike * (-(-self.n_rows // TILE_ROWS) * TILE_ROWS), self.n_cols)
+
+    @property
+    def n_cuts(self) -> int:
+        """Of a row, so that there are warps enough. It fixes the order of additions, so nothing but the shape decides."""
+        n_cuts, n_warps = 1, -(-self.n_rows // TILE_ROWS)
+        if self.n_alike > 1:  # of which several are read at once
+            return 1
+        while n_cuts < MOST_CUTS and n_cuts * n_warps < _WARPS_ENOUGH and self.n_steps >= 2 * n_cuts * _STEPS_OF_CUT:
+            n_cuts *= 2
+        return n_cuts
 
 
 def check_types(file: ModelFile, plan: ModelPlan) -> None:

@@ -10,74 +10,36 @@ from pathlib import Path
 
 import numpy as np
 from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
+from oracles.cuda_products import Product
 from oracles.models import nmse
-from oracles.weights import FLOATS, dequantised, random_weights
 
-from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.gpu import Gpu
-from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.formats import FORMATS
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE, TILES
-from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
-from augury.backends.numba_cuda.repack import n_units, repack
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, TILES
+from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES, MULTIPLY_MATRIX
 from augury.batch import Batch
 from augury.engine.engine import Engine
-from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
 
 
 def products():
-    """Every kernel of products against float64, and its tiles against each other, at a size of a real layer."""
-    gpu, rng, told = Gpu(0), np.random.default_rng(2), {}
-    n_rows, n_cols, n_tokens = 260, 2048, 8
-    gpu.prepare([norm_rows, *MULTIPLY.values()], Progress())
+    """Every kernel of products against float64, and against the others of its type, at a size of a real layer."""
+    gpu, told = Gpu(0), {}
+    gpu.prepare([norm_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
     for name, fmt in FORMATS.items():
-        kind = TensorType[name]
-        if kind in FLOATS:
-            values = rng.standard_normal((n_rows, n_cols), np.float32)
-            if kind is TensorType.F16:
-                data = values.astype(np.float16).view(np.uint8)
-            else:
-                data = (
-                    values.view(np.uint8)
-                    if kind is TensorType.F32
-                    else (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-                )
-            weights = dequantised(kind, data, n_rows) if kind is not TensorType.F32 else values
-        else:
-            data = random_weights(rng, kind, n_rows, n_cols)
-            weights = dequantised(kind, data, n_rows)
-        words = repack(kind, data.reshape(-1), n_rows, n_cols)
-        x = rng.standard_normal((n_tokens, n_cols), np.float32)
-        sizes = {"w": words.nbytes, "x": x.nbytes, "ones": 4 * n_cols, "floats": x.nbytes, "bytes": x.nbytes}
-        sizes |= {"factors": x.nbytes, "sums": x.nbytes, "y": 4 * n_rows * n_tokens, "inputs": 4 * inputs.SIZE}
-        at = {key: gpu.allocate(n, key).at(0) for key, n in sizes.items()}
-        told_inputs = np.array([n_tokens, n_tokens], np.int32)
-        for key, array in (("w", words), ("x", x), ("ones", np.ones(n_cols, np.float32)), ("inputs", told_inputs)):
-            gpu.write(at[key], array)
-        places = [at[key] for key in ("inputs", "x", "x", "ones", "ones", "floats", "bytes", "factors", "sums")]
-        widths, flags = (n_cols, 0, n_cols, n_cols, n_cols), (0, 1, 1, NOTHING, RMS)
-        gpu.launch(Launch(norm_rows, (n_tokens, 1, 1), THREADS, (*places, *widths, *flags, 0.0, 1e-6)))
-        fed, rounded = np.empty_like(x), np.empty(x.shape, np.int8)
-        factors = np.empty((n_tokens, n_cols // 32), np.float32)
-        for key, array in (("floats", fed), ("bytes", rounded), ("factors", factors)):
-            gpu.read(at[key], array)
+        few, many = (Product(gpu, name, n, 260, 2048) for n in (8, 64))
+        found = [few.by(tile, n_cuts=n_cuts) for n_cuts in (1, 4) for tile in TILES]
+        assert all(np.array_equal(each, found[0]) for each in found[: len(TILES)]), f"{name}: tiles differ"
+        assert all(np.array_equal(each, found[-1]) for each in found[len(TILES) :]), f"{name}: tiles of cut rows differ"
+        told[name] = float(np.abs(found[0] - few.right).max() / np.abs(few.right).max())
         if not fmt.is_float:
-            assert np.abs(rounded * factors.repeat(32, axis=1) - fed).max() < 0.05, name
-            fed = rounded * factors.repeat(32, axis=1)
-        right, found = fed.astype(np.float64) @ weights.astype(np.float64).T, []
-        for tile in TILES:
-            rows = [at[key] for key in ("w", "floats" if fmt.is_float else "bytes", "factors", "sums", "y", "y")]
-            units = (n_rows, n_cols // 32, -(-n_cols // 256), n_units(n_rows, n_cols))
-            grid = (-(-n_rows // 16), n_tokens // tile, 1)
-            gpu.launch(Launch(MULTIPLY[name, tile], grid, 128, (at["inputs"], *rows, *units, n_rows, 0, 0, STORE, 0, 1.0)))
-            found.append(np.empty((n_tokens, n_rows), np.float32))
-            gpu.read(at["y"], found[-1])
-        assert all(np.array_equal(each, found[0]) for each in found), f"{name}: tiles differ"
-        told[name] = float(np.abs(found[0] - right).max() / np.abs(right).max())
+            for tile in MATRIX_TILES[name]:
+                assert np.array_equal(many.by(tile)[:8], found[0]), f"{name}: tensor cores differ"
+                assert np.array_equal(many.by(tile, n_cuts=4)[:8], found[-1]), f"{name}: tensor cores differ where rows are cut"
+            told[name] = max(told[name], float(np.abs(many.by(32) - many.right).max() / np.abs(many.right).max()))
         assert told[name] < 1e-5, (name, told[name])
     gpu.close()
     return {"largest error": told}

@@ -18,7 +18,9 @@ from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.formats import FORMATS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE, TILES
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.repack import n_units
 from augury.batch import Batch
 from augury.interfaces import Progress
@@ -128,18 +130,22 @@ def products():
     """GB/s of weights, by type and by how many tokens share a reading; of 256 MiB of weights, more than the caches hold."""
     gpu, told = Gpu(0), {}
     n_rows, n_cols = 4096, 4096
-    gpu.prepare(list(MULTIPLY.values()), Progress())
-    x = gpu.allocate(8 * n_cols * 4, "x").at(0)
-    y, at = gpu.allocate(8 * n_rows * 4, "y").at(0), gpu.allocate(4 * inputs.SIZE, "inputs").at(0)
-    gpu.write(at, np.array([8, 8], np.int32))
+    gpu.prepare([*MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
+    x = gpu.allocate(MAX_TOKENS * n_cols * 4, "x").at(0)
+    y, at = gpu.allocate(MAX_TOKENS * n_rows * 4, "y").at(0), gpu.allocate(4 * inputs.SIZE, "inputs").at(0)
     told_by_host, best = gpu.staging(2), gpu.allocate(8, "told").at(0)
     for name, fmt in FORMATS.items():
         n = n_units(n_rows, n_cols)
         n_bytes = 4 * fmt.n_words(n)
         copies = [gpu.allocate(n_bytes, name).at(0) for _ in range(max(4, (256 << 20) // n_bytes))]
-        for tile in TILES:
-            sizes = (n_rows, n_cols // 32, n_cols // 256, n, n_rows, 0, 0, STORE, 0, 1.0)
-            steps = [Launch(MULTIPLY[name, tile], (n_rows // 16, 1, 1), 128, (at, w, x, x, x, y, y, *sizes)) for w in copies]
+        for tile in (*TILES, *MATRIX_TILES.get(name, ())):
+            gpu.write(at, np.array([tile, tile], np.int32))
+            if tile in TILES:
+                kernel, n_blocks, n_threads = MULTIPLY[name, tile], n_rows // 16, 128
+            else:
+                kernel, n_blocks, n_threads = MULTIPLY_MATRIX[name, tile], n_rows // MATRIX_ROWS, MATRIX_THREADS
+            sizes = (n_rows, n_cols // 32, n_cols // 256, n, 1, n_rows, 0, 0, STORE, 0, 1.0)
+            steps = [Launch(kernel, (n_blocks, 1, 1), n_threads, (at, w, x, x, x, y, y, *sizes)) for w in copies]
             program = gpu.program(steps, (told_by_host, best), (best, told_by_host))
             program.run()
             seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(copies)

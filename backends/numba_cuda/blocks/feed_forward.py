@@ -82,7 +82,7 @@ def activate(
     limit: float | None = None,
     limits_activated: bool = False,
     constants: Sequence[float] = (),
-    per_token: int = 1,
+    per_token: int = 0,
 ) -> None:
     """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
     of_up = gates if ups is None else ups
@@ -91,6 +91,6 @@ def activate(
     has = (ups is not None, divisors is not None, limits_activated, to.as_floats, to.as_bytes)
     numbers = [math.inf if limit is None else limit, *constants]
     numbers += [0.0] * (5 - len(numbers))
-    grid = (warps_of(units_of(size)), per_token * tape.size.n_tokens)
+    grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
     operand = (to.floats, to.quantised, to.factors, to.sums)
     tape.add(GATE[activation.value], grid, WARP * WARPS, *places, *operand, *sizes, *map(int, has), *numbers)

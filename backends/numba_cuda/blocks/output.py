@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
+from augury.backends.numba_cuda.choosing import Logits
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.sample import best_tokens, cap_logits
+from augury.backends.numba_cuda.kernels.sample import cap_logits
 from augury.backends.numba_cuda.tape import Rows, Tape
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class OutputEmitter(Emitter):
         """See `Emitter.buffers`."""
         return {
             "logits": 4 * MAX_TOKENS * self.block.weight.n_out,
+            "best of chunks": Logits.n_bytes,
             "best": 8 * MAX_TOKENS,
             **Tape.operand_buffers("normed", self.block.norm.size),
         }
@@ -35,11 +37,11 @@ class OutputEmitter(Emitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, n_vocab = self.block, self.block.weight.n_out
-        rows = tape.norm(block.norm, (block.weight,), is_output=True)
-        logits, best = Rows(tape.buffers["logits"], n_vocab), tape.buffers["best"]
-        tape.multiply(rows, ((block.weight, 0),), logits, is_output=True)
+        normed, rows = tape.norm(block.norm, (block.weight,), is_output=True), Rows(tape.buffers["logits"], n_vocab)
+        tape.multiply(normed, ((block.weight, 0),), rows, is_output=True)
         if block.softcap is not None:
             grid = (-(-n_vocab // THREADS), tape.size.n_tokens)
-            tape.add(cap_logits, grid, THREADS, logits.at, n_vocab, block.softcap)
-        places = (logits.at, best, best, best.at(4 * MAX_TOKENS))
-        tape.add(best_tokens, (tape.size.n_tokens,), THREADS, *places, n_vocab, n_vocab, 1, 1)
+            tape.add(cap_logits, grid, THREADS, rows.at, n_vocab, block.softcap)
+        logits = Logits(tape.inputs, rows.at, tape.buffers["best of chunks"], n_vocab)
+        n, best = tape.size.n_tokens, tape.buffers["best"]
+        tape.steps += [logits.best_of_chunks(n, n_vocab), logits.best(n, n_vocab, 1, best, best.at(4 * MAX_TOKENS))]

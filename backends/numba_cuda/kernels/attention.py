@@ -28,7 +28,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
 )
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 SPLIT = 256  # positions
 ATTEND_THREADS = 32 if SIMULATED else 128
@@ -254,4 +254,4 @@ def merge_splits(
     if as_floats:
         out[t * width + i] = value
     if as_bytes:
-        quantise(value, thread % WARP, quantised, factors, sums, t * (width // WARP) + unit)
+        quantise(value, thread % WARP, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))

@@ -1,27 +1,48 @@
 """What kernels are written in: CUDA for hardware, or a simulator of it, chosen once, when this module is imported.
 
-Kernels and lanes use numba's names for threads, barriers, shared and local arrays (`cuda`), and the operations below for all
-that has an instruction of its own. On hardware these are inline PTX. With NUMBA_ENABLE_CUDASIM=1, numba's own switch, lanes are
+Kernels and lanes use numba's names for threads, barriers, shared and local arrays (`cuda`), and for all that has an instruction
+of its own the operations of `instructions`, and those of a warp, below. With NUMBA_ENABLE_CUDASIM=1, numba's switch, lanes are
 compiled for the CPU by the same typing rules as on the device, and the threads of a block are coroutines (`simulator`): a warp
 operation or a barrier passes on to the next, so that what comes of a kernel can be told without a device.
-
-This is the only file with inline PTX. `bits` means an uint32, `float` a float32.
 """
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from attrs import frozen
-from llvmlite import ir
 
-SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - kernels take all from here
+    SIMULATED,
+    add,
+    bits_of,
+    cuda,
+    div,
+    dp4a,
+    exp,
+    exp64,
+    expm1,
+    float_of,
+    float_of_half,
+    fma,
+    half_of_float,
+    lane,
+    larger,
+    load8,
+    load16,
+    log1p,
+    mul,
+    nearest,
+    prmt,
+    quotient,
+    remainder,
+    root,
+    stream16,
+    tanh,
+)
+
 WARP = 32
 SLICES = 8  # of a row of weights: see `matmul`
 THREADS = 64 if SIMULATED else 256  # of a block that works on one token: simulated threads take time
-
-_F32, _I32 = ir.FloatType(), ir.IntType(32)
 
 
 @frozen(eq=False)
@@ -30,259 +51,27 @@ class Kernel:
 
     Attributes:
         function: Its source.
-        parameters: A letter each: pointers to uint32 `w`, float32 `f`, int32 `j`, int8 `b`, uint16 `h`; int32 `i`, float32 `r`.
+        parameters: A letter each: pointers to uint32 `w`, float32 `f`, float64 `d`, int32 `j`, int8 `b`, uint16 `h`; int32 `i`,
+            float32 `r`.
         name: Of the function and what it was made for; unlike any other kernel's.
+        most_registers: Of a thread; None: as many as the compiler likes.
     """
 
     function: object
     parameters: str
     name: str
+    most_registers: int | None = None
 
 
-def kernel(parameters, name=None):
+def kernel(parameters, name=None, most_registers=None):
     """Decorate a kernel; see `Kernel`."""
-    return lambda function: Kernel(function, parameters, name or function.__name__)
+    return lambda function: Kernel(function, parameters, name or function.__name__, most_registers)
 
-
-if SIMULATED:
-    from numba import float32, int32, njit, types, uint32
-    from numba.extending import intrinsic
-
-    from augury.backends.numba_cuda.kernels.simulator import cuda, meet
-
-    lane = njit
-
-    def _typed(signature):
-        return njit(signature)
-else:
-    from numba import cuda, float32, int32, types, uint32
-    from numba.cuda.extending import intrinsic
-
-    lane = cuda.jit(device=True, forceinline=True)
-
-
-def _emitted(result, emit, *parameters):
-    """An operation whose instructions `emit` writes."""
-    names = ", ".join("abcd"[: len(parameters)])
-    scope = {"signature": result(*parameters), "emit": lambda _, builder, __, values: emit(builder, values)}
-    exec(f"def operation(context, {names}):\n    return signature, emit", scope)  # noqa: S102 - numba reads the parameters' names
-    return intrinsic(scope["operation"])
-
-
-def _ptx(assembly, constraints, result, *parameters):
-    """An operation that is inline PTX; without side effects."""
-
-    def emit(builder, values):
-        to = {types.float32: _F32, types.int32: _I32, types.uint32: _I32}[result]
-        kind = ir.FunctionType(to, [value.type for value in values])
-        return builder.asm(kind, assembly, constraints, values, side_effect=False)
-
-    return _emitted(result, emit, *parameters)
-
-
-_bits_float = _emitted(float32, lambda builder, values: builder.bitcast(values[0], _F32), uint32)
-_float_bits = _emitted(uint32, lambda builder, values: builder.bitcast(values[0], _I32), float32)
-
-# Operations of one thread, as the PTX ISA describes them
-
-if SIMULATED:
-    _fma = _emitted(float32, lambda builder, values: builder.fma(*values), float32, float32, float32)
-
-    @_typed(float32(uint32))
-    def float_of(bits):
-        """The float32 that has these bits."""
-        return _bits_float(bits)
-
-    @_typed(uint32(float32))
-    def bits_of(value):
-        """The bits of a float32."""
-        return _float_bits(value)
-
-    @_typed(float32(float32, float32, float32))
-    def fma(a, b, c):
-        """A * b + c, rounded once."""
-        return _fma(a, b, c)
-
-    @_typed(float32(float32, float32))
-    def mul(a, b):
-        """A * b, never contracted with what follows."""
-        return a * b
-
-    @_typed(float32(float32, float32))
-    def add(a, b):
-        """A + b, never contracted with what was before."""
-        return a + b
-
-    @_typed(float32(float32, float32))
-    def div(a, b):
-        """A / b, rounded to nearest."""
-        return np.float32(np.divide(a, b))
-
-    @_typed(float32(float32))
-    def root(a):
-        """The square root, rounded to nearest."""
-        return np.sqrt(a)
-
-    @_typed(float32(float32))
-    def exp(a):
-        """E^a."""
-        return np.exp(a)
-
-    @_typed(float32(float32))
-    def log1p(a):
-        """Ln(1 + a)."""
-        return np.log1p(a)
-
-    @_typed(float32(float32))
-    def tanh(a):
-        """The hyperbolic tangent."""
-        return np.tanh(a)
-
-    @_typed(float32(float32))
-    def expm1(a):
-        """E^a - 1, exact near 0."""
-        return np.expm1(a)
-
-    @_typed(int32(float32))
-    def nearest(a):
-        """The nearest int32, of two the even one; of NaN 0."""
-        if not abs(a) < np.float32(2147483648.0):
-            return np.int32(0) if np.isnan(a) else np.int32(2147483647 if a > 0 else -2147483648)
-        return np.int32(np.rint(a))
-
-    @_typed(float32(float32, float32))
-    def larger(a, b):
-        """The larger of two, NaN if either is."""
-        if np.isnan(a) or np.isnan(b):
-            return np.float32(np.nan)
-        return max(a, b)
-
-    @_typed(int32(int32, int32))
-    def quotient(a, b):
-        """A / b of 32 bits, without the rest; neither is negative."""
-        return a // b
-
-    @_typed(int32(int32, int32))
-    def remainder(a, b):
-        """The rest of a / b; neither is negative."""
-        return a % b
-
-    @_typed(int32(uint32, uint32, int32))
-    def dp4a(a, b, c):
-        """C plus the products of four pairs of signed bytes."""
-        total = np.int64(c)
-        for i in range(4):
-            total += np.int64(np.int8(a >> (8 * i))) * np.int64(np.int8(b >> (8 * i)))
-        return np.int32(total)
-
-    @_typed(uint32(uint32, uint32, uint32))
-    def prmt(a, b, selector):
-        """Four bytes of the eight of a and b, chosen by a nibble each, whose highest bit asks for the byte's sign instead."""
-        both, chosen = np.uint64(a) | np.uint64(b) << np.uint64(32), np.uint64(0)
-        for i in range(4):
-            nibble = np.uint64(selector >> (4 * i)) & np.uint64(15)
-            byte = both >> ((nibble & np.uint64(7)) * np.uint64(8)) & np.uint64(255)
-            if nibble & np.uint64(8):
-                byte = np.uint64(255) if byte & np.uint64(128) else np.uint64(0)
-            chosen |= byte << np.uint64(8 * i)
-        return np.uint32(chosen)
-
-    @_typed(float32(uint32))
-    def float_of_half(bits):
-        """The float32 of a half, which is in the lower 16 bits."""
-        sign, exponent, fraction = (bits & 0x8000) << 16, bits >> 10 & 31, bits & 1023
-        if exponent == 31:
-            return float_of(np.uint32(sign | 0x7F800000 | fraction << 13))
-        if exponent == 0:
-            value = np.float32(fraction) * np.float32(2.0**-24)
-            return -value if sign else value
-        return float_of(np.uint32(sign | (exponent + 112) << 23 | fraction << 13))
-
-    @_typed(uint32(float32))
-    def half_of_float(value):
-        """The nearest half, of two the even one, in the lower 16 bits."""
-        bits = bits_of(value)
-        sign, rest = bits >> 16 & 0x8000, bits & 0x7FFFFFFF
-        if rest >= 0x47800000:  # 65536 and more, infinite, NaN
-            return np.uint32(sign | (0x7FFF if rest > 0x7F800000 else 0x7C00))
-        if rest < 0x38800000:  # a denormal half: steps of 2^-24, which adding 0.5 rounds to
-            return np.uint32(sign | (bits_of(float_of(np.uint32(rest)) + np.float32(0.5)) - 0x3F000000))
-        return np.uint32(sign | (rest + 0xFFF + (rest >> 13 & 1) - 0x38000000) >> 13)
-
-    @njit
-    def load16(pointer, i):
-        """Four neighbouring words from word i on, a multiple of four; what is read often."""
-        return pointer[i], pointer[i + 1], pointer[i + 2], pointer[i + 3]
-
-    @njit
-    def load8(pointer, i):
-        """Two neighbouring words from word i on, which is even."""
-        return pointer[i], pointer[i + 1]
-
-    stream16 = load16  # the same of what is read once
-else:
-    float_of, bits_of = _bits_float, _float_bits
-    fma = _ptx("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", float32, float32, float32, float32)
-    mul = _ptx("mul.rn.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
-    add = _ptx("add.rn.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
-    div = _ptx("div.rn.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
-    root = _ptx("sqrt.rn.f32 $0, $1;", "=f,f", float32, float32)
-    nearest = _ptx("cvt.rni.s32.f32 $0, $1;", "=r,f", int32, float32)
-    larger = _ptx("max.NaN.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
-    quotient = _ptx("div.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
-    remainder = _ptx("rem.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
-    dp4a = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", int32, uint32, uint32, int32)
-    prmt = _ptx("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
-    float_of_half = _ptx("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", "=f,r", float32, uint32)
-    half_of_float = _ptx("{ .reg .b16 l; cvt.rn.f16.f32 l, $1; cvt.u32.u16 $0, l; }", "=r,f", uint32, float32)
-
-    def _load(instruction, n):
-        """An operation that loads n words from a pointer to words and an index."""
-
-        def emit(builder, values):
-            pointer, index = values
-            where = builder.ptrtoint(builder.gep(pointer, [index]), ir.IntType(64))
-            to = ir.LiteralStructType([_I32] * n)
-            places = ", ".join(f"${i}" for i in range(n))
-            assembly = f"{instruction}.v{n}.u32 {{{places}}}, [${n}];"
-            loaded = builder.asm(
-                ir.FunctionType(to, [where.type]), assembly, ",".join(["=r"] * n + ["l"]), [where], side_effect=False
-            )
-            words = ir.Constant(ir.ArrayType(_I32, n), ir.Undefined)
-            for i in range(n):
-                words = builder.insert_value(words, builder.extract_value(loaded, i), i)
-            return words
-
-        return _emitted(types.UniTuple(uint32, n), emit, types.CPointer(uint32), types.int64)
-
-    load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
-    stream16 = _load("ld.global.nc.L1::no_allocate", 4)
-
-    from numba.cuda import libdevice
-
-    @lane
-    def exp(a):
-        """E^a."""
-        return libdevice.expf(a)
-
-    @lane
-    def log1p(a):
-        """Ln(1 + a)."""
-        return libdevice.log1pf(a)
-
-    @lane
-    def tanh(a):
-        """The hyperbolic tangent."""
-        return libdevice.tanhf(a)
-
-    @lane
-    def expm1(a):
-        """E^a - 1, exact near 0."""
-        return libdevice.expm1f(a)
 
 # Operations of a warp, which all of its 32 lanes take part in
 
 if SIMULATED:
+    from augury.backends.numba_cuda.kernels.simulator import meet
 
     def warp_max(value):
         """The largest of all lanes' floats; NaN if one is."""
@@ -290,11 +79,11 @@ if SIMULATED:
 
     def warp_sum(value):
         """The sum of all lanes' floats, by a tree of neighbours, pairs of neighbours and so on."""
-        return meet(value, lambda values: _tree(values, WARP))
+        return meet(value, lambda values: _tree(values, (1, 2, 4, 8, 16)))
 
     def warp_sums(sums, n):
         """Let n numbers of every lane be the sums over all lanes, by the same tree."""
-        sums[:n] = meet(sums[:n], lambda values: _tree(values, WARP))
+        sums[:n] = meet(sums[:n], lambda values: _tree(values, (1, 2, 4, 8, 16)))
 
     def warp_barrier():
         """Wait for all lanes, and see what they have written."""
@@ -305,8 +94,8 @@ if SIMULATED:
         return meet(value, lambda values: [int(each) for half in (values[:16], values[16:]) for each in [sum(half)] * 16])
 
     def slice_sums(sums, n):
-        """Let n numbers of every lane be the sums over its eight neighbours, by a tree."""
-        sums[:n] = meet(sums[:n], lambda values: _tree(values, SLICES))
+        """Let n numbers of every lane be the sums over eight lanes, every fourth one, by a tree."""
+        sums[:n] = meet(sums[:n], lambda values: _tree(values, (4, 8, 16)))
 
     def warp_best(value, index):
         """The largest float of all lanes and its index; of equals the lowest, of NaN -1."""
@@ -319,15 +108,38 @@ if SIMULATED:
 
         return meet((value, index), best)
 
-    def _tree(values, n):
-        """Of what the lanes have the sums over n neighbours, in float32."""
-        sums, step, lanes = np.array(values, np.float32), 1, np.arange(WARP)
-        while step < n:
+    def mma32(a, b, c, d, p, q):
+        """Products of a 16 x 32 and a 32 x 8 matrix of signed bytes by `mma.m16n8k32`, whose fragments the lanes hold."""
+        return meet((a, b, c, d, p, q), _products)
+
+    def mma16(a, b, p):
+        """The same of 16 x 16 and 16 x 8, by `mma.m16n8k16`."""
+        return meet((a, b, p), _products)
+
+    def _products(values):
+        """What the PTX ISA says that the lanes get.
+
+        Lane 4 g + i has rows g and g + 8 of the first matrix, columns 4 i to 4 i + 3 and those 16 further on; of the second one
+        column g and such rows; of the product rows g and g + 8, columns 2 i and 2 i + 1.
+        """
+        held = np.array(values, np.uint32).view(np.int8).reshape(8, 4, -1, 4).astype(np.int32)
+        n = held.shape[2] // 3  # times 16 columns
+        first = held[:, :, : 2 * n].reshape(8, 4, n, 2, 4).transpose(3, 0, 2, 1, 4).reshape(16, 16 * n)
+        second = held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(16 * n, 8)
+        return [*map(tuple, (first @ second).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4).tolist())]
+
+    def _tree(values, steps):
+        """Of what the lanes have the sums with those so many lanes away, in float32."""
+        sums, lanes = np.array(values, np.float32), np.arange(WARP)
+        for step in steps:
             sums = sums + sums[lanes ^ step]
-            step *= 2
         return sums
 
 else:
+    from numba import int32
+
+    from augury.backends.numba_cuda.kernels.instructions import mma16, mma32  # noqa: F401
+
     _ALL = 0xFFFFFFFF
 
     @lane
@@ -364,10 +176,10 @@ else:
 
     @lane
     def slice_sums(sums, n):
-        """Let n numbers of every lane be the sums over its eight neighbours, by a tree."""
+        """Let n numbers of every lane be the sums over eight lanes, every fourth one, by a tree."""
         for i in range(n):
             value = sums[i]
-            for step in (1, 2, 4):
+            for step in (4, 8, 16):
                 value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
             sums[i] = value
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import SLICES, WARP, cuda, kernel
-from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel
+from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import LOOK_UP
 
@@ -20,8 +20,7 @@ def _embed(name):
         unit = cuda.blockIdx.x * WARP + cuda.threadIdx.x
         if t >= inputs[N_TOKENS] or 32 * unit >= size:
             return
-        row = inputs[ids + t]
-        u = (row // TILE_ROWS * n_steps + unit // SLICES) * TILE + row % TILE_ROWS * SLICES + unit % SLICES
+        u = unit_at(inputs[ids + t], unit, n_steps)
         look_up(w, n, u, x, t * size + 32 * unit, size - 32 * unit, np.float32(scale))
 
     return embed

@@ -1,9 +1,10 @@
 """How weights lie in planes, by type, and what they are.
 
 A matrix is one array of words. Its unit is 32 neighbouring weights of a row. Units lie in tiles of 4 rows x 8 units, tile after
-tile along the rows: the 32 lanes of a warp that read one unit each read neighbouring words. Plane after plane holds, of every
-unit, 16 bytes of its weights; then of every unit what else it has: high bits, two scales, a factor. Where GGUF has factors per
-256 weights, that is per 8 units of a row, so are they here.
+tile along the rows, and in a tile the 4 rows of a unit, then those of the next (`unit_at`): whether a warp reads all units of 4
+rows, or one unit of 16 rows, its lanes read neighbouring words. Plane after plane holds 16 bytes of every unit's weights; then
+what else a unit has: high bits, two scales, a factor. Where GGUF has factors per 256 weights, that is per 8 units of a row, so
+are they here.
 
 A weight is `factor * scale * (integer - offset)`, less `least * scale` where a type has minima: products of integers are exact.
 """
@@ -32,22 +33,27 @@ class Format:
 
     Attributes:
         name: As `TensorType` calls it.
-        weights: Lane function (array, units, unit) → eight words of signed bytes, in order; of floats None.
-        numbers: Lane function (array, units, unit) → factor, two scales, least, two scales of it.
+        unpack: Lane function (two words of weights, two of high bits, i) → words i and i + 4 of a unit's eight, of signed bytes
+            in order; of floats None. See `weights_of`.
+        number_words: Lane function (array, units, unit) → two words that have what `numbers` tells.
+        numbers: Lane function (these words, unit) → factor, two scales, least, two scales of it.
         offset: What is taken off the bytes.
         has_least: Whether there are minima.
         has_shared_factor: Whether eight units of a row have one factor, and minimum.
+        has_two_scales: Whether the halves of a unit have scales of their own.
     """
 
     name: str
     n_main: int
     n_high: int = 0
     n_scales: int = 0
-    weights: object = None
+    unpack: object = None
+    number_words: object = None
     numbers: object = None
     offset: int = 0
     has_least: bool = False
     has_shared_factor: bool = False
+    has_two_scales: bool = False
 
     @property
     def n_factors(self):
@@ -57,7 +63,7 @@ class Format:
     @property
     def is_float(self):
         """Whether weights are multiplied as floats."""
-        return self.weights is None
+        return self.unpack is None
 
     def n_words(self, n_units: int) -> int:
         """Words of a matrix of so many units."""
@@ -66,9 +72,22 @@ class Format:
 
 
 @lane
-def half_at(words, start, i):
-    """The i-th 16 bits of the words from `start` on."""
-    return np.uint32(words[start + (i >> 1)] >> np.uint32((i & 1) * 16)) & np.uint32(0xFFFF)
+def unit_at(row, unit, n_steps):
+    """Which unit of all is that of a row, in a matrix of `n_steps` tiles along a row."""
+    tile = row // TILE_ROWS * n_steps + unit // TILE_UNITS
+    return tile * TILE + unit % TILE_UNITS * TILE_ROWS + row % TILE_ROWS
+
+
+@lane
+def _shared_by(u):
+    """Which factor of all is a unit's, where eight units of a row share one."""
+    return u // TILE * TILE_ROWS + u % TILE_ROWS
+
+
+@lane
+def _half_of(word, u):
+    """The 16 bits of a unit, of a word that two units share, or two rows' factors."""
+    return np.uint32(word >> np.uint32((u & 1) * 16)) & np.uint32(0xFFFF)
 
 
 @lane
@@ -81,22 +100,18 @@ def signed_byte(bits):
 
 
 @lane
-def _bytes(w, n, u):
-    a, b, c, d = stream16(w, 4 * u)
-    e, f, g, h = stream16(w, 4 * (n + u))
-    return a, b, c, d, e, f, g, h
+def _bytes(first, second, low, high, i):
+    return first, second
 
 
 @lane
-def _nibbles(w, n, u):
-    a, b, c, d = stream16(w, 4 * u)
-    low = np.uint32(0x0F0F0F0F)
-    four = np.uint32(4)
-    return (a & low, b & low, c & low, d & low, a >> four & low, b >> four & low, c >> four & low, d >> four & low)
+def _nibbles(first, second, low, high, i):
+    mask = np.uint32(0x0F0F0F0F)
+    return first & mask, first >> np.uint32(4) & mask
 
 
-def _with_high_bits(n_bits, to):
-    """Nibbles, or two bits, with one or two higher bits of other planes: bits 8 j + i, of n = 2 in two words, of word i."""
+def _high_bits(n_bits, to):
+    """One or two bits of each of the four bytes of word i, from a word that has them of eight, or four words."""
     mask = np.uint32((1 << n_bits) - 1) * np.uint32(0x01010101)
     shift = np.uint32(to)
 
@@ -107,78 +122,34 @@ def _with_high_bits(n_bits, to):
     return spread
 
 
-_fifth_bit, _high_pair, _third_bit = (_with_high_bits(*how) for how in ((1, 4), (2, 4), (1, 2)))
+_fifth_bit, _high_pair, _third_bit, _pair = (_high_bits(*how) for how in ((1, 4), (2, 4), (1, 2), (2, 0)))
 
 
 @lane
-def _five_bits(w, n, u):
-    a, b, c, d, e, f, g, h = _nibbles(w, n, u)
-    high = w[4 * n + u]
-    return (
-        a | _fifth_bit(high, 0),
-        b | _fifth_bit(high, 1),
-        c | _fifth_bit(high, 2),
-        d | _fifth_bit(high, 3),
-        e | _fifth_bit(high, 4),
-        f | _fifth_bit(high, 5),
-        g | _fifth_bit(high, 6),
-        h | _fifth_bit(high, 7),
-    )
+def _five_bits(first, second, low, high, i):
+    a, b = _nibbles(first, second, low, high, i)
+    return a | _fifth_bit(low, i), b | _fifth_bit(low, i + 4)
 
 
 @lane
-def _six_bits(w, n, u):
-    a, b, c, d, e, f, g, h = _nibbles(w, n, u)
-    low, high = load8(w, 4 * n + 2 * u)
-    return (
-        a | _high_pair(low, 0),
-        b | _high_pair(low, 1),
-        c | _high_pair(low, 2),
-        d | _high_pair(low, 3),
-        e | _high_pair(high, 0),
-        f | _high_pair(high, 1),
-        g | _high_pair(high, 2),
-        h | _high_pair(high, 3),
-    )
-
-
-_pair = _with_high_bits(2, 0)
+def _six_bits(first, second, low, high, i):
+    a, b = _nibbles(first, second, low, high, i)
+    return a | _high_pair(low, i), b | _high_pair(high, i)
 
 
 @lane
-def _two_bits(w, n, u):
-    low, high = load8(w, 2 * u)
-    return (
-        _pair(low, 0),
-        _pair(low, 1),
-        _pair(low, 2),
-        _pair(low, 3),
-        _pair(high, 0),
-        _pair(high, 1),
-        _pair(high, 2),
-        _pair(high, 3),
-    )
+def _two_bits(first, second, low, high, i):
+    return _pair(first, i), _pair(second, i)
 
 
 @lane
-def _three_bits(w, n, u):
-    a, b, c, d, e, f, g, h = _two_bits(w, n, u)
-    high = w[2 * n + u]
-    return (
-        a | _third_bit(high, 0),
-        b | _third_bit(high, 1),
-        c | _third_bit(high, 2),
-        d | _third_bit(high, 3),
-        e | _third_bit(high, 4),
-        f | _third_bit(high, 5),
-        g | _third_bit(high, 6),
-        h | _third_bit(high, 7),
-    )
+def _three_bits(first, second, low, high, i):
+    return _pair(first, i) | _third_bit(low, i), _pair(second, i) | _third_bit(low, i + 4)
 
 
 def _codebook(values):
     """Nibbles that stand for one of 16 signed bytes each."""
-    first, second, third, fourth = (np.uint32(word) for word in np.array(values, np.int8).view(np.uint32))
+    c0, c1, c2, c3 = (np.uint32(word) for word in np.array(values, np.int8).view(np.uint32))
 
     @lane
     def look_up(nibbles):
@@ -186,14 +157,14 @@ def _codebook(values):
         chosen = prmt(pairs, np.uint32(0), np.uint32(0x4420))  # the nibbles as a selector's
         lower = chosen & np.uint32(0x7777)
         which = np.uint32(0x3210) | (chosen & np.uint32(0x8888)) >> np.uint32(1)
-        return prmt(prmt(first, second, lower), prmt(third, fourth, lower), which)
+        return prmt(prmt(c0, c1, lower), prmt(c2, c3, lower), which)
 
     @lane
-    def weights(w, n, u):
-        a, b, c, d, e, f, g, h = _nibbles(w, n, u)
-        return look_up(a), look_up(b), look_up(c), look_up(d), look_up(e), look_up(f), look_up(g), look_up(h)
+    def unpack(first, second, low, high, i):
+        a, b = _nibbles(first, second, low, high, i)
+        return look_up(a), look_up(b)
 
-    return weights
+    return unpack
 
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -207,45 +178,60 @@ def _factor_alone(words_before, is_power):
     """A factor of every unit: a half, or the upper half of a float32."""
 
     @lane
-    def numbers(w, n, u):
-        bits = half_at(w, words_before * n, u)
+    def words(w, n, u):
+        word = w[words_before * n + (u >> 1)]
+        return word, word
+
+    @lane
+    def numbers(words, u):
+        bits = _half_of(words[0], u)
         factor = float_of(bits << np.uint32(16)) if is_power else float_of_half(bits)
         return factor, np.int32(1), np.int32(1), np.float32(0), np.int32(0), np.int32(0)
 
-    return numbers
+    return {"number_words": words, "numbers": numbers}
 
 
 def _factor_and_least(words_before):
     """Both of every unit."""
 
     @lane
-    def numbers(w, n, u):
-        both = w[words_before * n + u]
-        one = np.int32(1)
+    def words(w, n, u):
+        word = w[words_before * n + u]
+        return word, word
+
+    @lane
+    def numbers(words, u):
+        both, one = words[0], np.int32(1)
         return float_of_half(both & np.uint32(0xFFFF)), one, one, float_of_half(both >> np.uint32(16)), one, one
 
-    return numbers
+    return {"number_words": words, "numbers": numbers}
 
 
 def _scales_and_factor(words_before):
     """Two signed scales of every unit, a factor of eight."""
 
     @lane
-    def numbers(w, n, u):
-        scales = half_at(w, words_before * n, u)
-        factor = float_of_half(half_at(w, words_before * n + n // 2, u // 8))
+    def words(w, n, u):
+        return w[words_before * n + (u >> 1)], w[words_before * n + n // 2 + (_shared_by(u) >> 1)]
+
+    @lane
+    def numbers(words, u):
+        scales, factor = _half_of(words[0], u), float_of_half(_half_of(words[1], u))
         return factor, signed_byte(scales), signed_byte(scales >> np.uint32(8)), np.float32(0), np.int32(0), np.int32(0)
 
-    return numbers
+    return {"number_words": words, "numbers": numbers, "has_shared_factor": True}
 
 
 def _scales_factor_and_least(words_before, is_pair):
     """A scale and one of the minimum of every unit, or two of four bits each; a factor and a minimum of eight."""
 
     @lane
-    def numbers(w, n, u):
-        scales = half_at(w, words_before * n, u)
-        both = w[words_before * n + n // 2 + u // 8]
+    def words(w, n, u):
+        return w[words_before * n + (u >> 1)], w[words_before * n + n // 2 + _shared_by(u)]
+
+    @lane
+    def numbers(words, u):
+        scales, both = _half_of(words[0], u), words[1]
         factor, least = float_of_half(both & np.uint32(0xFFFF)), float_of_half(both >> np.uint32(16))
         if is_pair:
             first, second = np.int32(scales & 15), np.int32(scales >> np.uint32(4) & 15)
@@ -255,7 +241,7 @@ def _scales_factor_and_least(words_before, is_pair):
             second, fourth = first, third
         return factor, first, second, -least, third, fourth
 
-    return numbers
+    return {"number_words": words, "numbers": numbers, "has_shared_factor": True, "has_least": True}
 
 
 FORMATS = {
@@ -264,39 +250,103 @@ FORMATS = {
         Format("F32", 32),
         Format("F16", 16),
         Format("BF16", 16),
-        Format("Q8_0", 8, weights=_bytes, numbers=_factor_alone(8, is_power=False)),
-        Format("Q4_0", 4, weights=_nibbles, numbers=_factor_alone(4, is_power=False), offset=8),
-        Format("Q4_1", 4, weights=_nibbles, numbers=_factor_and_least(4), has_least=True),
-        Format("Q5_0", 4, 1, weights=_five_bits, numbers=_factor_alone(5, is_power=False), offset=16),
-        Format("Q5_1", 4, 1, weights=_five_bits, numbers=_factor_and_least(5), has_least=True),
-        Format(
-            *("Q2_K", 2, 0, 1),
-            weights=_two_bits,
-            numbers=_scales_factor_and_least(2, is_pair=True),
-            has_least=True,
-            has_shared_factor=True,
-        ),
-        Format("Q3_K", 2, 1, 1, weights=_three_bits, numbers=_scales_and_factor(3), offset=4, has_shared_factor=True),
-        Format(
-            *("Q4_K", 4, 0, 1),
-            weights=_nibbles,
-            numbers=_scales_factor_and_least(4, is_pair=False),
-            has_least=True,
-            has_shared_factor=True,
-        ),
-        Format(
-            *("Q5_K", 4, 1, 1),
-            weights=_five_bits,
-            numbers=_scales_factor_and_least(5, is_pair=False),
-            has_least=True,
-            has_shared_factor=True,
-        ),
-        Format("Q6_K", 4, 2, 1, weights=_six_bits, numbers=_scales_and_factor(6), offset=32, has_shared_factor=True),
-        Format("IQ4_NL", 4, weights=_codebook(IQ4_VALUES), numbers=_factor_alone(4, is_power=False)),
-        Format("IQ4_XS", 4, 0, 1, weights=_codebook(IQ4_VALUES), numbers=_scales_and_factor(4), has_shared_factor=True),
-        Format("MXFP4", 4, weights=_codebook(MXFP4_VALUES), numbers=_factor_alone(4, is_power=True)),
+        Format("Q8_0", 8, unpack=_bytes, **_factor_alone(8, is_power=False)),
+        Format("Q4_0", 4, unpack=_nibbles, **_factor_alone(4, is_power=False), offset=8),
+        Format("Q4_1", 4, unpack=_nibbles, **_factor_and_least(4), has_least=True),
+        Format("Q5_0", 4, 1, unpack=_five_bits, **_factor_alone(5, is_power=False), offset=16),
+        Format("Q5_1", 4, 1, unpack=_five_bits, **_factor_and_least(5), has_least=True),
+        Format("Q2_K", 2, 0, 1, _two_bits, **_scales_factor_and_least(2, is_pair=True), has_two_scales=True),
+        Format("Q3_K", 2, 1, 1, _three_bits, **_scales_and_factor(3), offset=4, has_two_scales=True),
+        Format("Q4_K", 4, 0, 1, _nibbles, **_scales_factor_and_least(4, is_pair=False)),
+        Format("Q5_K", 4, 1, 1, _five_bits, **_scales_factor_and_least(5, is_pair=False)),
+        Format("Q6_K", 4, 2, 1, _six_bits, **_scales_and_factor(6), offset=32, has_two_scales=True),
+        Format("IQ4_NL", 4, unpack=_codebook(IQ4_VALUES), **_factor_alone(4, is_power=False)),
+        Format("IQ4_XS", 4, 0, 1, unpack=_codebook(IQ4_VALUES), **_scales_and_factor(4)),
+        Format("MXFP4", 4, unpack=_codebook(MXFP4_VALUES), **_factor_alone(4, is_power=True)),
     )
 }
+
+
+def _high_words(fmt):
+    """Two words of a unit's high bits, as far as there are some."""
+    n_before, n_high = fmt.n_main, fmt.n_high
+
+    @lane
+    def high_words(w, n, u):
+        if n_high == 2:
+            return load8(w, n_before * n + 2 * u)
+        one = w[n_before * n + u] if n_high else np.uint32(0)
+        return one, one
+
+    return high_words
+
+
+def words_of(fmt):
+    """The lane function (array, units, unit) → all words of a unit's weights: what `weights_of` makes bytes of."""
+    high_words, n_main = _high_words(fmt), fmt.n_main
+
+    @lane
+    def main_words(w, n, u):
+        if n_main == 2:
+            p, q = load8(w, 2 * u)
+            return p, p, p, p, q, q, q, q
+        a, b, c, d = stream16(w, 4 * u)
+        if n_main == 4:
+            return a, b, c, d, a, b, c, d
+        e, f, g, h = stream16(w, 4 * (n + u))
+        return a, b, c, d, e, f, g, h
+
+    @lane
+    def words(w, n, u):
+        return main_words(w, n, u), high_words(w, n, u)
+
+    return words
+
+
+def weights_of(fmt):
+    """The lane function (words of a unit) → eight words of signed bytes, in order."""
+    unpack = fmt.unpack
+
+    @lane
+    def weights(words):
+        a, b, c, d, e, f, g, h = words[0]
+        low, high = words[1]
+        a, e = unpack(a, e, low, high, 0)
+        b, f = unpack(b, f, low, high, 1)
+        c, g = unpack(c, g, low, high, 2)
+        d, h = unpack(d, h, low, high, 3)
+        return a, b, c, d, e, f, g, h
+
+    return weights
+
+
+def fragment_of(fmt):
+    """The lane function (array, units, unit, i) → words i and i + 4 of a unit's eight: what a lane holds for tensor cores.
+
+    The offset is taken off already: it pays where many tokens are multiplied with them.
+    """
+    unpack, high_words, n_main, offset = fmt.unpack, _high_words(fmt), fmt.n_main, fmt.offset
+    offsets, signs = np.uint32(offset * 0x01010101), np.uint32(0x80808080)
+
+    @lane
+    def less_offset(word):
+        return ((word | signs) - offsets) ^ signs  # byte by byte: none borrows from the next
+
+    @lane
+    def main_words(w, n, u, i):
+        if n_main == 2:
+            return load8(w, 2 * u)
+        one = w[4 * u + i]
+        return one, w[4 * (n + u) + i] if n_main == 8 else one
+
+    @lane
+    def fragment(w, n, u, i):
+        first, second = main_words(w, n, u, i)
+        low, high = high_words(w, n, u)
+        first, second = unpack(first, second, low, high, i)
+        return (less_offset(first), less_offset(second)) if offset else (first, second)
+
+    return fragment
 
 
 def floats_of(name):

@@ -7,7 +7,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.activation import ACTIVATIONS, clamped, limited
 from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, lane, mul
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 
 def _gate(name, activation, of_up):
@@ -50,7 +50,8 @@ def _gate(name, activation, of_up):
     ):
         """Activation(gate) / divisors * up, or without one of them; a warp takes 32 values.
 
-        They become floats (n, width), units, or both, of n tokens with `per_token` rows each. What is beyond `size` is 0.
+        They become floats (n, width), units, or both. Rows are tokens, or, if `per_token` is not 0, so many rows
+        of each that experts have, whose units lie one after another. What is beyond `size` is 0.
 
         Args:
             inputs: Of the pass.
@@ -62,7 +63,7 @@ def _gate(name, activation, of_up):
             a, b, c, d: Constants of the activation.
         """
         t = cuda.blockIdx.y
-        if t >= inputs[N_TOKENS] * per_token:
+        if t >= inputs[N_TOKENS] * max(1, per_token):
             return
         thread = cuda.threadIdx.x
         unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
@@ -74,7 +75,8 @@ def _gate(name, activation, of_up):
         if as_floats:
             out[t * width + i] = value
         if as_bytes:
-            quantise(value, thread % WARP, quantised, factors, sums, t * (width // WARP) + unit)
+            place = t * (width // WARP) + unit if per_token else unit_of(inputs, t, unit, width // WARP)
+            quantise(value, thread % WARP, quantised, factors, sums, place)
 
     return gate
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import lane
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, lane
 
 MAX_TOKENS = 64  # of a pass
+FEW_TOKENS = 16 if SIMULATED else 8  # of a pass whose products are byte dot products; of more tensor cores compute them
 N_TOKENS, N_ROWS, N_RUNS = 0, 1, 2
 TOKENS = 4  # (n,)
 SLOTS = TOKENS + MAX_TOKENS

@@ -1,8 +1,10 @@
 """Products of a matrix and a few tokens, in one order of additions, whichever kernel computes them.
 
 A row has 8 slices: slice s takes the units s, s + 8, s + 16 … of 32 weights in turn. A unit of a quantised type adds a whole
-number, exact in whatever order its bytes are multiplied, times factors; one of floats adds its products one after another. Then
-neighbouring slices are added, then pairs of them, then fours. None of this depends on how many tokens there are.
+number, exact in whatever order its bytes are multiplied, times factors; one of floats adds its products one after another. If
+rows are cut (`Matrix.n_cuts`, by the shape alone) each slice does so in every cut, and adds up the cuts in turn. Then
+neighbouring slices are added, then pairs of them, then fours. None of this depends on how many tokens there are, nor on the
+kernel: see `tensor_cores`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import (
-    SLICES,
+    SIMULATED,
     WARP,
     add,
     cuda,
@@ -19,115 +21,237 @@ from augury.backends.numba_cuda.kernels.dialect import (
     fma,
     kernel,
     lane,
+    load8,
     load16,
     mul,
+    quotient,
+    remainder,
     slice_sums,
 )
-from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, floats_of
+from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, floats_of, weights_of, words_of
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 
 TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
+MOST_CUTS = 8
+AHEAD = {n: 1 if SIMULATED else max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
 STORE, ADD = 0, 1  # what is done with a product
 OF_TOKENS, OF_OUTPUT, OF_TILES = range(3)  # which rows of x are multiplied
 HAS_BIAS, HAS_SCALES = 1, 2
+PARAMETERS = "jwwwwff" + 10 * "i" + "r"  # of a kernel, see `multiply`
 
 
-def _quantised_sums(fmt, n_tokens):
-    weights, numbers, offset, has_least = fmt.weights, fmt.numbers, fmt.offset, fmt.has_least
+def add_unit_of(fmt, offset):
+    """The lane function that adds a unit's products, of its whole numbers: the order of additions of quantised types.
+
+    `offset` is what is still to be taken off the weights.
+    """
+    has_least, has_two_scales = fmt.has_least, fmt.has_two_scales
 
     @lane
-    def sums_of(w, n, first, n_units, n_steps, s, quantised, factors, halves, t, sums):
-        for step in range(n_steps):
-            unit = SLICES * step + s
-            if unit < n_units:
-                u = first + TILE * step
-                a, b, c, d, e, f, g, h = weights(w, n, u)
-                factor, scale, other_scale, least, least_scale, other_least_scale = numbers(w, n, u)
-                for i in range(n_tokens):
-                    place = (t + i) * n_units + unit
-                    p, q, r, v = load16(quantised, 8 * place)
-                    low = dp4a(d, v, dp4a(c, r, dp4a(b, q, dp4a(a, p, np.int32(0)))))
-                    p, q, r, v = load16(quantised, 8 * place + 4)
-                    high = dp4a(h, v, dp4a(g, r, dp4a(f, q, dp4a(e, p, np.int32(0)))))
-                    x_low, x_high, x_factor = halves[2 * place], halves[2 * place + 1], factors[place]
-                    whole = scale * (low - offset * x_low) + other_scale * (high - offset * x_high)
-                    sums[i] = fma(np.float32(np.int32(whole)), mul(factor, x_factor), sums[i])
-                    if has_least:
-                        whole = least_scale * x_low + other_least_scale * x_high
-                        sums[i] = fma(np.float32(np.int32(whole)), mul(least, x_factor), sums[i])
+    def add_unit(total, low, high, x_low, x_high, x_factor, numbers):
+        factor, scale, other_scale, least, least_scale, other_least_scale = numbers
+        if has_two_scales:
+            whole = scale * (low - offset * x_low) + other_scale * (high - offset * x_high)
+            whole_least = least_scale * x_low + other_least_scale * x_high
+        else:
+            whole = scale * (low + high - offset * (x_low + x_high))
+            whole_least = least_scale * (x_low + x_high)
+        total = fma(np.float32(np.int32(whole)), mul(factor, x_factor), total)
+        if has_least:
+            total = fma(np.float32(np.int32(whole_least)), mul(least, x_factor), total)
+        return total
 
-    return sums_of
+    return add_unit
 
 
-def _float_sums(fmt, n_tokens):
+@lane
+def cut_of(cut, n_steps, n_cuts):
+    """The first step of a cut of a row, and the end."""
+    size = quotient(n_steps + n_cuts - 1, n_cuts)
+    return min(n_steps, cut * size), min(n_steps, (cut + 1) * size)
+
+
+@lane
+def put(y, place, total, bias, row, has_bias, mode, scale):
+    """Store a product, or add it to what is there."""
+    value = mul(total, np.float32(scale))
+    if has_bias == HAS_BIAS:
+        value = add(value, bias[row])
+    elif has_bias:
+        value = add(mul(value, bias[2 * row + 1]), bias[2 * row])
+    y[place] = add(y[place], value) if mode == ADD else value
+
+
+def _quantised_unit(fmt, n_tokens):
+    """Two lane functions: one reads a unit of weights, one adds its products."""
+    read, weights, add_unit = words_of(fmt), weights_of(fmt), add_unit_of(fmt, fmt.offset)
+    number_words, numbers = fmt.number_words, fmt.numbers
+
+    @lane
+    def read_unit(w, n, u):
+        return read(w, n, u), number_words(w, n, u)
+
+    @lane
+    def add_products(held, u, unit, n_units, x, factors, halves, t, sums):
+        a, b, c, d, e, f, g, h = weights(held[0])
+        of_unit = numbers(held[1], u)
+        for i in range(n_tokens):
+            place = (t + i) * n_units + unit
+            p, q, r, v = load16(x, 8 * place)
+            low, high = dp4a(b, r, dp4a(a, p, np.int32(0))), dp4a(f, v, dp4a(e, q, np.int32(0)))
+            p, q, r, v = load16(x, 8 * place + 4)
+            low, high = dp4a(d, r, dp4a(c, p, low)), dp4a(h, v, dp4a(g, q, high))
+            x_low, x_high = load8(halves, 2 * place)
+            x_factor = float_of(factors[place])
+            sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, of_unit)
+
+    return read_unit, add_products
+
+
+def _float_unit(fmt, n_tokens):
     four = floats_of(fmt.name)
 
     @lane
-    def sums_of(w, n, first, n_units, n_steps, s, x, factors, halves, t, sums):
-        for step in range(n_steps):
-            unit = SLICES * step + s
-            if unit < n_units:
-                u = first + TILE * step
-                for i in range(8):
-                    a, b, c, d = four(w, n, u, i)
-                    for token in range(n_tokens):
-                        p, q, r, v = load16(x, ((t + token) * n_units + unit) * 32 + 4 * i)
-                        total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
-                        sums[token] = fma(d, float_of(v), fma(c, float_of(r), total))
+    def read_unit(w, n, u):
+        return w, n, u
 
-    return sums_of
+    @lane
+    def add_products(held, u, unit, n_units, x, factors, halves, t, sums):
+        w, n, u = held
+        for i in range(8):
+            a, b, c, d = four(w, n, u, i)
+            for token in range(n_tokens):
+                p, q, r, v = load16(x, ((t + token) * n_units + unit) * 32 + 4 * i)
+                total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
+                sums[token] = fma(d, float_of(v), fma(c, float_of(r), total))
+
+    return read_unit, add_products
+
+
+def _of_several(read, add_products, n):
+    """The same of n units of a slice: all are read first, so that many bytes are on their way at once."""
+    if n == 1:
+        return read, add_products
+    tiles = n // 2
+    read_half, add_half = _of_several(read, add_products, tiles)
+
+    @lane
+    def read_both(w, n, u):
+        return read_half(w, n, u), read_half(w, n, u + TILE * tiles)
+
+    @lane
+    def add_both(held, u, unit, n_units, x, factors, halves, t, sums):
+        add_half(held[0], u, unit, n_units, x, factors, halves, t, sums)
+        add_half(held[1], u + TILE * tiles, unit + TILE_UNITS * tiles, n_units, x, factors, halves, t, sums)
+
+    return read_both, add_both
+
+
+def sums_of(fmt, n_tokens):
+    """The lane function that adds to `sums` what the units of a lane's slice give, from step `begin` to `end`.
+
+    `first` is the lane's unit of step 0.
+    """
+    read_unit, add_products = (_float_unit if fmt.is_float else _quantised_unit)(fmt, n_tokens)
+    n_ahead = 1 if fmt.is_float else AHEAD[n_tokens]
+    read_several, add_several = _of_several(read_unit, add_products, n_ahead)
+
+    @lane
+    def sums_of_slice(w, n, first, n_units, begin, end, s, x, factors, halves, t, sums):
+        n_groups = quotient(max(0, min(end, n_units // TILE_UNITS) - begin), n_ahead)
+        u, unit = first + TILE * begin, TILE_UNITS * begin + s
+        if n_groups > 0:
+            held = read_several(w, n, u)
+            for i in range(n_groups):
+                ahead = held
+                if i + 1 < n_groups:
+                    ahead = read_several(w, n, u + TILE * n_ahead)
+                add_several(held, u, unit, n_units, x, factors, halves, t, sums)
+                held = ahead
+                u, unit = u + TILE * n_ahead, unit + TILE_UNITS * n_ahead
+        while unit < min(TILE_UNITS * end, n_units):
+            add_products(read_unit(w, n, u), u, unit, n_units, x, factors, halves, t, sums)
+            u, unit = u + TILE, unit + TILE_UNITS
+
+    return sums_of_slice
 
 
 def _multiply(fmt, n_tokens):
-    sums_of = (_float_sums if fmt.is_float else _quantised_sums)(fmt, n_tokens)
+    add_slice, n_staged = sums_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
 
-    @kernel("jwwfjffiiiiiiiiir", name=f"multiply_{fmt.name}_{n_tokens}")
+    @kernel(PARAMETERS, name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(
-        inputs, w, x, factors, halves, bias, y, n_rows, n_units, n_steps, n, stride, column, has_bias, mode, which, scale
+        inputs,
+        w,
+        x,
+        factors,
+        halves,
+        bias,
+        y,
+        n_rows,
+        n_units,
+        n_steps,
+        n,
+        n_cuts,
+        stride,
+        column,
+        has_bias,
+        mode,
+        which,
+        scale,
     ):
-        """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes four rows and `n_tokens` tokens.
+        """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes a cut of four rows and `n_tokens` tokens.
 
         Args:
             inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after
                 its last.
             w: The planes of W, or of several, one below the other, each in whole tiles.
-            x: Units of all tokens: bytes, `factors`, and sums of `halves`; for weights that are floats, floats.
+            x: Units of all tokens, see `quantise`: bytes, `factors`, and sums of `halves`; for weights that are floats, floats.
             n_rows, n_units, n_steps: Rows of W, units of a row, tiles along it.
             n: Units of W in whole tiles.
+            n_cuts: Of a row, at most as many as a block has warps.
             bias: By row; of several matrices a bias and a scale of each row, if they have scales.
             y, stride, column: Where to.
         """
-        thread = cuda.threadIdx.x
-        warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-        i = thread % WARP
         matrix, t = 0, cuda.blockIdx.y * n_tokens
         n_wanted = inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
         if which == OF_TILES:
-            tile = cuda.blockIdx.y
-            if tile >= inputs[0]:
+            if cuda.blockIdx.y >= inputs[0]:
                 return
-            matrix, t, n_wanted = inputs[1 + 3 * tile], inputs[2 + 3 * tile], inputs[3 + 3 * tile]
-        if TILE_ROWS * warp >= n_rows or t >= n_wanted:  # most of a prompt has no logits
+            at = 3 * cuda.blockIdx.y
+            matrix, t, n_wanted = inputs[1 + at], inputs[2 + at], inputs[3 + at]
+        if t >= n_wanted:  # most of a prompt has no logits
             return
-        first = matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + warp
+        thread = cuda.threadIdx.x
+        i = thread % WARP
+        warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
+        tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
         sums = cuda.local.array(n_tokens, np.float32)
         for token in range(n_tokens):
             sums[token] = np.float32(0)
-        s = i % SLICES
-        sums_of(w, n, first * n_steps * TILE + i, n_units, n_steps, s, x, factors, halves, t, sums)
+        begin, end = cut_of(cut, n_steps, n_cuts)
+        is_there = TILE_ROWS * tile < n_rows
+        if is_there:
+            first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
+            add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, t, sums)
+        if n_cuts > 1:
+            staged = cuda.shared.array(n_staged, np.float32)
+            at = thread // WARP * WARP * n_tokens + i
+            for token in range(n_tokens):
+                staged[at + WARP * token] = sums[token]
+            cuda.syncthreads()
+            if cut == 0:
+                for other in range(1, n_cuts):
+                    for token in range(n_tokens):
+                        sums[token] = add(sums[token], staged[at + (other * n_tokens + token) * WARP])
+        if cut > 0 or not is_there:
+            return
         slice_sums(sums, n_tokens)
-        row = TILE_ROWS * warp + i // SLICES
+        row = TILE_ROWS * tile + i % TILE_ROWS
         if row < n_rows:
             for token in range(n_tokens):
-                if s == token % SLICES and t + token < n_wanted:
-                    place = (t + token) * stride + column + row
-                    value = mul(sums[token], np.float32(scale))
-                    if has_bias == HAS_BIAS:
-                        value = add(value, bias[matrix * n_rows + row])
-                    elif has_bias:
-                        place_of_row = 2 * (matrix * n_rows + row)
-                        value = add(mul(value, bias[place_of_row + 1]), bias[place_of_row])
-                    y[place] = add(y[place], value) if mode == ADD else value
+                if i // TILE_ROWS == token % TILE_UNITS and t + token < n_wanted:
+                    put(y, (t + token) * stride + column + row, sums[token], bias, matrix * n_rows + row, has_bias, mode, scale)
 
     return multiply
 
@@ -148,12 +272,13 @@ def _look_up(fmt):
                     if 4 * i + j < size:
                         out[start + 4 * i + j] = mul(values[j], scale)
     else:
-        weights, numbers, offset = fmt.weights, fmt.numbers, fmt.offset
+        read, weights, offset = words_of(fmt), weights_of(fmt), fmt.offset
+        number_words, numbers = fmt.number_words, fmt.numbers
 
         @lane
         def unit_of(w, n, u, out, start, size, scale):
-            words = weights(w, n, u)
-            factor, first, second, least, third, fourth = numbers(w, n, u)
+            words = weights(read(w, n, u))
+            factor, first, second, least, third, fourth = numbers(number_words(w, n, u), u)
             for i in range(8):
                 by, from_least = (first, third) if i < 4 else (second, fourth)
                 for j in range(4):

@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     warp_sum,
 )
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS, ROWS
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 # What a norm does, a number for kernels; a bias, if any, comes after its weights.
 NOTHING, AS_IS, RMS, LAYER = range(4)
@@ -169,7 +169,7 @@ def norm_rows(
         if as_floats and WARP * unit + i < n_out:
             out[t * width + group * size + WARP * unit + i] = value
         if as_bytes:
-            quantise(value, i, quantised, factors, sums, t * (width // WARP) + unit)
+            quantise(value, i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
 
 
 @kernel("jffiiirr")

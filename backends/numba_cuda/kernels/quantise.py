@@ -1,10 +1,16 @@
-"""What products multiply with: 32 values of a token as signed bytes, a factor, and a sum of each half."""
+"""What products multiply with: 32 values of a token as signed bytes, a factor, and a sum of each half.
+
+The bytes of a unit are eight words of four, which lie in the order 0, 4, 1, 5, 2, 6, 3, 7: the two that a lane gives to tensor
+cores are neighbours. In a pass of few tokens the units of a token are neighbours; in one of more, the units of all tokens that
+are multiplied with the same weights (`unit_of`).
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import div, half_warp_sum, lane, mul, nearest, together, warp_max
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_TOKENS
 
 _SMALLEST = 1e-35  # 32 values whose largest is below this count as zero: the inverse of their factor would overflow
 
@@ -19,11 +25,18 @@ def _rounded(value, largest):
     return nearest(mul(value, div(most, largest))), div(largest, most)
 
 
+@lane
+def unit_of(inputs, t, unit, n_units):
+    """Where a unit of a token's row is among all."""
+    return unit * MAX_TOKENS + t if inputs[N_TOKENS] > FEW_TOKENS else t * n_units + unit
+
+
 @together
 def quantise(value, i, quantised, factors, sums, unit):
     """Store the values that a warp's lanes i hold as one unit."""
     byte, factor = _rounded(value, warp_max(abs(value)))
-    quantised[32 * unit + i] = byte
+    word = i // 4
+    quantised[32 * unit + 8 * (word % 4) + 4 * (word // 4) + i % 4] = byte
     total = half_warp_sum(byte)
     if i % 16 == 0:
         sums[2 * unit + i // 16] = total

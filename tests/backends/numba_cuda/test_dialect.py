@@ -91,8 +91,24 @@ def test_operations_of_a_warp():
     assert of_warp(dialect.half_warp_sum, whole) == [sum(range(16))] * 16 + [sum(range(16, 32))] * 16
     sums = np.arange(64, dtype=np.float32).reshape(32, 2)
     of_warp(lambda each: dialect.slice_sums(each, 2), sums)
-    right = np.arange(64, dtype=np.float32).reshape(4, 8, 2).sum(axis=1)
-    assert np.array_equal(sums, right.repeat(8, axis=0))
+    right = np.arange(64, dtype=np.float32).reshape(8, 4, 2).sum(axis=0)
+    assert np.array_equal(sums, np.tile(right, (8, 1)))
     pairs = [(each, i) for i, each in enumerate([1.0, 3.0, 2.0, 3.0] * 8)]
     assert of_warp(lambda each: dialect.warp_best(*each), pairs) == [(3.0, 1)] * 32
     assert of_warp(lambda each: dialect.warp_best(*each)[1], [(np.nan, 3), *pairs[1:]]) == [-1] * 32
+
+
+@pytest.mark.parametrize("n_columns", [16, 32])
+def test_fragments_of_tensor_cores(n_columns):
+    """By the figures of the PTX ISA, section "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k32", of .s8."""
+    a, b = RNG.integers(-128, 128, (16, n_columns)), RNG.integers(-128, 128, (n_columns, 8))
+    held = []
+    for lane in range(32):
+        group, within = lane >> 2, lane & 3
+        first = [a[group + 8 * (4 <= i < 8 or i >= 12), within * 4 + (i & 3) + 16 * (i >= 8)] for i in range(n_columns // 2)]
+        second = [b[within * 4 + (i & 3) + 16 * (i >= 4), group] for i in range(n_columns // 4)]
+        held.append(np.array(first + second, np.int8).view(np.uint32).tolist())
+    found = of_warp(lambda words: (dialect.mma32 if n_columns == 32 else dialect.mma16)(*words), held)
+    for lane, values in enumerate(found):
+        for i, value in enumerate(values):
+            assert value == (a @ b)[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)]

@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
+from oracles.cuda_products import in_order
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
 from augury.backends.numba_cuda.kernels.cells import TYPES
-from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
-from augury.backends.numba_cuda.kernels.sample import best_tokens
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
@@ -118,7 +117,7 @@ def test_attention_over_several_splits(name):
                 right /= 1 + np.exp(-gates[t].repeat(gate_size)[head * value_dim : (head + 1) * value_dim])
             assert np.allclose(found[t, head * value_dim : (head + 1) * value_dim], right, rtol=1e-5, atol=1e-6)
     assert not found[:, N_HEADS * value_dim :].any()
-    rounded = memory.read("bytes", (n, width), np.int8) * memory.read("factors", (n, width // 32)).repeat(32, axis=1)
+    rounded = in_order(memory.read("bytes", (n, width), np.int8)) * memory.read("factors", (n, width // 32)).repeat(32, axis=1)
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
 
 
@@ -161,7 +160,7 @@ def test_activations_of_feed_forwards(name, limits_activated):
     memory = Memory(inputs=made, rows=rows, divisors=divisors, out=np.full((2, width), np.nan, np.float32))
     at = memory.at
     places = (at["inputs"], at["rows"], at["rows"].at(4 * size), at["divisors"], at["out"], at["out"], at["out"], at["out"])
-    flags = (1, 1, 1, limits_activated, 1, 0)  # rows per token, ups, divisors; floats, bytes
+    flags = (0, 1, 1, limits_activated, 1, 0)  # a row per token; ups, divisors; floats, bytes
     sizes = (2 * size, 2 * size, size, width)
     memory.device.launch(Launch(GATE[name], (2, 2, 1), 32, (*places, *sizes, *flags, limit, *constants)))
     given = constants[:2] if name == "situ" else constants
@@ -172,24 +171,3 @@ def test_activations_of_feed_forwards(name, limits_activated):
     found = memory.read("out", (2, width))
     assert np.allclose(found[:, :size], np.array(right) / divisors, rtol=1e-4, atol=1e-5)
     assert not found[:, size:].any()
-
-
-def test_best_tokens_are_in_order_and_of_equals_the_lowest_comes_first():
-    logits = RNG.integers(0, 40, (4, 150)).astype(np.float32)
-    logits[1, 77], logits[2, :], logits[3, 5:] = np.nan, -np.inf, -np.inf
-    n, k = 140, 9  # those after n are no tokens
-    memory = Memory(
-        inputs=told([], []),
-        logits=logits,
-        rows=np.array([3, 0, 1, 2], np.int32),
-        ids=np.zeros(36, np.int32),
-        best=np.zeros(36, np.float32),
-    )
-    places = [memory.at[name] for name in ("inputs", "logits", "rows", "ids", "best")]
-    memory.device.launch(Launch(best_tokens, (4, 1, 1), THREADS, (*places, n, 150, k, 0)))
-    ids, best = memory.read("ids", (4, k), np.int32), memory.read("best", (4, k))
-    for i, row in ((0, 3), (1, 0), (3, 2)):
-        order = np.lexsort((np.arange(n), -logits[row, :n]))[:k]
-        assert np.array_equal(ids[i], order)
-        assert np.array_equal(best[i], logits[row, order])
-    assert (ids[2] == -1).all(), "of a row with a NaN"

@@ -8,6 +8,7 @@ from oracles.passes import joined, run_of, tree_of
 
 from augury import Engine, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.lowering import size_of
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.blocks import Block
@@ -70,6 +71,15 @@ def test_a_token_depends_on_its_past_alone(tiny, pair):
     assert np.array_equal(model.forward(run_of(TOKENS[8:], start=8)).rows(), whole[8:])
     model._device.is_reversed = True  # in whatever order a block's threads run
     assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
+
+
+@pytest.mark.sample(0)  # a block of tensor cores is 256 simulated threads
+def test_many_tokens_whom_tensor_cores_multiply_have_the_bits_of_few(tiny):
+    file = ModelFile.open(tiny)
+    plan = plan_of(file, REGISTRY)
+    model = loaded(file, "numba-cuda", attrs.evolve(plan, layers=plan.layers[:1]))
+    many = model.forward(run_of(np.resize(TOKENS, FEW_TOKENS + 1))).rows()
+    assert np.array_equal(many[: len(TOKENS)], model.forward(run_of(TOKENS, slot=1)).rows())
 
 
 def test_of_a_long_context_fewer_tokens_share_a_pass():

@@ -1,0 +1,162 @@
+"""What of rows of logits comes to the host: the best tokens, a few logits, what a normaliser is made of; never whole rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from augury.backends.numba_cuda.device import Launch, Pointer
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_tokens, chunk_of, gather_logits, sums_of_chunks
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.device import Device
+
+__all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Chooser", "Found", "Logits", "Wanted"]
+
+MAX_K = 256  # best tokens that are looked for on the device; of more the row is read
+MAX_GATHERED = 1024  # logits that are gathered there
+KERNELS = (best_of_chunks, best_tokens, sums_of_chunks, gather_logits)
+_K_STEP = 8  # what is asked for grows with the tokens that penalties look at: it is not computed again for each
+
+
+@frozen(eq=False)
+class Logits:
+    """Rows of logits on a device, and the kernels that look through them.
+
+    Attributes:
+        inputs: Of the pass.
+        at: (MAX_TOKENS, n_vocab).
+        chunks: What is best of the chunks of each row: `n_bytes` of them.
+    """
+
+    inputs: Pointer
+    at: Pointer
+    chunks: Pointer
+    n_vocab: int
+
+    n_bytes = 8 * MAX_TOKENS * THREADS
+
+    def n_chunks(self, n: int) -> int:
+        """Of the first n logits of a row."""
+        return -(-n // chunk_of(self.n_vocab))
+
+    def best_of_chunks(self, n_rows: int, n: int) -> Launch:
+        """What finds the best of every chunk of the first n logits."""
+        ids = self.chunks.at(self.n_bytes // 2)
+        sizes = (n, self.n_vocab, self.n_chunks(n), chunk_of(self.n_vocab))
+        return Launch(best_of_chunks, (self.n_chunks(n), n_rows, 1), THREADS, (self.inputs, self.at, self.chunks, ids, *sizes))
+
+    def best(self, n_rows: int, n: int, k: int, to: Pointer, values: Pointer) -> Launch:
+        """What then finds the k best of each row: ids (n_rows, k), and their logits."""
+        places = (self.inputs, self.at, self.chunks, self.chunks.at(self.n_bytes // 2), to, values)
+        sizes = (n, self.n_vocab, self.n_chunks(n), chunk_of(self.n_vocab))
+        return Launch(best_tokens, (n_rows, 1, 1), THREADS, (*places, *sizes, k))
+
+    def sums(self, n_rows: int, n: int, to: Pointer) -> Launch:
+        """What then finds the sums of every chunk, (n_rows, chunks) float64."""
+        sizes = (n, self.n_vocab, self.n_chunks(n), chunk_of(self.n_vocab))
+        return Launch(sums_of_chunks, (self.n_chunks(n), n_rows, 1), THREADS, (self.inputs, self.at, self.chunks, to, *sizes))
+
+
+@frozen
+class Wanted:
+    """What of every row is computed: so many of the best tokens, and the normaliser."""
+
+    k: int = 0
+    has_sums: bool = False
+
+
+@frozen(eq=False)
+class Found:
+    """What was wanted of r rows: ids and logits (r, k), and normalisers (r,) float64."""
+
+    wanted: Wanted
+    ids: np.ndarray
+    values: np.ndarray
+    normalizers: np.ndarray
+
+
+class Chooser:
+    """Finds what is wanted of all rows of a pass at once, and before it is asked for, if it was wanted of the last pass."""
+
+    def __init__(self, device: Device, logits: Logits) -> None:
+        self.device, self.logits = device, logits
+        self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
+        self._asked = Wanted()
+        n_top, n_sums = 2 * MAX_TOKENS * MAX_K, 2 * MAX_TOKENS * logits.n_chunks(logits.n_vocab)
+        self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
+        self._places = device.allocate(4 * MAX_GATHERED, "scratch").at(0)
+        self._staged_top, self._staged_sums = device.staging(n_top), device.staging(n_sums)
+        self._staged_chunks = device.staging(n_sums // 2)
+        self._staged_places = device.staging(MAX_GATHERED)
+
+    def begin_pass(self, n_rows: int) -> Wanted:
+        """Begin to find, after a pass of so many rows was begun, what was wanted of the last one."""
+        wanted, self.n_of_chunks = Wanted(), self.logits.n_vocab
+        if n_rows:
+            wanted, self._asked = self._asked, Wanted()
+            self.begin(n_rows, self.logits.n_vocab, wanted)
+        return wanted
+
+    def begin(self, n_rows: int, n: int, wanted: Wanted) -> None:
+        """Begin to find what is wanted of the first n tokens of each row."""
+        logits, device = self.logits, self.device
+        if not n_rows or wanted == Wanted():
+            return
+        if n != self.n_of_chunks:
+            device.launch(logits.best_of_chunks(n_rows, n))
+            self.n_of_chunks = n
+        if wanted.k:
+            n_top = n_rows * wanted.k
+            device.launch(logits.best(n_rows, n, wanted.k, self._top, self._top.at(4 * n_top)))
+            device.fetch(self._top, self._staged_top[: 2 * n_top])
+        if wanted.has_sums:
+            n_sums = n_rows * logits.n_chunks(n)
+            device.launch(logits.sums(n_rows, n, self._sums))
+            device.fetch(self._sums, self._staged_sums[: 2 * n_sums])
+            device.fetch(logits.chunks, self._staged_chunks[:n_sums])
+
+    def found(self, n_rows: int, n: int, wanted: Wanted) -> Found:
+        """What was begun, once it is over."""
+        n_top = n_rows * wanted.k
+        ids = self._staged_top[:n_top].reshape(n_rows, wanted.k).copy()
+        values = self._staged_top[n_top : 2 * n_top].view(np.float32).reshape(n_rows, wanted.k).copy()
+        values[ids < 0] = np.nan
+        if not wanted.has_sums:
+            return Found(wanted, ids, values, np.empty(0))
+        n_sums = n_rows * self.logits.n_chunks(n)
+        sums = self._staged_sums[: 2 * n_sums].view(np.float64).reshape(n_rows, -1)
+        best = self._staged_chunks[:n_sums].view(np.float32).astype(np.float64).reshape(n_rows, -1)
+        return Found(wanted, ids, values, _normalizers(sums, best))
+
+    def ask(self, n: int, wanted: Wanted) -> Wanted:
+        """What to find, of the first n tokens, so that it is enough for what is wanted, and for what the next pass may want."""
+        k = min(max(wanted.k, self._asked.k), n, MAX_K)
+        asked = Wanted(min(-(-k // _K_STEP) * _K_STEP if k > 1 else k, n, MAX_K), wanted.has_sums or self._asked.has_sums)
+        if n == self.logits.n_vocab:
+            self._asked = asked
+        return asked
+
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """The logits (m,) of some tokens of a row, MAX_GATHERED at most."""
+        n = len(ids)
+        self._staged_places[:n] = ids
+        self._staged_places[:n] += row * self.logits.n_vocab
+        self.device.send(self._staged_places[:n], self._places)
+        arguments = (self.logits.at, self._places, self._top, n)
+        self.device.launch(Launch(gather_logits, (-(-n // WARP), 1, 1), WARP, arguments))
+        self.device.fetch(self._top, self._staged_top[:n])
+        self.device.wait()
+        return self._staged_top[:n].view(np.float32).copy()
+
+
+def _normalizers(sums: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """log(sum(exp(row))) of rows, of whose chunks (r, c) these are the best logits and sums relative to them."""
+    with np.errstate(invalid="ignore"):  # where all logits are -inf there is none
+        largest = best.max(axis=1, keepdims=True)
+        normalizers: np.ndarray = largest[:, 0] + np.log((sums * np.exp(best - largest)).sum(axis=1))
+    return normalizers

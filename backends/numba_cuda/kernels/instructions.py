@@ -1,0 +1,285 @@
+"""Operations of one thread that have an instruction of their own, as the PTX ISA describes them; see `dialect`.
+
+This is the only file with inline PTX. `bits` means an uint32, `float` a float32.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from llvmlite import ir
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+
+_F32, _I32 = ir.FloatType(), ir.IntType(32)
+
+if SIMULATED:
+    from numba import float32, float64, int32, njit, types, uint32
+    from numba.extending import intrinsic
+
+    from augury.backends.numba_cuda.kernels.simulator import cuda
+
+    lane = njit
+
+    def _typed(signature):
+        return njit(signature)
+else:
+    from numba import cuda, float32, int32, types, uint32
+    from numba.cuda.extending import intrinsic
+
+    lane = cuda.jit(device=True, forceinline=True)
+
+
+def _emitted(result, emit, *parameters):
+    """An operation whose instructions `emit` writes."""
+    names = ", ".join("abcdef"[: len(parameters)])
+    scope = {"signature": result(*parameters), "emit": lambda _, builder, __, values: emit(builder, values)}
+    exec(f"def operation(context, {names}):\n    return signature, emit", scope)  # noqa: S102 - numba reads the parameters' names
+    return intrinsic(scope["operation"])
+
+
+def _ptx(assembly, constraints, result, *parameters):
+    """An operation that is inline PTX; without side effects."""
+
+    def emit(builder, values):
+        to = {types.float32: _F32, types.int32: _I32, types.uint32: _I32}[result]
+        kind = ir.FunctionType(to, [value.type for value in values])
+        return builder.asm(kind, assembly, constraints, values, side_effect=False)
+
+    return _emitted(result, emit, *parameters)
+
+
+_bits_float = _emitted(float32, lambda builder, values: builder.bitcast(values[0], _F32), uint32)
+_float_bits = _emitted(uint32, lambda builder, values: builder.bitcast(values[0], _I32), float32)
+
+if SIMULATED:
+    _fma = _emitted(float32, lambda builder, values: builder.fma(*values), float32, float32, float32)
+
+    @_typed(float32(uint32))
+    def float_of(bits):
+        """The float32 that has these bits."""
+        return _bits_float(bits)
+
+    @_typed(uint32(float32))
+    def bits_of(value):
+        """The bits of a float32."""
+        return _float_bits(value)
+
+    @_typed(float32(float32, float32, float32))
+    def fma(a, b, c):
+        """A * b + c, rounded once."""
+        return _fma(a, b, c)
+
+    @_typed(float32(float32, float32))
+    def mul(a, b):
+        """A * b, never contracted with what follows."""
+        return a * b
+
+    @_typed(float32(float32, float32))
+    def add(a, b):
+        """A + b, never contracted with what was before."""
+        return a + b
+
+    @_typed(float32(float32, float32))
+    def div(a, b):
+        """A / b, rounded to nearest."""
+        return np.float32(np.divide(a, b))
+
+    @_typed(float32(float32))
+    def root(a):
+        """The square root, rounded to nearest."""
+        return np.sqrt(a)
+
+    @_typed(float32(float32))
+    def exp(a):
+        """E^a."""
+        return np.exp(a)
+
+    @_typed(float64(float64))
+    def exp64(a):
+        """E^a in double precision."""
+        return np.exp(a)
+
+    @_typed(float32(float32))
+    def log1p(a):
+        """Ln(1 + a)."""
+        return np.log1p(a)
+
+    @_typed(float32(float32))
+    def tanh(a):
+        """The hyperbolic tangent."""
+        return np.tanh(a)
+
+    @_typed(float32(float32))
+    def expm1(a):
+        """E^a - 1, exact near 0."""
+        return np.expm1(a)
+
+    @_typed(int32(float32))
+    def nearest(a):
+        """The nearest int32, of two the even one; of NaN 0."""
+        if not abs(a) < np.float32(2147483648.0):
+            return np.int32(0) if np.isnan(a) else np.int32(2147483647 if a > 0 else -2147483648)
+        return np.int32(np.rint(a))
+
+    @_typed(float32(float32, float32))
+    def larger(a, b):
+        """The larger of two, NaN if either is."""
+        if np.isnan(a) or np.isnan(b):
+            return np.float32(np.nan)
+        return max(a, b)
+
+    @_typed(int32(int32, int32))
+    def quotient(a, b):
+        """A / b of 32 bits, without the rest; neither is negative."""
+        return a // b
+
+    @_typed(int32(int32, int32))
+    def remainder(a, b):
+        """The rest of a / b; neither is negative."""
+        return a % b
+
+    @_typed(int32(uint32, uint32, int32))
+    def dp4a(a, b, c):
+        """C plus the products of four pairs of signed bytes."""
+        total = np.int64(c)
+        for i in range(4):
+            total += np.int64(np.int8(a >> (8 * i))) * np.int64(np.int8(b >> (8 * i)))
+        return np.int32(total)
+
+    @_typed(uint32(uint32, uint32, uint32))
+    def prmt(a, b, selector):
+        """Four bytes of the eight of a and b, chosen by a nibble each, whose highest bit asks for the byte's sign instead."""
+        both, chosen = np.uint64(a) | np.uint64(b) << np.uint64(32), np.uint64(0)
+        for i in range(4):
+            nibble = np.uint64(selector >> (4 * i)) & np.uint64(15)
+            byte = both >> ((nibble & np.uint64(7)) * np.uint64(8)) & np.uint64(255)
+            if nibble & np.uint64(8):
+                byte = np.uint64(255) if byte & np.uint64(128) else np.uint64(0)
+            chosen |= byte << np.uint64(8 * i)
+        return np.uint32(chosen)
+
+    @_typed(float32(uint32))
+    def float_of_half(bits):
+        """The float32 of a half, which is in the lower 16 bits."""
+        sign, exponent, fraction = (bits & 0x8000) << 16, bits >> 10 & 31, bits & 1023
+        if exponent == 31:
+            return float_of(np.uint32(sign | 0x7F800000 | fraction << 13))
+        if exponent == 0:
+            value = np.float32(fraction) * np.float32(2.0**-24)
+            return -value if sign else value
+        return float_of(np.uint32(sign | (exponent + 112) << 23 | fraction << 13))
+
+    @_typed(uint32(float32))
+    def half_of_float(value):
+        """The nearest half, of two the even one, in the lower 16 bits."""
+        bits = bits_of(value)
+        sign, rest = bits >> 16 & 0x8000, bits & 0x7FFFFFFF
+        if rest >= 0x47800000:  # 65536 and more, infinite, NaN
+            return np.uint32(sign | (0x7FFF if rest > 0x7F800000 else 0x7C00))
+        if rest < 0x38800000:  # a denormal half: steps of 2^-24, which adding 0.5 rounds to
+            return np.uint32(sign | (bits_of(float_of(np.uint32(rest)) + np.float32(0.5)) - 0x3F000000))
+        return np.uint32(sign | (rest + 0xFFF + (rest >> 13 & 1) - 0x38000000) >> 13)
+
+    @njit
+    def load16(pointer, i):
+        """Four neighbouring words from word i on, a multiple of four; what is read often."""
+        return pointer[i], pointer[i + 1], pointer[i + 2], pointer[i + 3]
+
+    @njit
+    def load8(pointer, i):
+        """Two neighbouring words from word i on, which is even."""
+        return pointer[i], pointer[i + 1]
+
+    stream16 = load16  # the same of what is read once
+else:
+    float_of, bits_of = _bits_float, _float_bits
+    fma = _ptx("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", float32, float32, float32, float32)
+    mul = _ptx("mul.rn.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
+    add = _ptx("add.rn.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
+    div = _ptx("div.rn.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
+    root = _ptx("sqrt.rn.f32 $0, $1;", "=f,f", float32, float32)
+    nearest = _ptx("cvt.rni.s32.f32 $0, $1;", "=r,f", int32, float32)
+    larger = _ptx("max.NaN.f32 $0, $1, $2;", "=f,f,f", float32, float32, float32)
+    quotient = _ptx("div.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
+    remainder = _ptx("rem.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
+    dp4a = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", int32, uint32, uint32, int32)
+    prmt = _ptx("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
+    float_of_half = _ptx("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", "=f,r", float32, uint32)
+    half_of_float = _ptx("{ .reg .b16 l; cvt.rn.f16.f32 l, $1; cvt.u32.u16 $0, l; }", "=r,f", uint32, float32)
+
+    def _load(instruction, n):
+        """An operation that loads n words from a pointer to words and an index."""
+
+        def emit(builder, values):
+            pointer, index = values
+            where = builder.ptrtoint(builder.gep(pointer, [index]), ir.IntType(64))
+            to = ir.LiteralStructType([_I32] * n)
+            places = ", ".join(f"${i}" for i in range(n))
+            assembly = f"{instruction}.v{n}.u32 {{{places}}}, [${n}];"
+            constraints = ",".join(["=r"] * n + ["l"])
+            return _tuple(builder, builder.asm(ir.FunctionType(to, [where.type]), assembly, constraints, [where], False), n)
+
+        return _emitted(types.UniTuple(uint32, n), emit, types.CPointer(uint32), types.int64)
+
+    load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
+    stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+
+    def _tuple(builder, found, n):
+        """What numba takes for a tuple of n words, of what inline PTX gives."""
+        words = ir.Constant(ir.ArrayType(_I32, n), ir.Undefined)
+        for i in range(n):
+            words = builder.insert_value(words, builder.extract_value(found, i), i)
+        return words
+
+    load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
+    stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+    loaded = _emitted(
+        types.none,
+        lambda builder, _: builder.asm(ir.FunctionType(ir.VoidType(), []), "bar.warp.sync 0xffffffff;", "", [], True),
+    )
+
+    def _mma(n):
+        """Products of a 16 x 16 n and a 16 n x 8 matrix of signed bytes, whose fragments the lanes hold."""
+
+        def emit(builder, values):
+            places = [f"${i}" for i in range(4 + 3 * n)]
+            assembly = (
+                f"mma.sync.aligned.m16n8k{16 * n}.row.col.s32.s8.s8.s32 {{{', '.join(places[:4])}}}, "
+                f"{{{', '.join(places[4 : 4 + 2 * n])}}}, {{{', '.join(places[4 + 2 * n :])}}}, {{0, 0, 0, 0}};"
+            )
+            kind = ir.FunctionType(ir.LiteralStructType([_I32] * 4), [_I32] * 3 * n)
+            constraints = ",".join(["=r"] * 4 + ["r"] * 3 * n)
+            return _tuple(builder, builder.asm(kind, assembly, constraints, values, True), 4)  # of a warp: not to be moved
+
+        return _emitted(types.UniTuple(int32, 4), emit, *[uint32] * 3 * n)
+
+    mma32, mma16 = _mma(2), _mma(1)
+
+    from numba.cuda import libdevice
+
+    @lane
+    def exp(a):
+        """E^a."""
+        return libdevice.expf(a)
+
+    @lane
+    def log1p(a):
+        """Ln(1 + a)."""
+        return libdevice.log1pf(a)
+
+    @lane
+    def exp64(a):
+        """E^a in double precision."""
+        return libdevice.exp(a)
+
+    @lane
+    def tanh(a):
+        """The hyperbolic tangent."""
+        return libdevice.tanhf(a)
+
+    @lane
+    def expm1(a):
+        """E^a - 1, exact near 0."""
+        return libdevice.expm1f(a)
