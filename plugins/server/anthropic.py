@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import from_json
 from starlette.requests import Request
 
 from augury.engine.stats import PromptProgress
@@ -283,7 +284,7 @@ def _tool_use(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any]:
     """A call's arguments; of one that was cut off, none."""
     try:
-        found = json.loads(text)
+        found = from_json(text)
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -7,9 +7,9 @@ space and the order of a call's keys may be otherwise. What cannot be read as a 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Sequence
+from json import JSONDecoder
 
 from attrs import Factory, define, frozen
 
@@ -24,7 +24,7 @@ _MESSAGE = re.compile(  # of harmony
 )
 _MESSAGE_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
-_DECODER = json.JSONDecoder(strict=False)
+_DECODER = JSONDecoder(strict=False)
 
 
 @frozen
@@ -209,19 +209,20 @@ def _calls(text: str, at: int, tools: ToolFormat) -> tuple[list[Call], int]:
 
 def _object(text: str, at: int) -> tuple[Call | None, int | None]:
     """A call that is a JSON object, as far as it is there, and where it ends."""
-    name, arguments, at = None, None, at + 1
+    name: str | None = None
+    arguments, at = None, at + 1
     while (key := _KEY.match(text, at)) is not None:
-        is_arguments = json.loads(key[1]) in ("arguments", "parameters")
+        known, _ = _value(key[1], 0)
         value, end = _value(text, key.end())
-        if is_arguments:
+        if known in ("arguments", "parameters"):
             arguments = value
         if end is None:
             return None if name is None else Call(name, arguments or ""), None
-        if json.loads(key[1]) == "name":
-            name = json.loads(text[key.end() : end])
+        if known == "name":
+            name = value if text.startswith('"', key.end()) else None
         at = end
     closing = re.compile(r"[\s,]*\}").match(text, at)
-    if not isinstance(name, str):
+    if name is None:
         return None, None if closing is None else closing.end()
     if closing is None:
         return Call(name, arguments or ""), None
@@ -232,9 +233,10 @@ def _value(text: str, at: int) -> tuple[str, int | None]:
     """A JSON value, as far as it is there, and where it ends; of a text that holds JSON that."""
     try:
         value, end = _DECODER.raw_decode(text, at)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "" if text.startswith('"', at) else text[at:], None
-    return value if isinstance(value, str) else text[at:end], end
+    # half of a surrogate pair could not be sent
+    return value.encode(errors="replace").decode() if isinstance(value, str) else text[at:end], end
 
 
 def _parse_messages(text: str, *, splits: bool, has_tools: bool, is_whole: bool) -> ParsedAnswer:

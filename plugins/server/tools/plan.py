@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Factory, define, field, frozen
+from pydantic_core import from_json
 
 from augury.errors import OptionError
 from augury.plugins.server.tools.format import GENERIC, ToolFormat, reasoning_tags, tool_format
@@ -187,7 +188,7 @@ def _call_for_template(call: Any) -> dict[str, Any]:
     try:
         function = dict(call["function"])
         if isinstance(arguments := function["arguments"], str):
-            function["arguments"] = json.loads(arguments or "{}")
+            function["arguments"] = from_json(arguments or "{}", allow_inf_nan=False)
     except (TypeError, KeyError, ValueError):
         raise OptionError(f"a tool call is {call!r}, expected a function with a name and arguments in JSON") from None
     return {**call, "function": function}

@@ -29,6 +29,11 @@ def tool(name, parameters="{}"):
     return f'"tools": [{{"type": "function", "function": {{"name": {name}, "parameters": {parameters}}}}}]'
 
 
+def calling(arguments):
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return json.dumps([{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "Hi"}])
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -44,6 +49,7 @@ def tool(name, parameters="{}"):
         ("/completion", f'{{"prompt": "Hi", "json_schema": "{DEEP}"}}'),
         ("/completion", f'{{"prompt": "Hi", "choice": "{DEEP}"}}'),
         ("/completion", '{"prompt": "Hi", "n_probs": 49152}'),
+        *(("/v1/chat/completions", f'{{"messages": {calling(given)}}}') for given in (DEEP, '{"x": NaN}', f'{{"x": {HALF}}}')),
         ("/v1/embeddings", json.dumps({"input": [[1]] * 2049})),
         ("/embedding", json.dumps({"content": [[1] * 500] * 20, "pooling": "none"})),
     ],

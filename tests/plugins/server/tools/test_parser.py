@@ -81,6 +81,8 @@ def test_calls_are_read_as_models_write_them(name, text, calls):
         ("hermes", 'Look: <tool_call>{"no": "name"}'),
         ("llama-3", '{"names": []} and more'),
         ("llama-3", "{"),
+        ("llama-3", r'{"na\qme": "f"} and {"name": 1}'),
+        ("hermes", r'<tool_call>{"name": "f\q", "x": 1}'),
         ("generic", '{"a": 1}'),
         ("mistral", "[TOOL"),
         ("harmony", "Just text."),
@@ -89,6 +91,14 @@ def test_calls_are_read_as_models_write_them(name, text, calls):
 def test_what_is_no_call_is_content(name, text):
     answer = both(text, FORMATS[name], THINK)
     assert (answer.content.replace(" ", ""), answer.calls, answer.reasoning) == (text.replace(" ", ""), [], "")
+
+
+def test_calls_that_cannot_be_sent_as_they_are_written_are_read_all_the_same():
+    half = r'<tool_call>{"name": "f\ud800", "arguments": "\udfff"}</tool_call>'
+    assert both(half, FORMATS["hermes"], THINK).calls == [Call("f?", "?")]
+    deep = "[" * 3000
+    answer = parse('<tool_call>{"name": "f", "arguments": {"x": ' + deep, FORMATS["hermes"], THINK)
+    assert answer.calls == [Call("f", '{"x": ' + deep)]
 
 
 def test_json_with_a_name_is_a_call_if_it_is_that_of_a_tool():
