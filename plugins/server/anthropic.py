@@ -136,7 +136,22 @@ class Thinking(Fields):
     """Whether the model is to think first."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: None = Field(None, description="there is no limit on thinking alone; max_tokens counts it")
+    budget_tokens: int | None = Field(None, ge=1, description="a target, and without effect: max_tokens counts thinking, too")
+    display: Literal["summarized"] | None = None
+
+
+class OutputFormat(Fields):
+    """What an answer must fit."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    """How the answer is to be written."""
+
+    format: OutputFormat | None = None
+    effort: str | None = Field(default=None, description="a variable of chat templates that know it, `reasoning_effort`")
 
 
 class CountRequest(EngineFields):
@@ -147,6 +162,7 @@ class CountRequest(EngineFields):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -155,13 +171,17 @@ class CountRequest(EngineFields):
         messages = [each for message in self.messages for each in message.for_template()]
         if self.system:
             messages.insert(0, {"role": "system", "content": _text(self.system)})
-        kwargs = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        kwargs: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        if self.output_config.effort is not None:
+            kwargs["reasoning_effort"] = self.output_config.effort
+        form = self.output_config.format
         return await plan_chat(
             server,
             messages,
             tools=[tool.for_template() for tool in self.tools or ()] or None,
             tool_choice=self.tool_choice.as_openai(),
             is_parallel=not self.tool_choice.disable_parallel_tool_use,
+            json_schema=None if form is None else form.schema_,
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )
 

@@ -32,14 +32,16 @@ class Fields(BaseModel):
 
 
 class RequestFields(Fields):
-    """A request as OpenAI's clients send it."""
+    """A request as OpenAI's clients send it. A field that is null is one that is left out."""
 
     model: str | None = Field(None, description="any: the server has one model")
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_ignored(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if key not in IGNORED} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if key not in IGNORED and value is not None}
 
 
 # Fields of llama.cpp's that augury does not do: they may be sent with the value that leaves it undone, and with no other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field
 
 from augury.errors import OptionError
 from augury.plugins.server.fields import EngineFields
@@ -16,7 +16,7 @@ _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length
 
 
 class CompletionFields(EngineFields):
-    """What a completion can be asked for, beside its prompt. A field that is null is one that is left out."""
+    """What a completion can be asked for, beside its prompt."""
 
     model: str | None = Field(None, description="any: the server has one model")
     stream: bool = False
@@ -35,13 +35,6 @@ class CompletionFields(EngineFields):
     return_tokens: bool = False
     response_fields: list[str] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out_null(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None and (name, value) != ("grammar", "")}
-
     def answers(self, tokenizer: Tokenizer | None, prompts: list[list[int]], name: str) -> list[dict[str, Any]]:
         """The arguments of `Engine.submit` for each prompt, with `n` answers.
 
@@ -49,6 +42,8 @@ class CompletionFields(EngineFields):
             OptionError: A field is wrong in a way that is only known now.
         """
         params = self.engine_params() | {"id": name, "echo": True}
+        if not self.grammar:  # an empty one is none
+            params.pop("grammar", None)
         if self.n_predict is not None:  # none at all: one is asked for, so that the prompt is processed, and not told
             params["max_tokens"] = None if self.n_predict < 0 else max(self.n_predict, 1)
         if self.stop is not None:

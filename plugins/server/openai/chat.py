@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 
 from augury.engine.stats import PromptProgress
@@ -42,19 +42,22 @@ def text_of(content: str | list[TextPart]) -> str:
 
 
 class Message(Fields):
-    """One message of a conversation."""
+    """One message of a conversation, as a client writes it, or as it was received from this or another server."""
 
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates know it."""
-        found = self.model_dump(exclude_none=True, exclude={"refusal"})
+        found = self.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
         if self.content is not None:
             found["content"] = text_of(self.content)
         if self.role == "developer":  # OpenAI's newer word, which templates do not know
@@ -109,6 +112,8 @@ class ChatRequest(OpenAIFields):
     reasoning_format: Literal["none", "deepseek", "auto"] | None = Field(
         None, description="none leaves reasoning in the content; by default as the server's flag says"
     )
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
     reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from anthropic import Anthropic, APIStatusError, AuthenticationError, BadRequestError
+from pydantic import BaseModel, Field
 
 HELLO = [{"role": "user", "content": "Say hello in five words."}]
 WEATHER = {
@@ -132,7 +133,7 @@ def test_the_answers_of_tools_go_back_into_the_conversation(claude, client):
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "budget_tokens"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"container": "c"}, "container"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -163,3 +164,21 @@ def test_a_stream_begins_with_what_the_prompt_is_and_tells_pings_by_their_name(c
     begun, ended = events[0]["message"]["usage"], events[-2]["usage"]
     assert begun == ended | {"output_tokens": 0}
     assert begun["input_tokens"] > 0
+
+
+class Colour(BaseModel):
+    """A colour."""
+
+    name: str = Field(max_length=10)
+
+
+def test_an_answer_keeps_to_the_schema_that_its_type_is(claude):
+    asked = {"model": "any", "max_tokens": 60, "messages": [{"role": "user", "content": "Name a colour."}]}
+    assert isinstance(claude.messages.parse(output_format=Colour, **asked).parsed_output, Colour)
+
+
+def test_a_target_of_thinking_is_no_error(claude):
+    asked = {"model": "any", "max_tokens": 4, "messages": HELLO}
+    first = claude.messages.create(**asked)
+    again = claude.messages.create(thinking={"type": "enabled", "budget_tokens": 1024}, **asked)
+    assert again.content == first.content

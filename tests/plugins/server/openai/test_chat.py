@@ -82,6 +82,14 @@ def test_streams_tell_llama_cpps_progress_and_timings(client, path):
     assert {each["prompt_n"] for each in timed} == {progress[-1]["total"]}
 
 
+def test_an_answer_is_sent_back_as_it_was_received_and_what_is_null_is_left_out(ai, answer):
+    messages = [*ASKED["messages"], answer.choices[0].message.model_dump(), {"role": "user", "content": "Go on."}]
+    messages[1] |= {"annotations": [], "reasoning": "Hm."}
+    nothing = dict.fromkeys(("n", "stream", "stop", "seed", "logprobs", "tools", "lora", "parallel_tool_calls"))
+    more = nothing | {"modalities": ["text"], "verbosity": "medium"}
+    assert ai.chat.completions.create(**ASKED | {"messages": messages}, extra_body=more).choices[0].message.content
+
+
 def test_the_asynchronous_client_asks_for_many_at_once(make_async_ai, answer):
     async def ask():
         async with make_async_ai() as client:
