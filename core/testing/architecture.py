@@ -83,9 +83,10 @@ def whole_file(subject: ArchitectureSubject) -> None:
 
 
 def damaged_metadata(subject: ArchitectureSubject) -> None:
-    """Whatever one key of the family says, there is a good plan or an error of ours."""
-    file = subject.file
-    for key in [key for key in file.metadata if key.startswith(f"{file.architecture}.")]:
+    """Whatever one key of the family says, there is a good plan or an error of ours. A key that nobody reads says nothing."""
+    file, watched = subject.file, _Watched(subject.file.metadata)
+    _try(subject, watched, file.tensors, "where nothing is changed")
+    for key in sorted(key for key in watched.read & file.metadata.keys() if key.startswith(f"{file.architecture}.")):
         rest = {other: value for other, value in file.metadata.items() if other != key}
         _try(subject, rest, file.tensors, f"without {key!r}")
         for value in _VALUES:
@@ -103,9 +104,30 @@ def damaged_tensors(subject: ArchitectureSubject) -> None:
             _try(subject, file.metadata, {**file.tensors, name: changed}, f"where {name} has shape {shape}")
 
 
+class _Watched(Mapping[str, object]):
+    """Metadata, and which of its keys were read."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self.read.add(key)
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._values)
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        self.read.update(self._values)
+        return len(self._values)
+
+
 def _try(subject: ArchitectureSubject, metadata: Mapping[str, object], tensors: Mapping[str, Any], told: str) -> None:
     whole = subject.file
-    file = ModelFile(whole.path, whole.paths, whole.n_bytes, metadata, tensors)
+    file = ModelFile(whole.path, whole.paths, whole.n_bytes, {}, tensors)
+    file.metadata = metadata
     try:
         plans = subject.architecture.plans(file)
     except (ModelFileError, UnsupportedError):

@@ -3,7 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from oracles.models import FAMILIES, tiny_file, tiny_model
+from oracles.models import FAMILIES, altered, tiny_file, tiny_model
 
 from augury.blocks import Layer
 from augury.interfaces import Architecture
@@ -44,6 +44,23 @@ class Honest(Architecture):
 
 def test_an_honest_one_passes_with_a_path_of_its_file():
     check_architecture(Honest, tiny_model("qwen3-dense"))
+
+
+def test_keys_that_nobody_reads_are_left_alone():
+    class Counted(Honest):
+        n = 0
+
+        @classmethod
+        def plans(cls, file):
+            cls.n += 1
+            return super().plans(file)
+
+    counts = []
+    for more in ({}, {"qwen3.what": 1}):
+        Counted.n = 0
+        check_architecture(Counted, altered(tiny_file("qwen3-dense"), metadata=more))
+        counts.append(Counted.n)
+    assert counts[0] == counts[1] > 100
 
 
 def attention(**changes):
