@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from augury.blocks import Block, LatentAttention, ModelPlan, NormKind
+from augury.blocks import Block, CompressedAttention, LatentAttention, ModelPlan, NormKind
 from augury.registry import Registry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -57,6 +57,7 @@ diffusion, speech, drafts of other models) are not among them.
 
 """
 
+_CACHED = {LatentAttention: "latent vectors", CompressedAttention: "rows of tokens and of blocks"}
 _MIXTURE = "mixtures of experts of this form"
 _LATENT = "latent attention"
 _RWKV = "the recurrences of RWKV"
@@ -64,7 +65,7 @@ _HYPER = "hyper-connections"
 LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm"),
-    _HYPER: ("deepseek4", "qwen4exp"),
+    _HYPER: ("qwen4exp",),
     _MIXTURE: ("graniteswitch",),
     "residual streams that predict each other, and gates that are sparse": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
@@ -139,9 +140,9 @@ def _special(block: Block) -> Iterable[str]:
 
 def _state(plans: Sequence[ModelPlan]) -> str:
     blocks = [block for plan in plans for block in plan.blocks()]
-    cached = [
-        "latent vectors" if isinstance(block, LatentAttention) else "keys and values" for block in blocks if block.cached()
-    ] + ["keys of an indexer" for block in blocks if getattr(block, "indexer", None) is not None]
+    cached = [_CACHED.get(type(block), "keys and values") for block in blocks if block.cached()] + [
+        "keys of an indexer" for block in blocks if getattr(block, "indexer", None) is not None
+    ]
     return " and ".join(
         [*dict.fromkeys(cached), *dict.fromkeys(f"state of {type(block).__name__}" for block in blocks if block.states())]
     )

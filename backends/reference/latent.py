@@ -66,7 +66,7 @@ def latent_attention(
         if isinstance(block.indexer, PoolIndexer):
             kept = cache.seen(slot, all_seen[token])[1][0]
             row = pooled_row(block.indexer.keys, weights, kept, position)
-            cache.store(slot, cell, None, None, row)
+            cache.store(slot, cell, None, None, row[None])
     if not block.reuses_choice:
         cache.chosen.clear()
         for token, (slot, position, _) in enumerate(places):

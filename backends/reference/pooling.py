@@ -29,11 +29,11 @@ def kept_to_pool(pooling: Pooling, weights: Weights, normed: np.ndarray, positio
     return np.hstack([values, shares])
 
 
-def pooled_row(pooling: Pooling, weights: Weights, kept: np.ndarray, position: int) -> np.ndarray | None:
-    """The row (D,) of the block that a token ends, of what is kept (T, n_kept) up to it; None where it ends none."""
+def pooled_row(pooling: Pooling, weights: Weights, kept: np.ndarray, position: int) -> np.ndarray:
+    """The row (D,) of the block that a token ends, of what is kept (T, n_kept) up to it; zeros where it ends none."""
     size, width = pooling.size, pooling.width
     if (position + 1) % size:
-        return None
+        return np.zeros(width)
     parts = kept[-size:].reshape(size, -1, pooling.values.n_out)[:, :, -width:]  # values, and weights where there are such
     if pooling.overlaps and position >= size:
         before = kept[-2 * size : -size].reshape(size, -1, pooling.values.n_out)[:, :, :width]

@@ -8,6 +8,7 @@ A token's residual stream x (E,) goes through the blocks in order: `Embedding` m
 modules are the blocks.
 """
 
+from augury.blocks.compressed import CompressedAttention
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
 from augury.blocks.latent import LatentAttention
@@ -63,6 +64,7 @@ __all__ = [
     "AttentionResidual",
     "Block",
     "BlockIndexer",
+    "CompressedAttention",
     "Connection",
     "Convolution",
     "Elementwise",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import NOTHING, evolve, fields, frozen, has
 
+from augury.blocks.compressed import CompressedAttention
 from augury.blocks.latent import LatentAttention
 from augury.blocks.recurrent import (
     GatedDeltaNet,
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
 _Recurrent = ShortConvolution | GatedDeltaNet | KimiDeltaAttention | LightningAttention | Mamba | Mamba2
-Mixer = Attention | LatentAttention | Projection | _Recurrent
+Mixer = Attention | LatentAttention | CompressedAttention | Projection | _Recurrent
 """What mixes a sequence's tokens in a layer."""
+_Choosing = Attention | LatentAttention | CompressedAttention
 
 
 @frozen
@@ -139,7 +141,7 @@ class ModelPlan:
             )
         layers, chooses = [], False
         for layer in (_layer_for_context(layer, n_ctx) for layer in self.layers):
-            if isinstance(layer.mixer, Attention | LatentAttention) and layer.mixer.indexer is not None:
+            if isinstance(layer.mixer, _Choosing) and layer.mixer.indexer is not None:
                 chooses = n_ctx > layer.mixer.indexer.reach
                 layers.append(layer if chooses else evolve(layer, mixer=evolve(layer.mixer, indexer=None)))
             elif isinstance(layer.mixer, LatentAttention) and layer.mixer.reuses_choice and not chooses:

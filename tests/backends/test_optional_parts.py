@@ -19,6 +19,7 @@ from augury.blocks import (
     Attention,
     AttentionResidual,
     BlockIndexer,
+    CompressedAttention,
     Elementwise,
     Embedding,
     FeedForward,
@@ -104,6 +105,21 @@ WEIGHING = {
 }
 WIDE_POOLING = attrs.evolve(
     POOLING, values=Linear("wide index k", E, 64), weights=Linear("wide index gates", E, 64), overlaps=True
+)
+COMPRESSED = CompressedAttention(
+    norm=Norm("norm e", E, 1e-5),
+    q_down=Linear("latent q down", E, LOW),
+    q_norm=Norm("norm low", LOW, 1e-5),
+    q=Linear("wide q of low rank", LOW, H * 32),
+    head_norm=Norm(None, 32, 1e-5),
+    kv=Linear("index k", E, 32),
+    kv_norm=Norm("norm block", 32, 1e-5),
+    rope=attrs.evolve(ATTENTION.rope, offset=24, is_interleaved=True),
+    sinks=Vector("sinks", H),
+    window=6,
+    scale=0.3,
+    groups=Matrices("groups", 3, 64, 10),
+    o=Linear("grouped o", 30, E),
 )
 CHOOSING = attrs.evolve(LAYER, mixer=attrs.evolve(LOW_RANK, indexer=INDEXER))
 BLOCKS = BlockIndexer(
@@ -234,6 +250,11 @@ VARIANTS = {
     "latent attention to blocks that overlap": pooled(
         attrs.evolve(POOL_INDEXER, keys=WIDE_POOLING, q_norm=Norm("norm block", 32, 1e-5))
     ),
+    "compressed attention to a window": with_layers(mixer=COMPRESSED),
+    "compressed attention": with_layers(mixer=attrs.evolve(COMPRESSED, pooling=attrs.evolve(POOLING, **WEIGHING))),
+    "compressed attention to chosen blocks": with_layers(
+        mixer=attrs.evolve(COMPRESSED, pooling=WIDE_POOLING, indexer=attrs.evolve(POOL_INDEXER, keys=WIDE_POOLING))
+    ),
     "latent attention without rope": with_layers(mixer=attrs.evolve(LATENT, rope=None)),
     "gated latent attention": with_layers(mixer=attrs.evolve(LATENT, gate=Linear("gates", E, H * DV))),
     "latent attention gated by head": with_layers(mixer=attrs.evolve(LATENT, gate=Linear("gates of heads", E, H))),
@@ -326,6 +347,9 @@ def model_file():
         "low streams": (10, S * E),
         "gates of streams": (S * E, 10),
         "injected": (S, S * E),
+        "wide q of low rank": (H * 32, LOW),
+        "groups": (3, 10, 64),
+        "grouped o": (E, 30),
         "index gates": (32, E),
         "index places": (4, 32),
         "wide index k": (64, E),
@@ -408,7 +432,12 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 @pytest.mark.parametrize(
     "name",
-    ["latent attention to what an indexer chooses", "attention to chosen blocks", "latent attention to blocks that overlap"],
+    [
+        "latent attention to what an indexer chooses",
+        "attention to chosen blocks",
+        "latent attention to blocks that overlap",
+        "compressed attention to chosen blocks",
+    ],
 )
 def test_what_an_indexer_compares_moves_with_its_position(backend, name):
     model = load(backend, VARIANTS[name])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cpu.blocks.attention import GATES, AttentionEmitter
+from augury.backends.numba_cpu.blocks.compressed import CompressedAttentionEmitter
 from augury.backends.numba_cpu.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cpu.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cpu.blocks.feed_forward import ACTIVATIONS, FeedForwardEmitter
@@ -24,6 +25,7 @@ from augury.blocks import (
     Attention,
     AttentionResidual,
     BlockIndexer,
+    CompressedAttention,
     Convolution,
     Elementwise,
     Embedding,
@@ -74,6 +76,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
+    CompressedAttention: CompressedAttentionEmitter,
     Projection: ProjectionEmitter,
     Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,
@@ -109,6 +112,7 @@ KNOWN: dict[type, Container[Any]] = {
     LatentAttention: {
         *("rope", "q_down", "q_norm", "temperature", "gate", "turned_norm", "window", "indexer", "reuses_choice", "sinks"),
     },
+    CompressedAttention: {"pooling", "indexer"},
     Indexer: (),
     BlockIndexer: (),
     Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},

@@ -140,7 +140,7 @@ class AttentionEmitter(MixerEmitter):
         if self._chooser is None:
             return (0,) * 6
         self._chooser.place(weights, buffers, arena)
-        return (*choice_fields(self.options, buffers), self._chooser.kept, self._chooser.row_bytes)
+        return (*choice_fields(self.options.n_ctx, buffers), self._chooser.kept, self._chooser.row_bytes)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""

@@ -36,14 +36,14 @@ __all__ = ["Chooser", "choice_buffers", "choice_fields"]
 _CHOSEN, _RUNS, _ENDS = "chosen cells", "runs of chosen cells", "ends of chosen cells"
 
 
-def choice_buffers(options: ModelOptions, n_lists: int = 1) -> Mapping[str, int]:
-    """Bytes of the memory where a choice is left, by name: at most all cells of a slot, so many times by token."""
-    return {_CHOSEN: 8 * MAX_TOKENS * n_lists * options.n_ctx, _RUNS: SEGMENT_BYTES * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
+def choice_buffers(n_cells: int, n_lists: int = 1) -> Mapping[str, int]:
+    """Bytes of the memory where a choice is left, by name: at most so many cells in so many lists of a token."""
+    return {_CHOSEN: 8 * MAX_TOKENS * n_lists * n_cells, _RUNS: SEGMENT_BYTES * MAX_TOKENS, _ENDS: 8 * MAX_TOKENS}
 
 
-def choice_fields(options: ModelOptions, buffers: Mapping[str, int]) -> tuple[int, ...]:
+def choice_fields(n_cells: int, buffers: Mapping[str, int]) -> tuple[int, ...]:
     """Where it is left, as `attention_layer.CHOSEN` and what follows it say."""
-    return (buffers[_CHOSEN], options.n_ctx, buffers[_RUNS], buffers[_ENDS])
+    return (buffers[_CHOSEN], n_cells, buffers[_RUNS], buffers[_ENDS])
 
 
 class Chooser:
@@ -87,7 +87,7 @@ class Chooser:
         widths = {name: linear.n_out for name, linear in self._products().items()}
         widths["scores"] = self.n_lists * up(self._options.n_ctx, CHUNK)
         needed = {f"{name} of an indexer": row_bytes(width) for name, width in widths.items()}
-        return {**needed, **choice_buffers(self._options, self.n_lists)}
+        return {**needed, **choice_buffers(self._options.n_ctx, self.n_lists)}
 
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`."""
@@ -106,7 +106,7 @@ class Chooser:
         places += [0] * (6 - len(places))
         fields = [
             *(*places, address(prepare_head), *ways, self._n_heads, self._size, self.kept, self._length),
-            *(buffers["scores of an indexer"], up(n_ctx, CHUNK), indexer.n_chosen, *choice_fields(self._options, buffers)),
+            *(buffers["scores of an indexer"], up(n_ctx, CHUNK), indexer.n_chosen, *choice_fields(n_ctx, buffers)),
             *(self._block, self._n_local),
         ]
         self._record = arena.keep(np.array(fields, np.int64), "scratch")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from augury.blocks import LatentAttention, Matrices
     from augury.types import ModelOptions
 
-__all__ = ["LatentAttentionEmitter"]
+__all__ = ["LatentAttentionEmitter", "gathered", "multiply_heads", "quantise_heads"]
 
 _NO_WINDOW = 1 << 40
 _BLOCK = 64  # positions that a slot's memory is padded to: at least what attention scores at once
@@ -75,7 +75,7 @@ class LatentAttentionEmitter(MixerEmitter):
         widths |= {"mixed": block.n_heads * max(self._padded, self._value_dim), "values": block.n_heads * self._value_dim}
         widths |= {"gathered": max(block.o.n_in, block.q.n_in), "down": block.q.n_in}
         widths |= {"gate of attention": 0 if block.gate is None else block.gate.n_out}
-        chosen = {} if not self._is_sparse else choice_buffers(self.options)
+        chosen = {} if not self._is_sparse else choice_buffers(self.options.n_ctx)
         compared = {} if self._chooser is None else self._chooser.buffers()
         return (
             {**chosen, **compared}
@@ -149,7 +149,9 @@ class LatentAttentionEmitter(MixerEmitter):
             attention_layer.COMPARED_BYTES: 0 if self._chooser is None else self._chooser.row_bytes,
         }
         if self._is_sparse:
-            fields |= {attention_layer.CHOSEN + 8 * i: field for i, field in enumerate(choice_fields(self.options, buffers))}
+            fields |= {
+                attention_layer.CHOSEN + 8 * i: field for i, field in enumerate(choice_fields(self.options.n_ctx, buffers))
+            }
         record = np.zeros(latent.TURN_KEPT // 8 + 1, np.int64)
         record[[offset // 8 for offset in fields]] = list(fields.values())
         self.layer = arena.keep(record, "scratch")
@@ -172,14 +174,18 @@ class LatentAttentionEmitter(MixerEmitter):
             size = block.q_down.n_out
             if self._q_ways:
                 tape.prepare(buffers["down"], up(size, PANEL_ROWS), 1, size, self._q_ways)
-            down = self._gathered(tape, "down", 1, size)
+            down = gathered(tape, "down", 1, size)
             tape.multiply("queries", Rows(down, 0, size), queries)
         if self._chooser is not None:
             self._chooser.emit(tape)
         head_dim, ld = block.q.n_out // n_heads, up(block.q.n_out, PANEL_ROWS)
         if self._sharpening:
             tape.prepare(buffers["q"], ld, n_heads, head_dim, self._sharpening)
-        self._multiply(tape, block.keys, (buffers["q"], ld, head_dim), (buffers["absorbed queries"], self._row), is_first=True)
+        asked = (buffers["q"], ld, head_dim)
+        keys = quantise_heads(tape, self._arena, block.keys, asked, (buffers["absorbed queries"], self._row))
+        # without a barrier: the next record reads nothing of this one, or only what the same thread wrote
+        tape.add(Work("storing latents"), latent.prepare_kernel(self._type), self.layer, is_private=True)
+        multiply_heads(tape, block.keys, keys)
         work = Work(
             "attention",
             bytes_per_position=self._row_bytes,
@@ -187,8 +193,10 @@ class LatentAttentionEmitter(MixerEmitter):
         )
         tape.add(work, self._attend, self.layer)
         mixed = (buffers["mixed"], n_heads * self._padded, self._padded)
-        self._multiply(tape, block.values, mixed, (buffers["values"], self._value_dim))
-        values = self._gathered(tape, "values", n_heads, block.values.n_out)
+        multiply_heads(
+            tape, block.values, quantise_heads(tape, self._arena, block.values, mixed, (buffers["values"], self._value_dim))
+        )
+        values = gathered(tape, "values", n_heads, block.values.n_out)
         if block.gate is not None:
             places = (values, block.o.n_in, buffers["gate of attention"], block.gate.n_out)
             tape.add(Work("gate of attention"), GATES[GateKind.SIGMOID], *places)
@@ -207,34 +215,43 @@ class LatentAttentionEmitter(MixerEmitter):
             kept.append((self._chooser.kept, self._chooser.row_bytes))
         return [memory_at(place + slot * self._length * n_bytes, n * n_bytes) for place, n_bytes in kept]
 
-    def _multiply(
-        self, tape: Tape, part: Matrices, x: tuple[int, int, int], y: tuple[int, int], *, is_first: bool = False
-    ) -> None:
-        """Write the products of heads x (address, floats of a row, of a head) with their matrices → y (address, of a head)."""
-        weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
-        matrix, (first, n_stored) = weights.matrix(part), panels_of(part)
-        operand = tape.space.operand(matrix.activation, part.n_in, part.n)
-        n_panels = up(part.n_out, PANEL_ROWS) // PANEL_ROWS
-        table = [
-            *(weights.address(matrix.kind, "matmul"), matrix.address, part.n_in, n_panels, n_stored, first),
-            *(operand.address, operand.stride, activation_bytes(matrix.activation, 1, part.n_in)),
-            *(to, part.n * head_y, head_y, part.n),
-        ]
-        place = self._arena.keep(np.array(table, np.int64), "scratch")
-        quantize = (place, weights.address(matrix.kind, "quantize"), *x, int(private))
-        # Without a barrier where the next record reads nothing of this one, or only what the same thread wrote.
-        tape.add(Work("quantising activations"), latent.quantize_heads, *quantize, is_private=private)
-        if is_first:
-            tape.add(Work("storing latents"), latent.prepare_kernel(self._type), self.layer, is_private=True)
-        n_bytes = matrix.data.nbytes * n_panels // n_stored
-        work = Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in)
-        tape.add(work, latent.multiply_heads, place)
 
-    def _gathered(self, tape: Tape, name: str, n_parts: int, size: int) -> int:
-        """Rows of products without the rest of their panels: where they are, or are put."""
-        rows, part = tape.buffers[name], up(size, PANEL_ROWS)
-        if part == size:
-            return rows
-        to = tape.buffers["gathered"]
-        tape.add(Work("gathering rows"), latent.gather_parts, rows, n_parts * part, n_parts, part, size, to)
-        return to
+def quantise_heads(tape: Tape, arena: Arena, part: Matrices, x: tuple[int, int, int], y: tuple[int, int]) -> int:
+    """Write what products of heads need first; returns what the products themselves need to know.
+
+    Args:
+        tape: To write on.
+        arena: Where what they need to know is kept.
+        part: A matrix for each head.
+        x: Where heads begin, floats of a row, of a head.
+        y: Where products go, floats of one in whole panels.
+    """
+    weights, private, (to, head_y) = tape.weights, tape.space.is_private, y
+    matrix, (first, n_stored) = weights.matrix(part), panels_of(part)
+    operand = tape.space.operand(matrix.activation, part.n_in, part.n)
+    table = [
+        *(weights.address(matrix.kind, "matmul"), matrix.address, part.n_in, up(part.n_out, PANEL_ROWS) // PANEL_ROWS),
+        *(n_stored, first, operand.address, operand.stride, activation_bytes(matrix.activation, 1, part.n_in)),
+        *(to, part.n * head_y, head_y, part.n),
+    ]
+    place = arena.keep(np.array(table, np.int64), "scratch")
+    quantize = (place, weights.address(matrix.kind, "quantize"), *x, int(private))
+    tape.add(Work("quantising activations"), latent.quantize_heads, *quantize, is_private=private)
+    return place
+
+
+def multiply_heads(tape: Tape, part: Matrices, place: int) -> None:
+    """Write the products of heads with their matrices."""
+    matrix = tape.weights.matrix(part)
+    n_bytes = matrix.data.nbytes * (up(part.n_out, PANEL_ROWS) // PANEL_ROWS) // panels_of(part)[1]
+    tape.add(Work(f"heads ({matrix.kind})", n_bytes, part.n * part.n_out * part.n_in), latent.multiply_heads, place)
+
+
+def gathered(tape: Tape, name: str, n_parts: int, size: int) -> int:
+    """Rows of products without the rest of their panels: where they are, or are put."""
+    rows, part = tape.buffers[name], up(size, PANEL_ROWS)
+    if part == size:
+        return rows
+    to = tape.buffers["gathered"]
+    tape.add(Work("gathering rows"), latent.gather_parts, rows, n_parts * part, n_parts, part, size, to)
+    return to

@@ -41,6 +41,7 @@ GATINGS = {
     Gating.SOFTMAX: routing.SOFTMAX,
     Gating.SIGMOID: routing.SIGMOID,
     Gating.SOFTMAX_OF_CHOSEN: routing.SOFTMAX_OF_CHOSEN,
+    Gating.SQRT_SOFTPLUS: routing.SQRT_SOFTPLUS,
 }
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from augury.blocks import BlockIndexer, Indexer, Linear, Pooling
     from augury.types import ModelOptions
 
-__all__ = ["PoolChooser", "Pooler", "chooser_of"]
+__all__ = ["PoolChooser", "Pooler", "chooser_of", "keep_record", "list_fields"]
 
 
 class Pooler:
@@ -118,13 +118,12 @@ class PoolChooser(Pooler):
         widths = {"q": self._indexer.q.n_out, "scores": self._n_blocks}
         widths |= {} if self._indexer.weights is None else {"shares": self._indexer.weights.n_out}
         own = {f"{name} of an indexer": row_bytes(width) for name, width in widths.items()}
-        return {**super().buffers(), **own, **choice_buffers(self._options, self._n_lists)}
+        return {**super().buffers(), **own, **choice_buffers(self._options.n_ctx, self._n_lists)}
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Allocate what is kept, and write what the kernels need to know."""
         self.place_kept(weights, buffers, arena)
-        lists = {8 * i: field for i, field in enumerate(choice_fields(self._options, buffers), kernels.CHOSEN // 8)}
-        self.complete({**lists, kernels.N_LISTS: self._n_lists}, arena)
+        self.complete(list_fields(self._options.n_ctx, buffers) | {kernels.N_LISTS: self._n_lists}, arena)
 
     def place_kept(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
         """Allocate what is kept."""
@@ -148,10 +147,7 @@ class PoolChooser(Pooler):
 
     def complete(self, lists: Mapping[int, int], arena: Arena) -> None:
         """Write the record, with what says where lists go."""
-        record = np.zeros(kernels.N_FIELDS, np.int64)
-        for offset, field in {**self._fields, **lists}.items():
-            record[offset // 8] = field
-        self._record = arena.keep(record, "scratch")
+        self._record = keep_record({**self._fields, **lists}, arena)
 
     def products(self, buffers: Mapping[str, int]) -> list[tuple[Linear, int]]:
         """The products that it needs: first of what queries are made of, then of the norm of what attention sees."""
@@ -174,6 +170,19 @@ class PoolChooser(Pooler):
     @property
     def _n_blocks(self) -> int:
         return self._options.n_ctx // self._indexer.keys.size
+
+
+def list_fields(n_cells: int, buffers: Mapping[str, int]) -> dict[int, int]:
+    """Where kernels leave lists of cells."""
+    return {8 * i: field for i, field in enumerate(choice_fields(n_cells, buffers), kernels.CHOSEN // 8)}
+
+
+def keep_record(fields: Mapping[int, int], arena: Arena) -> int:
+    """The address of a record with some fields, by their offsets."""
+    record = np.zeros(kernels.N_FIELDS, np.int64)
+    for offset, field in fields.items():
+        record[offset // 8] = field
+    return arena.keep(record, "scratch")
 
 
 def chooser_of(

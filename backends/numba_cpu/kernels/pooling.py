@@ -13,7 +13,8 @@ import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
 from augury.backends.numba_cpu.kernels.activation import exponential
-from augury.backends.numba_cpu.kernels.cache_type import store_value
+from augury.backends.numba_cpu.kernels.attention_layer import COMPARED, COMPARED_BYTES, KEYS, D, T
+from augury.backends.numba_cpu.kernels.cache_type import BYTES, LANES, store_value
 from augury.backends.numba_cpu.kernels.choice import N_COUNTS, least_chosen, order_of
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, invoke, load_part, store_part
@@ -46,11 +47,14 @@ f32 = np.float32
 (KEPT, KEPT_BYTES, LENGTH, POOLED, POOLED_BYTES, N_POOLED, FIRST) = (8 * i for i in range(12, 19))
 # Then, of what chooses: queries and weights of heads, floats of a row; heads; what stands for weights where there are none;
 # scores, floats of a row; how many blocks are chosen, or 0: all; lists of a token. WINDOW is 0 where tokens attend to the
-# positions of chosen blocks and of the last; else they attend to so many last positions, and to pooled rows. Where lists go:
-# see `attention_layer.CHOSEN`.
-(QUERIES, LDQ, SHARES, LDS, N_HEADS, FACTOR, SCORES, LD_SCORES, N_CHOSEN, N_LISTS, WINDOW) = (8 * i for i in range(19, 30))
-(CHOSEN, LD_CHOSEN, RUNS, ENDS) = (8 * i for i in range(30, 34))
-N_FIELDS = 34
+# positions of chosen blocks and of the last; else they attend to so many last positions, and to pooled rows,
+# those of cells from FIRST_LISTED on. Where lists go: see `attention_layer.CHOSEN`.
+(QUERIES, LDQ, SHARES, LDS, N_HEADS, FACTOR, SCORES, LD_SCORES, N_CHOSEN, N_LISTS) = (8 * i for i in range(19, 29))
+(WINDOW, FIRST_LISTED, CHOSEN, LD_CHOSEN, RUNS, ENDS) = (8 * i for i in range(29, 35))
+N_FIELDS = 35
+# Offsets into the record of a layer of compressed attention, after those of `attention_layer`: rows as computed, floats of a
+# row, what is done to them; cells of a slot; the pooled row of cell 0; what is kept to be pooled, bytes of a row.
+(ROWS, LD_ROWS, WAYS, N_CELLS, FIRST_POOLED, TO_POOL, TO_POOL_BYTES) = (COMPARED_BYTES + 8 * i for i in range(1, 8))
 
 
 def scratch_bytes(n_rows: int, width: int) -> int:
@@ -131,24 +135,27 @@ def pool_kernel(kind: str) -> Any:
             positions, slot = get_i64(state + POSITIONS) + 8 * get_i64(place), get_i64(place + 16)
             kept = get_i64(table + KEPT) + get_i64(table + KEPT_BYTES) * slot * get_i64(table + LENGTH)
             for node in range(get_i64(place + 8)):
-                position = get_i64(positions + 8 * node)
-                if (position + 1) % size != 0:
-                    continue
+                position, n_before = get_i64(positions + 8 * node), 0
                 n_counted += 1
                 if n_counted % n_threads != thread:
                     continue
-                n_before = 0
+                row = cells + 8 * 2 * size
+                at = slot * get_i64(table + N_POOLED) + get_i64(table + FIRST) + _cell_of(place, positions, node, position)
+                to = get_i64(table + POOLED) + get_i64(table + POOLED_BYTES) * at
+                if (position + 1) % size != 0:  # so that nothing of an earlier token of the cell is left
+                    for i in range(0, width, 16):
+                        simd.store_f32(row + 4 * i, zero_f32())
+                    put(row, to, width, row + 4 * width)
+                    continue
                 if get_i64(table + OVERLAPS) != 0 and position >= size:
                     n_before = size
                 n = size + n_before
                 for j in range(n):
                     put_i64(cells + 8 * j, _cell_of(place, positions, node, position + 1 - n + j))
-                row = cells + 8 * 2 * size
                 _pool(table, kept, cells, n, n_before, row)
                 if get_i64(table + WAYS_ROWS) != 0:
                     invoke(get_i64(table + PREPARE_HEAD), (row, get_i64(table + WAYS_ROWS), 0, position + 1 - size, width))
-                at = slot * get_i64(table + N_POOLED) + get_i64(table + FIRST) + _cell_of(place, positions, node, position)
-                put(row, get_i64(table + POOLED) + get_i64(table + POOLED_BYTES) * at, width, row + 4 * width)
+                put(row, to, width, row + 4 * width)
 
     pool.__name__ = pool.__qualname__ = f"pool_{kind}"
     return kernel(pool)
@@ -209,7 +216,7 @@ def _list(table, scratch, place, positions, node, scores, cells):
                 left -= 1
         end = (block + 1) * size
         if window != 0:
-            put_i64(cells + 8 * n, get_i64(table + FIRST) + _cell_of(place, positions, node, end - 1))
+            put_i64(cells + 8 * n, get_i64(table + FIRST_LISTED) + _cell_of(place, positions, node, end - 1))
             n += 1
             continue
         for p in range(end - size, end):
@@ -244,3 +251,52 @@ def list_cells(record, state, thread, n_threads):
             put_i64(run + 16, get_i64(place + 16))
             put_i64(run + 24, 0)
             put_i64(get_i64(table + ENDS) + 8 * t, n - 1)
+
+
+@cache
+def store_kernel(kind: str) -> Any:
+    """Make the kernel that norms, turns and stores a row of each token. Operands: the layer, what does it."""
+    put, n_bytes = store_value(kind), BYTES[kind]
+
+    def store(record, state, thread, n_threads):
+        layer, d = get_i64(record + 16), get_i64(get_i64(record + 16) + D)
+        first, end = share(get_i64(state + N_TOKENS), thread, n_threads, 0)
+        for t in range(first, end):
+            x, position = get_i64(layer + ROWS) + 4 * t * get_i64(layer + LD_ROWS), get_i64(get_i64(state + POSITIONS) + 8 * t)
+            invoke(get_i64(record + 24), (x, get_i64(layer + WAYS), 0, position, d))
+            cell = get_i64(get_i64(state + SLOTS) + 8 * t) * get_i64(layer + T) + get_i64(get_i64(state + CELLS) + 8 * t)
+            put(x, get_i64(layer + KEYS) + n_bytes * (d // LANES) * cell, d, scratch_of(state, thread))
+
+    store.__name__ = store.__qualname__ = f"store_rows_{kind}"
+    return kernel(store)
+
+
+@helper
+def _move(rows, size, source, target):
+    for i in range(size):
+        simd.put_u8(rows + size * target + i, simd.get_u8(rows + size * source + i))
+
+
+@cache
+def move_kernel(kind: str) -> Any:
+    """Make the kernel that copies rows from cell to cell. Operands: layers, how many, moves (slot, from, to), how many."""
+    n_bytes = BYTES[kind]
+
+    def move(record, state, thread, n_threads):
+        n_layers = get_i64(record + 24)
+        for index in range(n_layers * thread // n_threads, n_layers * (thread + 1) // n_threads):
+            layer = get_i64(get_i64(record + 16) + 8 * index)
+            size, pooled = n_bytes * (get_i64(layer + D) // LANES), get_i64(layer + FIRST_POOLED)
+            for number in range(get_i64(record + 40)):
+                place = get_i64(record + 32) + 24 * number
+                slot, source, target = get_i64(place), get_i64(place + 8), get_i64(place + 16)
+                rows, start = get_i64(layer + KEYS) + size * slot * get_i64(layer + T), slot * get_i64(layer + N_CELLS)
+                _move(rows, size, source, target)
+                if pooled != 0:
+                    _move(rows, size, pooled + source, pooled + target)
+                n_kept, n_compared = get_i64(layer + TO_POOL_BYTES), get_i64(layer + COMPARED_BYTES)
+                _move(get_i64(layer + TO_POOL), n_kept, start + source, start + target)
+                _move(get_i64(layer + COMPARED), n_compared, start + source, start + target)
+
+    move.__name__ = move.__qualname__ = f"move_rows_{kind}"
+    return kernel(move)

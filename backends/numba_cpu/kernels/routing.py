@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from augury.backends.numba_cpu.kernels import simd
-from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid
+from augury.backends.numba_cpu.kernels.activation import exponential, sigmoid, softplus
 from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import add, div, get_i64, put_i64, splat_f32
@@ -23,7 +23,7 @@ from augury.backends.numba_cpu.kernels.step import scratch_of, share
 from augury.backends.numba_cpu.kernels.team import N_TOKENS
 
 f32 = np.float32
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = range(3)
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
 _NEVER, _TAKEN = f32(-1e30), f32(-3e38)
 _LEAST_SUM = f32(2.0**-14)  # that weights are divided by
 
@@ -90,7 +90,12 @@ def _gate(row, probabilities, n, gating):
             value = load_part(row + 4 * index, left)
             if gating == SIGMOID:
                 value = sigmoid(value)
+            if gating == SQRT_SOFTPLUS:
+                value = softplus(value)
             store_part(probabilities + 4 * index, value, left)
+        if gating == SQRT_SOFTPLUS:
+            for place in range(probabilities, probabilities + 4 * n, 4):
+                simd.put_f32(place, f32(math.sqrt(simd.get_f32(place))))
 
 
 @kernel

@@ -1,0 +1,67 @@
+"""Attention to the last tokens, and to rows that stand for blocks of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.blocks.parts import Block
+
+if TYPE_CHECKING:
+    from augury.blocks.indexer import PoolIndexer, Pooling
+    from augury.blocks.parts import Linear, Matrices, Norm, Part, Rope, Vector
+
+__all__ = ["CompressedAttention"]
+
+
+@frozen
+class CompressedAttention(Block):
+    """x += o(groups(softmax(scale * q k^T) k)), where all heads read the same rows k (D,), as keys and as values.
+
+    With n = norm(x), a token keeps k = rope(kv_norm(kv(n))). Queries (H, D) are rope(head_norm(q(q_norm(q_down(n))))). Rows are
+    those of the last `window` tokens and, with `pooling`, one for each whole block up to the token, or for those alone that the
+    `indexer` chooses, whose queries are made of what q is made of. `sinks` take part in softmax as scores without a value.
+    What heads give is turned back by the rope of the token, and each group of as many heads has a matrix of its own before o.
+
+    Source: DeepSeek-AI 2026, "DeepSeek-V4", as llama.cpp computes it.
+    """
+
+    norm: Norm
+    q_down: Linear  # E → R
+    q_norm: Norm
+    q: Linear  # R → H * D
+    head_norm: Norm
+    kv: Linear  # E → D
+    kv_norm: Norm
+    rope: Rope
+    sinks: Vector  # (H,)
+    window: int
+    scale: float
+    groups: Matrices  # by group, of the heads that it has
+    o: Linear  # → E
+    pooling: Pooling | None = None  # to rows of D
+    indexer: PoolIndexer | None = None  # of blocks as large as those of `pooling`
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return self.sinks.size
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.kv.n_out
+
+    def tensors(self) -> tuple[Part, ...]:
+        """Its own, and those of what pools and chooses."""
+        others = [each for each in (self.pooling, self.indexer) if each is not None]
+        return (*super().tensors(), *(part for each in others for part in each.tensors()))
+
+    def cached(self) -> tuple[tuple[str, int, int], ...]:
+        """Rows; what is pooled, and pooled rows, by the last of their tokens; what the indexer compares."""
+        rows = (("cache_type_k", 1, self.head_dim),)
+        if self.pooling is None:
+            return rows
+        pooled = (*rows, ("f32", 1, self.pooling.n_kept), *rows)
+        return pooled if self.indexer is None else (*pooled, *self.indexer.cached())
