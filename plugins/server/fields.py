@@ -49,7 +49,8 @@ _UNDONE: dict[str, Callable[[Any], bool]] = {
     "n_cache_reuse": lambda value: value == 0,
     **dict.fromkeys(("adaptive_target", "reasoning_budget_tokens"), lambda value: value < 0),
     **dict.fromkeys(("lora", "grammar_triggers", "preserved_tokens"), lambda value: value == []),
-    **dict.fromkeys(("verbose", "grammar_lazy", "backend_sampling", "reasoning_control"), lambda value: value is False),
+    **dict.fromkeys(("verbose", "grammar_lazy", "reasoning_control"), lambda value: value is False),
+    "backend_sampling": lambda value: isinstance(value, bool),  # where tokens are drawn, not which
     "min_keep": lambda value: value in {0, 1},
     "adaptive_decay": lambda _: True,  # it tunes what is off
 }

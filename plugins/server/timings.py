@@ -69,8 +69,8 @@ class StreamTimings:
     def timings(self) -> dict[str, Any]:
         """What there is of `timings` by now."""
         n_prompt = self._prompt.n_processed - self._prompt.n_reused
-        prompt = _rates("prompt", n_prompt, n_prompt, self._prompt.seconds)
-        predicted = _rates("predicted", self.n, self.n - 1, perf_counter() - self._begun_at)
+        prompt = _rates("prompt", n_prompt, n_prompt, self._prompt.seconds if n_prompt else 0.0)
+        predicted = _rates("predicted", self.n, self.n - 1, perf_counter() - self._begun_at if self.n else 0.0)
         drafted = {"draft_n": self._n_drafted, "draft_n_accepted": self._n_accepted}
         return {"cache_n": self._prompt.n_reused, **prompt, **predicted, **drafted}
 

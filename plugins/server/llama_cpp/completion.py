@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from math import exp
+from math import exp, inf, isfinite
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -69,12 +69,15 @@ def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any
     names = [field.name for field in attrs.fields(SamplingParams) if field.name not in ("seed_offset", "mirostat_mu")]
     sampling = attrs.asdict(SamplingParams(**{name: value for name, value in params.items() if name in names}))
     limit = -1 if params.get("max_tokens") is None else params["max_tokens"]
+    biases = dict(sampling["logit_bias"])
+    if params.get("ignore_eos") and server.engine.tokenizer is not None:
+        biases |= dict.fromkeys(sorted(server.engine.tokenizer.eog), -inf)
     speculative = params.get("speculative") or server.engine.config["speculative"]
     return {name: sampling[name] for name in names} | {
         "seed": -1 if sampling["seed"] is None else sampling["seed"],
         "adaptive_target": -1.0,  # off, as it always is
         "adaptive_decay": 0.9,
-        "logit_bias": [[token, _finite(bias)] for token, bias in sampling["logit_bias"].items()],
+        "logit_bias": [{"token": token, "bias": bias if isfinite(bias) else None} for token, bias in biases.items()],
         "n_predict": limit,
         "max_tokens": limit,
         "stop": list(params.get("stop") or ()),
@@ -144,6 +147,8 @@ async def _events(body: CompletionFields, n_prompts: list[int], told: Any, piece
             "tokens_predicted": count.n,
             "tokens_evaluated": n_prompts[index],
         }
+        if body.timings_per_token:
+            found["timings"] = count.timings()
         if isinstance(piece, PromptProgress):
             if body.return_progress:
                 yield event(found | {"prompt_progress": prompt_progress(piece)})
@@ -151,8 +156,6 @@ async def _events(body: CompletionFields, n_prompts: list[int], told: Any, piece
         if body.n_predict == 0:
             continue
         found |= {"content": piece.text, "tokens": [piece.token]}
-        if body.timings_per_token:
-            found["timings"] = count.timings()
         if body.n_probs:
             found["completion_probabilities"] = [_probabilities(piece, body)]
         if body.return_draft_origin:

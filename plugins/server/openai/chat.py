@@ -200,7 +200,7 @@ async def _events(
         first: dict[str, Any] = {}
         if index not in readers:
             readers[index] = AnswerReader(plan)
-            first = {"role": "assistant", "content": ""}
+            first = {"role": "assistant", "content": None}
         added = readers[index].read(piece)
         has_calls[index] |= any(delta.call is not None for delta in added)
         found = [_delta(delta) for delta in added]
@@ -216,7 +216,8 @@ async def _events(
             yield event(ended | {"timings": timings(piece.stats)})
     if body.is_usage_streamed:
         n_reasoning = sum(reader.n_reasoning for reader in readers.values())
-        yield event(begun | {"choices": [], "usage": usage([results[i] for i in range(body.n)], n_reasoning)})
+        whole = [results[i] for i in range(body.n)]
+        yield event(begun | {"choices": [], "usage": usage(whole, n_reasoning), "timings": timings_of(whole)})
     yield event("[DONE]")
 
 

@@ -128,5 +128,6 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
                 continue
         yield event(found)
     if body.is_usage_streamed:
-        yield event(begun | {"choices": [], "usage": _usage(body, [results[i] for i in range(n)])})
+        whole = [results[i] for i in range(n)]
+        yield event(begun | {"choices": [], "usage": _usage(body, whole), "timings": timings_of(whole)})
     yield event("[DONE]")

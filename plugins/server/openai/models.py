@@ -40,4 +40,11 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "architecture": engine.info.architecture,
         "drafters": engine.config["spec_type"],
     }
-    return {"id": name, "object": "model", "created": _STARTED, "owned_by": "augury", "meta": meta}
+    return {
+        "id": name,
+        "object": "model",
+        "created": _STARTED,
+        "owned_by": "augury",
+        "aliases": list(server.options.names),
+        "meta": meta,
+    }

@@ -118,6 +118,7 @@ def test_progress_and_timings_are_told_while_a_prompt_is_processed(client):
     assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
     assert [each["tokens_predicted"] for each in told] == [0] * len(progress) + [1, 2, 2]
     assert all(each["timings"]["prompt_n"] == 200 for each in told[len(progress) :])
+    assert [told[0]["timings"][name] for name in ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms")] == [0, 0, 0, 0]
     assert not any("prompt_progress" in each for each in events(client, **asked | {"return_progress": False}))
 
 
@@ -146,6 +147,14 @@ def test_no_tokens_at_all_are_asked_for_to_warm_the_cache(client):
     assert [event["stop"] for event in events(client, prompt=prompt, n_predict=0)] == [True]
     assert ask(client, prompt=prompt, n_predict=1)["timings"]["prompt_n"] == 1
     assert ask(client, prompt=prompt, n_predict=1, cache_prompt=False)["timings"]["cache_n"] == 0
+
+
+def test_settings_tell_what_is_forbidden(client):
+    settings = ask(client, **SEA | {"n_predict": 1}, ignore_eos=True, logit_bias=[[5, 1.5]], backend_sampling=True)[
+        "generation_settings"
+    ]
+    biases = {each["token"]: each["bias"] for each in settings["logit_bias"]}
+    assert (biases.pop(5), set(biases.values())) == (1.5, {None})
 
 
 def test_only_the_fields_that_are_wanted_are_sent(client):

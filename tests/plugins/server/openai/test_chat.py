@@ -48,6 +48,7 @@ def test_a_stream_says_the_same_and_ends_with_timings_and_usage(ai, answer):
     assert chunks[-2].timings["predicted_n"] == 16
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == 16
+    assert chunks[-1].timings == chunks[-2].timings
 
 
 def test_reasoning_is_counted_apart(ai):
