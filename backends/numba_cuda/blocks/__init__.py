@@ -11,6 +11,7 @@ from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
 from augury.backends.numba_cuda.blocks.gated_delta_net import GatedDeltaNetEmitter
 from augury.backends.numba_cuda.blocks.kimi_delta_attention import KimiDeltaAttentionEmitter
+from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.blocks.layer_input import LayerInputEmitter
 from augury.backends.numba_cuda.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cuda.blocks.mamba import Mamba2Emitter, MambaEmitter
@@ -30,6 +31,7 @@ from augury.blocks import (
     GateKind,
     Gating,
     KimiDeltaAttention,
+    LatentAttention,
     Layer,
     LayerInput,
     LayerInputs,
@@ -62,6 +64,7 @@ __all__ = ["EMITTERS", "KNOWN"]
 EMITTERS: dict[type[Block], type[Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
+    LatentAttention: LatentAttentionEmitter,
     Projection: ProjectionEmitter,
     Elementwise: ElementwiseEmitter,
     FeedForward: FeedForwardEmitter,

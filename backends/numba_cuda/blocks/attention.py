@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.weights import Weights
     from augury.blocks import Attention, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
-__all__ = ["AttentionEmitter"]
+__all__ = ["FOREVER", "AttentionEmitter", "factors_of", "turns_of"]
 
-_FOREVER = 2**30  # a window that sees all
+FOREVER = 2**30  # a window that sees all
 
 
 class AttentionEmitter(Emitter):
@@ -110,7 +111,7 @@ class AttentionEmitter(Emitter):
         if block.slopes is not None:
             slopes = tape.weights.constant(("slopes", block.slopes), lambda: np.array(block.slopes, np.float32))
         heads = (block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, self.options.n_ctx)
-        window = (min(block.window or 0, _FOREVER), min(block.chunk or 0, _FOREVER))
+        window = (min(block.window or 0, FOREVER), min(block.chunk or 0, FOREVER))
         places = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, parts)
         rest = (size.n_splits, int(has_slopes), block.scale, block.softcap or 0.0)
         kernel, grid = ATTEND[keys.kept_as, values.kept_as], (size.n_splits, block.n_heads, size.n_tokens)
@@ -148,10 +149,9 @@ class AttentionEmitter(Emitter):
         turns, factors, n_pairs, is_interleaved = nothing, nothing, 0, 0
         if rope is not None:
             n_pairs, is_interleaved = len(rope.frequencies), int(rope.is_interleaved)
-            key = ("turns", rope.frequencies.tobytes(), rope.magnitude)
-            turns = weights.constant(key, lambda: _turns(rope, n_ctx))
+            turns = turns_of(weights, rope, n_ctx)
         if temperature is not None:
-            factors = weights.constant((temperature, n_ctx), lambda: _factors(temperature, n_ctx))
+            factors = factors_of(weights, temperature, n_ctx)
         planes = [plane for cache in self.caches for plane in (cache.codes, cache.halves)] if keeps else [nothing] * 4
         sizes = (rows.width, block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim)
         how = (n_pairs, is_interleaved, int(block.is_rope_first), *kinds, int(temperature is not None))
@@ -172,13 +172,21 @@ class AttentionEmitter(Emitter):
         return () if self.block.source is not None else [launch for cache in self.caches for launch in cache.moving(moves, n)]
 
 
-def _turns(rope: Rope, n_ctx: int) -> np.ndarray:
+def turns_of(weights: Weights, rope: Rope, n_ctx: int) -> Pointer:
     """The cosine and the sine of every pair at every position, (n_ctx, pairs, 2) float32."""
-    angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
-    return (np.stack([np.cos(angles), np.sin(angles)], axis=2) * rope.magnitude).astype(np.float32)
+
+    def make() -> np.ndarray:
+        angles = np.arange(n_ctx, dtype=np.float64)[:, None] * rope.frequencies
+        return (np.stack([np.cos(angles), np.sin(angles)], axis=2) * rope.magnitude).astype(np.float32)
+
+    return weights.constant(("turns", rope.frequencies.tobytes(), rope.magnitude), make)
 
 
-def _factors(temperature: Temperature, n_ctx: int) -> np.ndarray:
+def factors_of(weights: Weights, temperature: Temperature, n_ctx: int) -> Pointer:
     """What queries of every position are multiplied with, (n_ctx,) float32."""
-    periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
-    return (1.0 + temperature.scale * np.log1p(periods)).astype(np.float32)
+
+    def make() -> np.ndarray:
+        periods = (np.arange(n_ctx) + temperature.offset) // temperature.period
+        return (1.0 + temperature.scale * np.log1p(periods)).astype(np.float32)
+
+    return weights.constant((temperature, n_ctx), make)

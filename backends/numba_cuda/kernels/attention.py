@@ -184,7 +184,7 @@ ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v
 
 
 @lane
-def _merged(parts, at, n_splits, first, end, dim, i, sink):
+def merged(parts, at, n_splits, first, end, dim, i, sink):
     """Value i of a head, from its splits in rising order; a sink of -inf is none."""
     size, most = dim + 2, np.float32(sink)
     for split in range(first, end):
@@ -248,7 +248,7 @@ def merge_splits(
         head = quotient(i, value_dim)
         at = (t * n_heads + head) * n_splits * (value_dim + 2)
         sink = sinks[head] if has_sinks else np.float32(_NONE)
-        value = _merged(parts, at, n_splits, first, last // SPLIT + 1, value_dim, remainder(i, value_dim), sink)
+        value = merged(parts, at, n_splits, first, last // SPLIT + 1, value_dim, remainder(i, value_dim), sink)
         if gate_size:
             value = mul(value, _opened(gates[t * gate_stride + quotient(i, gate_size)], is_softplus))
     if as_floats:

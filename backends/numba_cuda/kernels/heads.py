@@ -14,7 +14,7 @@ MAX_DIM = 512  # of a head
 
 
 @lane
-def _turned(head, turns, i, n_pairs, is_interleaved, start):
+def turned_value(head, turns, i, n_pairs, is_interleaved, start):
     """Value i of a head, of whose pairs `turns` has the cosines and sines from `start` on; what follows them stays."""
     if i >= 2 * n_pairs:
         return head[i]
@@ -36,7 +36,8 @@ def _norm_values(head, weight, at, dim, first, mean, inverse, kind):
 
 
 @together
-def _norm_head(head, weight, group, dim, kind, eps, parts):
+def norm_head(head, weight, group, dim, kind, eps, parts):
+    """Norm a head of a warp in place, by weights of its group."""
     mean, inverse = moments(head, 0, dim, WARP, kind, eps, parts)
     at = group * dim * (2 if kind & BIASED else 1)
     _norm_values(head, weight, at, dim, cuda.threadIdx.x, mean, inverse, kind)
@@ -108,13 +109,13 @@ def prepare_heads(
         staged[j] = clamped(rows[start + j], limit)
     is_normed_last = is_rope_first and not is_value
     if kind != NOTHING and not is_normed_last:
-        _norm_head(staged, weight, group, dim, kind, eps, parts)
+        norm_head(staged, weight, group, dim, kind, eps, parts)
     cuda.syncthreads()
     at = inputs[POSITIONS + t] * 2 * n_pairs
     for j in range(i, dim, WARP):
-        turned[j] = staged[j] if is_value else _turned(staged, turns, j, n_pairs, is_interleaved, at)
+        turned[j] = staged[j] if is_value else turned_value(staged, turns, j, n_pairs, is_interleaved, at)
     if kind != NOTHING and is_normed_last:
-        _norm_head(turned, weight, group, dim, kind, eps, parts)
+        norm_head(turned, weight, group, dim, kind, eps, parts)
     if kept_as == NOT_KEPT:
         factor = factors[inputs[POSITIONS + t]] if is_query and has_factors else np.float32(1)
         for j in range(i, dim, WARP):

@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
 )
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.norm import inverse_root, squares
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 _WARPS = THREADS // WARP
 
@@ -178,4 +178,4 @@ def gate_groups(
     cuda.syncthreads()
     if as_bytes:
         for unit in range(thread // WARP, width // WARP, _WARPS):
-            quantise(out[to + WARP * unit + i], i, quantised, factors, sums, t * (width // WARP) + unit)
+            quantise(out[to + WARP * unit + i], i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))

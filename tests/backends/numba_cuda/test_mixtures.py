@@ -54,6 +54,14 @@ def test_what_a_token_s_experts_give_it_does_not_depend_on_who_else_goes_to_them
     assert np.array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.sample(0)
+def test_many_tokens_share_a_pass():
+    model, tokens = loaded("qwen2moe-moe-2-of-8-q8_0", "numba-cuda"), np.resize(TOKENS, 18)  # with a shared expert
+    whole = model.forward(run_of(tokens)).rows().copy()
+    parts = [model.forward(run_of(tokens[i : i + 9], slot=1, start=i)).rows().copy() for i in (0, 9)]
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
 def routed(router, logits, bias):
     """The experts (n, k), weights (n, k), and tiles (m, 3) of what is routed."""
     device, n_most = SimulatedDevice(), inputs.MAX_TOKENS * N_USED

@@ -5,6 +5,8 @@ import functools
 import attrs
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 from oracles.models import nmse, tiny_file
 from oracles.passes import run_of
 from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memory, play
@@ -12,6 +14,7 @@ from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memo
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.errors import CapacityError
+from augury.files.gguf import TensorType
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
@@ -48,6 +51,19 @@ def test_families_are_near_the_reference(name):
     alone = [model.forward(run_of(TOKENS[i : i + 1], slot=1, start=i)).rows().copy() for i in range(2)]
     model._device.is_reversed = False
     assert np.array_equal(np.concatenate(alone), found[:2])
+
+
+@pytest.mark.sample(0)
+def test_many_tokens_share_a_pass(monkeypatch):
+    file, name = tiny_file("mamba2-dense"), "blk.0.ssm_out.weight"
+    data = quantize(file.tensors[name].data.view(np.float32).reshape(file.tensors[name].shape), GGMLQuantizationType.Q8_0)
+    stored = attrs.evolve(file.tensors[name], type=TensorType.Q8_0, data=data.reshape(-1))
+    monkeypatch.setattr(file, "tensors", {**file.tensors, name: stored})
+    monkeypatch.setitem(globals(), "tiny_file", lambda _: file)
+    model, tokens = loaded.__wrapped__("mamba2-dense"), np.resize(TOKENS, 18)
+    whole = model.forward(run_of(tokens)).rows().copy()
+    parts = [model.forward(run_of(tokens[i : i + 9], slot=1, start=i)).rows().copy() for i in (0, 9)]
+    assert np.array_equal(np.concatenate(parts), whole)
 
 
 @pytest.mark.sample(1)

@@ -1,0 +1,181 @@
+"""`LatentAttention`: all heads attend to the same rows, of which one is kept of every position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from augury.backends.numba_cuda.blocks.attention import FOREVER, factors_of, turns_of
+from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS
+from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
+from augury.backends.numba_cuda.kernels.matmul import TILES
+from augury.backends.numba_cuda.kernels.norm import NOTHING
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, tokens_of, units_of, warps_of
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
+    from augury.backends.numba_cuda.tape import Operand
+    from augury.blocks import LatentAttention
+    from augury.types import ModelOptions
+
+__all__ = ["LatentAttentionEmitter"]
+
+
+class LatentAttentionEmitter(Emitter):
+    """Keeps latents and turned values of every position, in cells that `Batch` names: (slots, n_ctx, L + R)."""
+
+    known = ("rope", "q_down", "q_norm", "temperature", "turned_norm", "window", "gate")
+    block: LatentAttention
+
+    def __init__(self, block: LatentAttention, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        if block.cached_dim % 8 or block.cached_dim > MAX_ROW:
+            expected = f"multiples of 8 up to {MAX_ROW}"
+            raise UnsupportedError(
+                f"rows of {block.cached_dim} values, backend numba-cuda keeps {expected}; choose another one"
+            )
+        self._cache = Cache("cache_type_k", 1, block.cached_dim, options)
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:
+        """See `Emitter.buffers`."""
+        block, n_heads = self.block, self.block.n_heads
+        n_rows = MAX_TOKENS * n_heads + TILES[-1]  # a tile reads as many rows as it has room for
+        widths = {"kept": block.kv.n_out, "heads": block.q.n_out, "queries": n_heads * block.cached_dim}
+        widths |= {"down": 0 if block.q_down is None else block.q_down.n_out}
+        widths |= {"gates": 0 if block.gate is None else block.gate.n_out}
+        return {
+            **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
+            "rows of heads": 4 * n_rows * max(block.latent_dim, block.values.n_out),
+            "parts of attention": 4 * tokens_of(n_splits) * n_heads * n_splits * (block.cached_dim + 2),
+            **Tape.operand_buffers("normed", block.kv.n_in),
+            **Tape.operand_buffers("low", block.q.n_in),
+            **Tape.operand_buffers("split heads", max(block.keys.n_in, block.latent_dim), n_rows),
+            **Tape.operand_buffers("mixed", block.o.n_in),
+        }
+
+    def bytes_per_position(self) -> int:
+        """See `Emitter.bytes_per_position`."""
+        return self._cache.bytes_per_position()
+
+    def place(self, device: Device) -> None:
+        """See `Emitter.place`."""
+        self._cache.place(device)
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        block, buffers, n = self.block, tape.buffers, tape.size.n_tokens
+        kept, heads = Rows(buffers["kept"], block.kv.n_out), Rows(buffers["heads"], block.q.n_out)
+        gates = Rows(buffers["gates"], 0 if block.gate is None else block.gate.n_out)
+        parts = [block.q_down or block.q, block.kv, *([] if block.gate is None else [block.gate])]
+        normed = tape.norm(block.norm, parts)
+        tape.multiply(normed, ((block.kv, 0),), kept)
+        if block.gate is not None:
+            tape.multiply(normed, ((block.gate, 0),), gates)
+        if block.q_down is not None:
+            down = Rows(buffers["down"], block.q_down.n_out)
+            tape.multiply(normed, ((block.q_down, 0),), down)
+            normed = tape.operand("low", block.q.n_in, [block.q])
+            tape.put(down, down.width, normed, block.q_norm)
+        tape.multiply(normed, ((block.q, 0),), heads)
+        tiles = self._tiles(tape)
+        self._prepare(tape, kept, heads, self._absorb(tape, heads, tiles))
+        self._attend(tape)
+        to = tape.operand("split heads", block.latent_dim, [block.values])
+        window = min(block.window or 0, FOREVER)
+        sizes = (block.n_heads, block.cached_dim, tape.size.n_splits, window, block.latent_dim)
+        self._add(tape, merge_latents, (buffers["parts of attention"],), to, block.n_heads * n, sizes)
+        rows = Rows(buffers["rows of heads"], block.values.n_out)
+        tape.multiply_tiles(to, [block.values], rows, tiles)
+        mixed = tape.operand("mixed", block.o.n_in, [block.o])
+        gate = (gates.width, 0 if block.gate is None else block.o.n_in // gates.width)
+        self._add(tape, join_heads, (rows.at, gates.at), mixed, n, (rows.width, block.o.n_in), gate)
+        tape.leave(mixed, block.o)
+
+    def _absorb(self, tape: Tape, heads: Rows, tiles: Tiles) -> Pointer:
+        """Write what the first parts of queries are multiplied to, head by head; where there are none, 0."""
+        block, n_rows = self.block, tape.size.n_tokens * self.block.n_heads
+        if block.keys.n_in == 0:
+            n_bytes = 4 * MAX_TOKENS * block.n_heads * block.latent_dim
+            return tape.weights.constant(("zeros", n_bytes), lambda: np.zeros(n_bytes, np.uint8))
+        to, rows = (
+            tape.operand("split heads", block.keys.n_in, [block.keys]),
+            Rows(tape.buffers["rows of heads"], block.latent_dim),
+        )
+        sizes = (heads.width, heads.width // block.n_heads, block.keys.n_in)
+        self._add(tape, split_heads, (heads.at,), to, n_rows, sizes)
+        tape.multiply_tiles(to, [block.keys], rows, tiles)
+        return rows.at
+
+    @staticmethod
+    def _add(
+        tape: Tape,
+        kernel: Kernel,
+        places: Sequence[Pointer],
+        to: Operand,
+        n_rows: int,
+        sizes: Sequence[int],
+        more: Sequence[int] = (),
+    ) -> None:
+        """Write a kernel that makes an operand of some rows."""
+        operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
+        grid = (warps_of(units_of(to.width)), n_rows)
+        tape.add(kernel, grid, WARP * WARPS, *places, *operand, *sizes, to.width, tape.size.n_tokens, *more, *flags)
+
+    def _tiles(self, tape: Tape) -> Tiles:
+        """Which rows go through which head's matrix."""
+        n, n_heads = tape.size.n_tokens, self.block.n_heads
+        size = next((each for each in TILES if each >= n), TILES[-1])
+
+        def make() -> np.ndarray:
+            starts = np.arange(0, n, size)
+            firsts = np.arange(n_heads)[:, None] * n + starts
+            ends = np.arange(n_heads)[:, None] * n + np.minimum(starts + size, n)
+            table = np.stack([np.broadcast_to(np.arange(n_heads)[:, None], firsts.shape), firsts, ends], axis=2)
+            return np.array([firsts.size, *table.reshape(-1)], np.int32)
+
+        return Tiles(tape.weights.constant(("tiles", n_heads, n), make), n_heads * -(-n // size), size)
+
+    def _prepare(self, tape: Tape, kept: Rows, heads: Rows, absorbed: Pointer) -> None:
+        block, weights, cache, n_ctx = self.block, tape.weights, self._cache, self.options.n_ctx
+        norms = (block.kv_norm, block.turned_norm)
+        turns, n_pairs, is_interleaved, factors = kept.at, 0, 0, kept.at
+        if block.rope is not None:
+            turns = turns_of(weights, block.rope, n_ctx)
+            n_pairs, is_interleaved = len(block.rope.frequencies), int(block.rope.is_interleaved)
+        if block.temperature is not None:
+            factors = factors_of(weights, block.temperature, n_ctx)
+        weights_of = [kept.at if norm is None else weights.norm(norm) for norm in norms]
+        kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
+        places = (kept.at, heads.at, absorbed, tape.buffers["queries"], *weights_of, turns, factors, cache.codes, cache.halves)
+        sizes = (kept.width, heads.width, block.n_heads, heads.width // block.n_heads)
+        dims = (block.latent_dim, block.cached_dim - block.latent_dim, n_pairs, is_interleaved)
+        rest = (int(block.temperature is not None), cache.number, n_ctx, tape.size.n_tokens)
+        grid, eps = (block.n_heads + 1, tape.size.n_tokens), [0.0 if norm is None else norm.eps for norm in norms]
+        tape.add(prepare_latents, grid, WARP, *places, *sizes, *dims, *kinds, *rest, *eps)
+
+    def _attend(self, tape: Tape) -> None:
+        """Write attention whose keys and values are the same rows."""
+        block, cache, n_splits = self.block, self._cache, tape.size.n_splits
+        queries, parts, dim = tape.buffers["queries"], tape.buffers["parts of attention"], block.cached_dim
+        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, parts)
+        sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
+        grid = (n_splits, block.n_heads, tape.size.n_tokens)
+        kernel = ATTEND[cache.kept_as, cache.kept_as]
+        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, block.scale, 0.0)
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
+        """See `Emitter.slot_memory`."""
+        return self._cache.slot_memory(slot, n)
+
+    def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
+        """See `Emitter.moving`."""
+        return self._cache.moving(moves, n)
