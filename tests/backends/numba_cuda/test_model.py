@@ -9,7 +9,7 @@ from oracles.passes import joined, run_of, tree_of
 from augury import Engine, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
-from augury.backends.numba_cuda.lowering import size_of
+from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.blocks import Block
 from augury.errors import UnsupportedError
@@ -80,6 +80,12 @@ def test_many_tokens_whom_tensor_cores_multiply_have_the_bits_of_few(tiny):
     model = loaded(file, "numba-cuda", attrs.evolve(plan, layers=plan.layers[:1]))
     many = model.forward(run_of(np.resize(TOKENS, FEW_TOKENS + 1))).rows()
     assert np.array_equal(many[: len(TOKENS)], model.forward(run_of(TOKENS, slot=1)).rows())
+
+
+def test_a_layer_of_one_type_of_weights_takes_ten_launches(tiny):
+    lowering = loaded(ModelFile.open(tiny), "numba-cuda")._lowering
+    n_launches = [len(lowering.steps(size_of(1, 0), Parts((0, n))).steps) for n in (1, 2)]
+    assert n_launches[1] - n_launches[0] == 10
 
 
 def test_of_a_long_context_fewer_tokens_share_a_pass():
