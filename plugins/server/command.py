@@ -13,15 +13,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from augury.cli.drafter_flags import warn_of_synthetic
 from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import add_model_flags, load_engine
-from augury.cli.parser import count
+from augury.cli.option_flags import add_option_flag, flag_of
 from augury.cli.prompts import add_template_flag
 from augury.cli.report import say
 from augury.cli.sampling_flags import add_sampling_flags, request_params
 from augury.cli.text_file import read_text
 from augury.errors import AuguryError, OptionError, UnsupportedError
+from augury.options import option, options_of
 from augury.registry import Registry
 
 if TYPE_CHECKING:
@@ -35,12 +38,49 @@ _N_SLOTS = 4
 _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
+@frozen
+class _Flags:
+    """The server's own flags."""
+
+    host: str = option("127.0.0.1", help="where to listen; several addresses are separated by commas")
+    port: int = option(8080, ge=0, help="where to listen; 0: any free port")
+    alias: str | None = option(None, aliases=["a"], help="the model's names, separated by commas; without it that of -m")
+    api_key: str | None = option(None, help="a client must have this key; several are separated by commas")
+    api_key_file: str | None = option(None, help="more keys, one on each line; a line that begins with # is a comment")
+    cors_origins: str | None = option(
+        None, help="web pages of these origins, separated by commas, may ask; * for all, localhost for those of this machine"
+    )
+    timeout: int = option(3600, ge=1, aliases=["to"], help="seconds that a request may take, waiting included")
+    sse_ping_interval: int = option(
+        30, ge=-1, help="after so many seconds a stream without news gives a sign of life; -1: never"
+    )
+    max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; more are told to come later")
+    max_body_size: int = option(16, ge=1, help="MiB that a request may have")
+    shutdown_timeout: int = option(
+        30, ge=0, help="seconds that running requests may go on after a signal to end; then they are cancelled"
+    )
+    slots: bool = option(True, help="tell at /slots what the slots do")
+    no_slots: bool = option(False, help="do not tell it")
+    slot_save_path: str | None = option(None, help="slots may be saved to this folder")
+    props: bool = option(False, help="allow properties to be changed at /props")
+    metrics: bool = option(False, help="count for Prometheus, at /metrics")
+    sleep_idle_seconds: int = option(
+        -1, ge=-1, help="let go of the model when nobody has asked for so long, until somebody does; -1: never"
+    )
+    no_ui: bool = option(False, help="leave out the page at /")
+    ssl_key_file: str | None = option(None, help="serve HTTPS with this private key (PEM)")
+    ssl_cert_file: str | None = option(None, help="serve HTTPS with this certificate (PEM)")
+
+
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "serve", help="serve a model over HTTP", description="Serve a model over HTTP, to clients of OpenAI's interface."
     )
-    _add_server_flags(parser.add_argument_group("server"))
+    group = parser.add_argument_group("server")
+    for each in options_of(_Flags).values():
+        flags = [*map(flag_of, each.aliases), f"--{each.name.replace('_', '-')}"]
+        add_option_flag(group, flags, each, (("server", each.name),), "server_flags")
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
     add_sampling_flags(parser, registry)
     add_template_flag(parser)
@@ -56,83 +96,8 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
     parser.set_defaults(run=_run)
 
 
-def _add_server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--host",
-        type=_words,
-        default=("127.0.0.1",),
-        metavar="ADDRESS,ADDRESS",
-        help="where to listen, on all of these addresses (default: 127.0.0.1)",
-    )
-    group.add_argument(
-        "--port", type=count(least=0), default=8080, metavar="N", help="where to listen; 0: any free port (default: 8080)"
-    )
-    group.add_argument(
-        "-a", "--alias", type=_words, default=(), metavar="NAME,NAME", help="the model's names (default: that of -m)"
-    )
-    group.add_argument(
-        "--api-key", type=_words, default=(), metavar="KEY,KEY", help="a client must have one of these keys (default: none)"
-    )
-    group.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="more keys, one on each line; a line that begins with # is a comment"
-    )
-    group.add_argument(
-        "--cors-origins",
-        type=_words,
-        default=(),
-        metavar="ORIGIN,ORIGIN",
-        help="web pages of these origins may ask, * for all, localhost for those of this machine (default: none)",
-    )
-    group.add_argument(
-        *("-to", "--timeout"),
-        type=count(least=1),
-        default=3600,
-        metavar="SECONDS",
-        help="how long a request may take, waiting included (default: 3600)",
-    )
-    group.add_argument(
-        "--sse-ping-interval",
-        type=count(least=-1),
-        default=30,
-        metavar="SECONDS",
-        help="after so long without news a stream sends a sign of life; -1: never (default: 30)",
-    )
-    group.add_argument(
-        "--max-queue",
-        type=count(least=0),
-        default=256,
-        metavar="N",
-        help="how many requests may wait for a slot; more are told to come later (default: 256)",
-    )
-    group.add_argument(
-        "--max-body-size", type=count(least=1), default=16, metavar="MIB", help="how large a request may be (default: 16)"
-    )
-    group.add_argument(
-        "--shutdown-timeout",
-        type=count(least=0),
-        default=30,
-        metavar="SECONDS",
-        help="how long running requests may go on after a signal to end; then they are cancelled (default: 30)",
-    )
-    group.add_argument("--no-slots", action="store_false", dest="shows_slots", help="do not tell at /slots what the slots do")
-    group.add_argument("--slots", action="store_true", dest="shows_slots", default=True, help="tell it, which is the default")
-    group.add_argument("--slot-save-path", type=Path, metavar="FOLDER", help="slots may be saved to this folder")
-    group.add_argument("--props", action="store_true", help="allow properties to be changed at /props")
-    group.add_argument("--metrics", action="store_true", help="count for Prometheus, at /metrics")
-    group.add_argument(
-        "--sleep-idle-seconds",
-        type=count(least=-1),
-        default=-1,
-        metavar="SECONDS",
-        help="let go of the model when nobody has asked for so long, until somebody does (default: -1, never)",
-    )
-    group.add_argument("--no-ui", action="store_true", help="leave out the page at /")
-    group.add_argument("--ssl-key-file", type=Path, metavar="FILE", help="serve HTTPS with this private key (PEM)")
-    group.add_argument("--ssl-cert-file", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (word.strip() for word in text.split(","))))
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (word.strip() for word in (text or "").split(","))))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -142,18 +107,20 @@ def _run(args: argparse.Namespace) -> int:
         )
     from augury.plugins.server.server import Server
 
-    options = _options_of(args)
+    flags = _Flags(**{name: value for ((_, name),), value in args.server_flags})
+    options = _options_of(args, flags)
+    args.max_queue = flags.max_queue
     warn_of_synthetic(args)
     server = Server(options, partial(_load, args, _template_of(args)))
-    if args.metrics:
+    if flags.metrics:
         from augury.plugins.server.metrics import Metrics
 
         server.metrics = Metrics()
         args.registry.hooks.register(server.metrics)
     with ExitStack() as stack:
         listeners: list[socket.socket] = []
-        for host in args.host:  # any free port is one for all of them
-            port = listeners[0].getsockname()[1] if listeners else args.port
+        for host in _words(flags.host):  # any free port is one for all of them
+            port = listeners[0].getsockname()[1] if listeners else flags.port
             listeners.append(stack.enter_context(_listening(host, port)))
         _log_requests(args.verbose)
         _serve(server, listeners, is_verbose=args.verbose > 0)
@@ -181,44 +148,48 @@ def _template_of(args: argparse.Namespace) -> str | None:
     return template
 
 
-def _options_of(args: argparse.Namespace) -> ServerOptions:
+def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
     from augury.plugins.server.server import ServerOptions
 
-    if not args.host:
+    if not _words(flags.host):
         raise OptionError(
             "--host names no address, expected some separated by commas; 0.0.0.0 and :: are all of this machine's"
         )
-    if (args.ssl_key_file is None) != (args.ssl_cert_file is None):
+    key_file, cert_file, slot_path, keys_file = (
+        None if name is None else Path(name)
+        for name in (flags.ssl_key_file, flags.ssl_cert_file, flags.slot_save_path, flags.api_key_file)
+    )
+    if (key_file is None) != (cert_file is None):
         raise OptionError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
-    for file in filter(None, (args.ssl_key_file, args.ssl_cert_file)):
+    for file in filter(None, (key_file, cert_file)):
         if not os.access(file, os.R_OK):
             raise OptionError(f"{file} cannot be read")
-    if args.slot_save_path is not None and not args.slot_save_path.is_dir():
-        raise OptionError(f"--slot-save-path is {args.slot_save_path}, expected a folder that exists")
-    keys = [*args.api_key]
-    if args.api_key_file is not None:
-        lines = [line.strip() for line in read_text(args.api_key_file).splitlines()]
+    if slot_path is not None and not slot_path.is_dir():
+        raise OptionError(f"--slot-save-path is {slot_path}, expected a folder that exists")
+    keys = [*_words(flags.api_key)]
+    if keys_file is not None:
+        lines = [line.strip() for line in read_text(keys_file).splitlines()]
         keys += [line for line in lines if line and not line.startswith("#")]
         if not keys:
-            raise OptionError(f"{args.api_key_file} holds no keys; leave --api-key-file out to serve everyone")
+            raise OptionError(f"{keys_file} holds no keys; leave --api-key-file out to serve everyone")
     return ServerOptions(
-        names=args.alias or (Path(args.model).stem if args.model.endswith(".gguf") else args.model,),
+        names=_words(flags.alias) or (Path(args.model).stem if args.model.endswith(".gguf") else args.model,),
         api_keys=tuple(keys),
-        cors_origins=args.cors_origins,
-        timeout_s=args.timeout,
-        sse_ping_interval=args.sse_ping_interval,
-        shutdown_timeout_s=args.shutdown_timeout,
-        max_body_bytes=args.max_body_size << 20,
+        cors_origins=_words(flags.cors_origins),
+        timeout_s=flags.timeout,
+        sse_ping_interval=flags.sse_ping_interval,
+        shutdown_timeout_s=flags.shutdown_timeout,
+        max_body_bytes=flags.max_body_size << 20,
         params=request_params(args),
         chat_template_kwargs=args.chat_template_kwargs or {},
         reasoning_format=args.reasoning_format,
-        shows_slots=args.shows_slots,
-        takes_props=args.props,
-        slot_save_path=args.slot_save_path and args.slot_save_path.resolve(),
-        sleep_idle_s=args.sleep_idle_seconds if args.sleep_idle_seconds > 0 else None,
-        has_page=not args.no_ui,
-        ssl_key_file=args.ssl_key_file,
-        ssl_cert_file=args.ssl_cert_file,
+        shows_slots=flags.slots and not flags.no_slots,
+        takes_props=flags.props,
+        slot_save_path=slot_path and slot_path.resolve(),
+        sleep_idle_s=flags.sleep_idle_seconds if flags.sleep_idle_seconds > 0 else None,
+        has_page=not flags.no_ui,
+        ssl_key_file=key_file,
+        ssl_cert_file=cert_file,
     )
 
 
