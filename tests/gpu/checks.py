@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
 from oracles.cuda_products import Product
-from oracles.models import nmse
+from oracles.models import ORACLES, expected, nmse, tiny_file
 
+from augury.backends.numba_cuda import NumbaCuda
+from augury.backends.numba_cuda.blocks import KNOWN
 from augury.backends.numba_cuda.gpu import Gpu
+from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, TILES
 from augury.backends.numba_cuda.kernels.norm import norm_rows
@@ -21,6 +24,8 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES, MULTIP
 from augury.batch import Batch
 from augury.engine.engine import Engine
 from augury.interfaces import Progress
+from augury.loader import plan_of
+from augury.registry import Registry
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
 
@@ -56,6 +61,28 @@ def near_other_backends():
     told = {name: nmse(each, rows["reference"]) for name, each in rows.items()}
     assert told["numba-cuda"] < max(1e-3, 2 * told["numba-cpu"]), told  # random weights make more of what was rounded
     return {"error against the reference": told}
+
+
+def architectures():
+    """Tiny models of all architectures, and of some in all cache types: near the reference, at once as one by one."""
+    registry, pairs, errors, left_out = Registry.discover(), [*ATTEND], {}, []
+    for name in ORACLES:
+        file = tiny_file(name)
+        plan = plan_of(file, registry)
+        if (unknown := next(plan.for_context(64).unknown(KNOWN), None)) is not None:
+            left_out.append(f"{name}: {unknown}")
+            continue
+        tokens = expected(name)[0][:12]
+        for types in pairs if name in ("llama-dense", "gemma3-dense") else pairs[:1]:
+            model = load(file, n_ctx=64, n_slots=2, types=types)
+            found = model.forward(Batch.chain(tokens)).rows().copy()
+            one_by_one = [model.forward(Batch.chain([token], slot=1, start=i)).rows() for i, token in enumerate(tokens)]
+            assert np.array_equal(np.concatenate(one_by_one), found), (name, types)
+            model.close()
+            right = load(file, "reference", n_ctx=64, types=types).forward(Batch.chain(tokens)).rows()
+            errors[f"{name} {'-'.join(types)}"] = nmse(found, right)
+    assert max(errors.values()) < NumbaCuda.tolerance, errors
+    return {"models": len(errors), "largest error": max(errors.values()), "left out": left_out}
 
 
 def invariance():
@@ -144,4 +171,4 @@ def memory_checker():
     return {"told": ended.stdout.strip().splitlines()[-1:]}
 
 
-PARTS = (products, near_other_backends, invariance, recordings, speculation, memory_checker)
+PARTS = (products, near_other_backends, architectures, invariance, recordings, speculation, memory_checker)

@@ -103,9 +103,16 @@ Q4_K_M = {"": TensorType.Q4_K, "ffn_down": TensorType.Q6_K, "attn_v": TensorType
 """The mixture of llama.cpp's Q4_K_M, roughly."""
 
 
-def load(file: ModelFile, backend: str = "numba-cuda", n_ctx: int = 4608, n_slots: int = 1, **given: object):
-    """Load a model on a backend."""
+def load(
+    file: ModelFile,
+    backend: str = "numba-cuda",
+    n_ctx: int = 4608,
+    n_slots: int = 1,
+    types: tuple[str, str] = ("f16", "f16"),
+    **given: object,
+):
+    """Load a model on a backend, with caches of some types."""
     registry = Registry.discover()
     kind = registry.find("backend", backend)
-    options = ModelOptions(n_ctx=n_ctx, n_slots=n_slots)
+    options = ModelOptions(n_ctx=n_ctx, n_slots=n_slots, cache_type_k=types[0], cache_type_v=types[1])
     return kind(kind.options_class(**given)).load(file, plan_of(file, registry), options, Progress())

@@ -13,6 +13,7 @@ from oracles.passes import joined, run_of, tree_of
 from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.blocks import KNOWN
+from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
@@ -54,6 +55,12 @@ def test_a_part_is_computed_as_the_reference_does_whatever_the_pass(name):
     first = model.forward(run_of(TOKENS[:3], slot=1)).rows().copy()
     beside = model.forward(joined(run_of(TOKENS[:2], slot=2), run_of(TOKENS[3:], slot=1, start=3))).rows()
     assert np.array_equal(np.concatenate([first, beside[2:]]), whole)
+
+
+def test_norms_of_what_is_added_take_no_launches_but_after_the_last_layer():
+    plain, normed = (load("numba-cuda", plan)._lowering for plan in (PLAN, VARIANTS["layer norms"]))
+    n_steps = [len(each.steps(size_of(1, 0), Parts((0, 2))).steps) for each in (plain, normed)]
+    assert n_steps[1] == n_steps[0] + 1
 
 
 def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
