@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
 from augury.backends.numba_cuda.tape import Operand, Rows, Size, Tape
-from augury.blocks import Attention, Turn
+from augury.blocks import Attention, FeedForward, Turn
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer, Program
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import ModelPlan
+    from augury.blocks import Layer, ModelPlan, Norm
     from augury.types import ModelOptions
 
 __all__ = ["Lowering", "Parts", "size_of"]
@@ -50,6 +50,15 @@ def size_of(n_tokens: int, last_position: int) -> Size:
     while splits < wanted:
         splits *= _SPLITS_PER_SIZE
     return Size(next(n for n in _N_TOKENS if n >= n_tokens), splits)
+
+
+def _common_norm(layer: Layer) -> tuple[Norm | None, ...]:
+    """The norm that both mixer and feed-forward see, which stand side by side; nothing where there are two."""
+    if layer.is_parallel and not (layer.beside or layer.apart):
+        match layer.mixer, layer.feed_forward:
+            case Attention(norm=norm), FeedForward(norm=same) if norm == same:
+                return (norm,)
+    return ()
 
 
 class Lowering:
@@ -137,7 +146,7 @@ class Lowering:
     def _asides(self) -> Iterator[str]:
         """The names of what is kept beside the residual stream, as wide."""
         plan = self.plan
-        if any(layer.is_parallel or layer.beside is not None for layer in plan.layers):
+        if any(layer.is_parallel or layer.beside or layer.apart for layer in plan.layers):
             yield "seen"
         if any(layer.skip for layer in plan.layers):
             yield "embedded"
@@ -164,17 +173,17 @@ class Lowering:
         layer, width = self.plan.layers[i], tape.x.width
         if layer.turn is not None:
             other = Rows(self.buffers["other"], width)
-            if layer.turn is Turn.CHANGE:
-                tape.put_aside()
+            before = tape.put_aside() if layer.turn is Turn.CHANGE else other
             tape.blend(tape.x, other, 1.0, 1.0)
             if layer.turn is Turn.CHANGE:
-                tape.copy(tape.seen.at, other.at, 4 * tape.size.n_tokens * width)
-                tape.go_on()
-        if layer.is_parallel or layer.beside is not None:
-            tape.put_aside()
+                tape.copy(before.at, other.at, 4 * tape.size.n_tokens * width)
+        before = tape.x
+        if norms := _common_norm(layer):
+            tape.norm_once(*norms)
+        elif layer.is_parallel or layer.beside or layer.apart:
+            before = tape.put_aside()
         for block, emitter in zip(layer.blocks, self._layers[i], strict=True):
-            if block is layer.feed_forward and not layer.is_parallel:
-                tape.go_on()
+            tape.seen = tape.x if block is layer.feed_forward and not layer.is_parallel else before
             emitter.emit(tape)
         tape.go_on()
         if layer.scale != 1.0 or layer.skip:

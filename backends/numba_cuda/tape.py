@@ -123,6 +123,7 @@ class Tape:
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
         self.x = self.seen = Rows(buffers["x"], n_embd)
         self._left: tuple[Rows, Norm | None] | None = None  # what the next norm adds to x, normed or as it is
+        self._normed: Operand | None = None  # what blocks see, if all have one norm
 
     @staticmethod
     def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
@@ -145,6 +146,8 @@ class Tape:
 
     def norm(self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, is_output: bool = False) -> Operand:
         """Norm what blocks see, for products with some matrices: of all tokens, or of those that have logits."""
+        if self._normed is not None:
+            return self._normed
         to = self.operand("normed", self.x.width, parts)
         self.norm_seen(norm, to, is_output=is_output)
         return to
@@ -155,6 +158,12 @@ class Tape:
             self.settle()  # of the output not all rows are written
         left, self._left = self._left, None
         self._norm(self.seen, self.x.width, norm, to, left=left, is_output=is_output)
+
+    def norm_once(self, norm: Norm | None) -> None:
+        """Norm what blocks see for all of them until `go_on`, so that these may add to it: each is to have that norm."""
+        to = evolve(self.operand("normed", self.x.width, ()), as_floats=True, as_bytes=True)
+        self.norm_seen(norm, to)
+        self._normed = to
 
     def norm_operand(self, norm: Norm | None, x: Operand, size: int) -> None:
         """Norm rows of floats on their way to becoming another operand: the floats are there, the rest is not yet."""
@@ -193,15 +202,15 @@ class Tape:
             left, self._left = self._left, None
             self._norm(self.x, self.x.width, None, None, left=left)
 
-    def put_aside(self) -> None:
-        """Let blocks see x as it is now, whatever they add, until `go_on`."""
-        self.settle()
-        self.seen = Rows(self.buffers["seen"], self.x.width)
-        self.copy(self.x.at, self.seen.at, 4 * self.size.n_tokens * self.x.width)
+    def put_aside(self) -> Rows:
+        """Copy x as it is now, to be `seen` by blocks whatever they add."""
+        aside = Rows(self.buffers["seen"], self.x.width)
+        self.copy(self.x.at, aside.at, 4 * self.size.n_tokens * self.x.width)
+        return aside
 
     def go_on(self) -> None:
         """Let blocks see x."""
-        self.seen = self.x
+        self.seen, self._normed = self.x, None
 
     def blend(self, x: Rows, y: Rows, a: float, b: float, *, is_one_row: bool = False) -> None:
         """Write that x = a * x + b * y, of rows as wide as those of x; y may be one row for all."""

@@ -79,7 +79,7 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in EMITTERS.items()} | {
-    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "scale"},
+    Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale"},
     LayerInputs: (),
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},

@@ -57,10 +57,16 @@ def test_a_part_is_computed_as_the_reference_does_whatever_the_pass(name):
     assert np.array_equal(np.concatenate([first, beside[2:]]), whole)
 
 
-def test_norms_of_what_is_added_take_no_launches_but_after_the_last_layer():
-    plain, normed = (load("numba-cuda", plan)._lowering for plan in (PLAN, VARIANTS["layer norms"]))
-    n_steps = [len(each.steps(size_of(1, 0), Parts((0, 2))).steps) for each in (plain, normed)]
-    assert n_steps[1] == n_steps[0] + 1
+def test_how_many_launches_norms_take():
+    def n_steps(layers):
+        lowering = load("numba-cuda", attrs.evolve(PLAN, layers=layers))._lowering
+        return len(lowering.steps(size_of(1, 0), Parts((0, 2))).steps)
+
+    plain, plan = PLAN.layers[0], n_steps(PLAN.layers)
+    assert n_steps(VARIANTS["layer norms"].layers) == plan + 1, "norms of what is added take one, after the last layer"
+    assert n_steps((plain, attrs.evolve(plain, is_parallel=True))) == plan - 1, "two blocks with one norm"
+    other = attrs.evolve(plain.feed_forward, norm=VARIANTS["layer norms"].layers[1].mixer.norm)
+    assert n_steps((plain, attrs.evolve(plain, is_parallel=True, feed_forward=other))) == plan + 1, "a copy of what both see"
 
 
 def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
