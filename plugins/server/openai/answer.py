@@ -75,9 +75,9 @@ def timings_of(results: Sequence[Result]) -> dict[str, Any] | list[dict[str, Any
 def usage(results: Sequence[Result], n_reasoning: int = 0) -> dict[str, Any]:
     """Tokens of a request, some of them reasoning; a prompt with several answers counts once."""
     prompt = results[0].stats
-    # others draft the predicted text too once they have seen it
-    predicted = [each.stats for each in results if "prediction" in each.stats.drafters]
-    accepted = sum(each.n_accepted for each in predicted)
+    # not what others drafted, who may have seen the predicted text before, or a better one
+    predicted = [own for each in results if (own := each.stats.drafters.get("prediction")) is not None]
+    accepted = sum(each.accepted for each in predicted)
     completion = sum(len(each.tokens) for each in results)
     return {
         "prompt_tokens": prompt.n_prompt,
@@ -87,7 +87,7 @@ def usage(results: Sequence[Result], n_reasoning: int = 0) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": n_reasoning,
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(each.n_drafted for each in predicted) - accepted,
+            "rejected_prediction_tokens": sum(each.drafted for each in predicted) - accepted,
         },
     }
 
