@@ -9,11 +9,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from augury.engine.stats import SlotStats
-from augury.errors import ModelFileError
+from augury.errors import CapacityError, ModelFileError
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.server import Serving
+from augury.plugins.server.server import Server, Serving
 
 __all__ = ["router"]
 
@@ -48,12 +48,19 @@ def act(
     """Save a slot to a file, restore it from one, or let it forget what it holds."""
     if server.options.slot_save_path is None:
         raise RequestError(501, "this server does not save, restore or erase slots; start it with --slot-save-path FOLDER")
+    try:
+        return _act(id_slot, action, server.options.slot_save_path, server, body)
+    except CapacityError as error:
+        raise RequestError(409, str(error), retry_after=1) from error
+
+
+def _act(id_slot: int, action: str, folder: Path, server: Server, body: SlotFile | None) -> dict[str, Any]:
     if action == "erase":
         return {"id_slot": id_slot, "n_erased": server.engine.erase_slot(id_slot)}
     name = None if body is None else body.filename
     if name is None:
         raise RequestError(400, "filename is missing, expected the name of a file in the server's folder", param="filename")
-    path = _path(server.options.slot_save_path, name)
+    path = _path(folder, name)
     start = perf_counter()
     try:
         saved = (server.engine.save_slot if action == "save" else server.engine.load_slot)(id_slot, path)

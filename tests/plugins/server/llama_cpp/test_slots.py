@@ -109,3 +109,13 @@ def test_a_slot_tells_what_it_does_and_who_drafts_in_it(client):
     idle = client.get("/slots").json()[1]
     assert (idle["is_processing"], idle["drafter"], idle["draft_lengths"]) == (False, None, [])
     assert client.get("/slots", params={"fail_on_no_slot": 1}).status_code == 200
+
+
+def test_a_slot_in_use_is_left_alone(client):
+    asked = {"prompt": TEXT, "n_predict": 400, "id_slot": 1, "stream": True, "ignore_eos": True}
+    with client.stream("POST", "/completion", json=asked) as running:
+        lines = running.iter_lines()  # which are given up with this name
+        next(lines)
+        answer = act(client, 1, "erase")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (409, "1")
+    assert "in use" in answer.json()["error"]["message"]

@@ -180,7 +180,9 @@ def test_an_answer_may_be_any_json_object(ai):
 def test_a_prediction_is_drafted_from(ai, answer):
     content = answer.choices[0].message.content
     for text, drafters, is_used in ((content, "prediction", True), ("Zebra! " * 40, None, False)):
-        speculative = {"speculative": {"type": drafters}} if drafters else {}  # without it, those that know the answer draft, too
+        speculative = (
+            {"speculative": {"type": drafters}} if drafters else {}
+        )  # without it, those that know the answer draft, too
         more = {"prediction": {"type": "content", "content": text}, "extra_body": speculative}
         found = ai.chat.completions.create(**ASKED, **more)
         assert found.choices[0].message.content == content
