@@ -168,9 +168,9 @@ async def _on_error(request: Request, error: Any) -> Response:
 
 
 async def _on_invalid(request: Request, error: Any) -> Response:
-    """Tell the first thing that is wrong with a body, by the name of its field."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
+    """Tell what is wrong with a body, by the name of its field: the deepest thing, for of several forms that one was meant."""
+    first = max(error.errors(), key=lambda each: len(each["loc"]))
+    where = [str(part) for part in first["loc"] if part not in ("body", "str", "int") and "[" not in str(part)]
     param = ".".join(where)
     if first["type"] == "extra_forbidden":
         told = f"there is no field {param!r} here; leave it out"

@@ -64,6 +64,14 @@ def test_what_is_no_json_is_refused(client, content, kind):
     assert "body" in answer.json()["error"]["message"]
 
 
+def test_what_is_wrong_in_one_of_several_forms_is_named(client):
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [picture]}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages.0.content.0.type")
+    assert "should be 'text'" in error["message"]
+
+
 def test_what_openais_clients_send_without_a_meaning_here_is_ignored(client):
     more = {"user": "someone", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
     assert client.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 1, **more}).status_code == 200
