@@ -186,7 +186,7 @@ def test_a_stream_without_news_gives_a_sign_of_life(client, path, fields, sign):
     with client.stream("POST", "/completion", json=endless) as running:
         answer = running.iter_lines()
         next(answer)  # it has the slot
-        with client.stream("POST", path, json=fields | waiting) as queued:
+        with client.stream("POST", path, json=fields | waiting, timeout=60) as queued:
             lines = queued.iter_lines()
             assert [next(lines) for _ in sign] == sign
 
