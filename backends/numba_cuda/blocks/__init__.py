@@ -23,6 +23,7 @@ from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.blocks import (
     Activation,
     Attention,
+    BlockIndexer,
     Convolution,
     Elementwise,
     Embedding,
@@ -81,6 +82,7 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
 KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in EMITTERS.items()} | {
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale"},
     LayerInputs: (),
+    BlockIndexer: (),
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},

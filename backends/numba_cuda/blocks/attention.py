@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+from augury.backends.numba_cuda.blocks.indexer import BlockChooser
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
 from augury.backends.numba_cuda.kernels.cells import NOT_KEPT
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import Attention, Norm, Rope, Temperature
+    from augury.blocks import Attention, BlockIndexer, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
 __all__ = ["FOREVER", "AttentionEmitter", "factors_of", "turns_of"]
@@ -40,7 +41,7 @@ class AttentionEmitter(Emitter):
 
     known = (
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms", "is_rope_first"),
-        *("window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind", "source"),
+        *("window", "chunk", "clamp", "temperature", "softcap", "slopes", "sinks", "gate", "gate_kind", "source", "indexer"),
     )
     block: Attention
 
@@ -54,7 +55,9 @@ class AttentionEmitter(Emitter):
                 )
         flags = ("cache_type_k", "cache_type_v")
         self.caches = [Cache(flag, block.n_kv_heads, dim, options) for flag, dim in zip(flags, dims, strict=True)]
+        self._chooser = None if block.indexer is None else BlockChooser(block.indexer, options)
         self._linears = [block.q, *(() if block.source is not None else (block.k, block.v)), *filter(None, [block.gate])]
+        self._linears += [] if block.indexer is None else [block.indexer.q, block.indexer.k]
         self._width = sum(each.n_out for each in self._linears)
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
@@ -63,19 +66,25 @@ class AttentionEmitter(Emitter):
         return {
             "heads": 4 * MAX_TOKENS * self._width,
             "parts of attention": 4 * tokens_of(n_splits) * block.n_heads * n_splits * (block.value_dim + 2),
+            **({} if self._chooser is None else self._chooser.buffers(n_splits)),
             **Tape.operand_buffers("normed", block.q.n_in),
             **Tape.operand_buffers("mixed", block.o.n_in),
         }
 
     def bytes_per_position(self) -> int:
         """See `Emitter.bytes_per_position`."""
-        return 0 if self.block.source is not None else sum(cache.bytes_per_position() for cache in self.caches)
+        return sum(cache.bytes_per_position() for cache in self._own_caches)
 
     def place(self, device: Device) -> None:
         """See `Emitter.place`."""
-        if self.block.source is None:
-            for cache in self.caches:
-                cache.place(device)
+        for cache in self._own_caches:
+            cache.place(device)
+
+    @property
+    def _own_caches(self) -> Sequence[Cache]:
+        """What it keeps itself."""
+        own = [] if self.block.source is not None else self.caches
+        return own if self._chooser is None else [*own, self._chooser.cache]
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
@@ -102,9 +111,15 @@ class AttentionEmitter(Emitter):
                 temperature=block.temperature,
                 keeps=is_kept,
             )
-        self._attend(tape, rows, rows.at.at(4 * columns[-2]))
+        places = [rows.at.at(4 * column) for column in columns]
+        chosen = tape.inputs
+        if self._chooser is not None and block.indexer is not None:
+            q = Rows(places[-3], rows.width)
+            self._prepare_compared(tape, q, block.indexer, self._chooser)
+            chosen = self._chooser.emit(tape, q)
+        self._attend(tape, rows, places[1 if block.source is not None else 3], chosen)
 
-    def _attend(self, tape: Tape, rows: Rows, gates: Pointer) -> None:
+    def _attend(self, tape: Tape, rows: Rows, gates: Pointer, chosen: Pointer) -> None:
         block, size, (keys, values) = self.block, tape.size, self.caches
         parts = tape.buffers["parts of attention"]
         slopes, has_slopes = rows.at, block.slopes is not None
@@ -112,10 +127,11 @@ class AttentionEmitter(Emitter):
             slopes = tape.weights.constant(("slopes", block.slopes), lambda: np.array(block.slopes, np.float32))
         heads = (block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, self.options.n_ctx)
         window = (min(block.window or 0, FOREVER), min(block.chunk or 0, FOREVER))
-        places = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, parts)
-        rest = (size.n_splits, int(has_slopes), block.scale, block.softcap or 0.0)
+        read = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, chosen)
+        of_blocks = (0, 0) if self._chooser is None else (self._chooser.block.size, self._chooser.n_blocks)
+        rest = (size.n_splits, int(has_slopes), *of_blocks, block.scale, block.softcap or 0.0)
         kernel, grid = ATTEND[keys.kept_as, values.kept_as], (size.n_splits, block.n_heads, size.n_tokens)
-        tape.add(kernel, grid, ATTEND_THREADS, *places, rows.width, *heads, *window, *rest)
+        tape.add(kernel, grid, ATTEND_THREADS, *read, parts, rows.width, *heads, *window, *rest)
         mixed = tape.operand("mixed", block.o.n_in, (block.o,))
         to = mixed.before(block.out_norm)
         sinks = parts if block.sinks is None else tape.weights.vector(block.sinks)
@@ -161,15 +177,24 @@ class AttentionEmitter(Emitter):
         places = (rows.at, *weights_of, turns, factors, *planes)
         tape.add(prepare_heads, grid, WARP, *places, *sizes, *how, *kept, n_ctx, limit, *epsilons)
 
+    def _prepare_compared(self, tape: Tape, rows: Rows, indexer: BlockIndexer, chooser: BlockChooser) -> None:
+        """Write what becomes of what an indexer compares: queries, and after them keys."""
+        nothing, cache, dim, n_ctx = rows.at, chooser.cache, indexer.k.n_out, self.options.n_ctx
+        norms = [tape.weights.norm(indexer.q_norm, chooser.n_groups), tape.weights.norm(indexer.k_norm), nothing]
+        kinds = (norm_kind(indexer.q_norm), norm_kind(indexer.k_norm), NOTHING)
+        places = (*norms, turns_of(tape.weights, indexer.rope, n_ctx), nothing, cache.codes, cache.halves, nothing, nothing)
+        how = (len(indexer.rope.frequencies), int(indexer.rope.is_interleaved), 0, *kinds, 0, cache.number, NOT_KEPT, n_ctx)
+        sizes, grid = (rows.width, chooser.n_groups, 1, dim, dim), (chooser.n_groups + 1, tape.size.n_tokens)
+        limits = (np.inf, indexer.q_norm.eps, indexer.k_norm.eps, 0.0)
+        tape.add(prepare_heads, grid, WARP, rows.at, *places, *sizes, *how, *limits)
+
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
-        if self.block.source is not None:
-            return ()
-        return [part for cache in self.caches for part in cache.slot_memory(slot, n)]
+        return [part for cache in self._own_caches for part in cache.slot_memory(slot, n)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""
-        return () if self.block.source is not None else [launch for cache in self.caches for launch in cache.moving(moves, n)]
+        return [launch for cache in self._own_caches for launch in cache.moving(moves, n)]
 
 
 def turns_of(weights: Weights, rope: Rope, n_ctx: int) -> Pointer:

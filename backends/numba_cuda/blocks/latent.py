@@ -166,11 +166,11 @@ class LatentAttentionEmitter(Emitter):
         """Write attention whose keys and values are the same rows."""
         block, cache, n_splits = self.block, self._cache, tape.size.n_splits
         queries, parts, dim = tape.buffers["queries"], tape.buffers["parts of attention"], block.cached_dim
-        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, parts)
+        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, tape.inputs, parts)
         sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
         grid = (n_splits, block.n_heads, tape.size.n_tokens)
         kernel = ATTEND[cache.kept_as, cache.kept_as]
-        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, block.scale, 0.0)
+        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, 0, 0, block.scale, 0.0)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""

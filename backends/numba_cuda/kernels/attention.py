@@ -39,13 +39,34 @@ _NONE = float("-inf")
 
 def _scores(dot):
     @lane
-    def scores_of(inputs, t, q, start, keys, halves, base, dim, scale, cap, slope, split, first, last, thread, scores):
+    def scores_of(
+        inputs,
+        t,
+        q,
+        start,
+        keys,
+        halves,
+        base,
+        dim,
+        chosen,
+        chosen_at,
+        block_size,
+        scale,
+        cap,
+        slope,
+        split,
+        first,
+        last,
+        thread,
+        scores,
+    ):
         """The scores of a thread's positions of a split, and the largest of them."""
         most = np.float32(_NONE)
         for i in range(thread, SPLIT, ATTEND_THREADS):
             position = split * SPLIT + i
             scores[i] = np.float32(_NONE)
-            if first <= position <= last:
+            is_seen = first <= position <= last
+            if is_seen and (block_size == 0 or chosen[chosen_at + quotient(position, block_size)] != 0):
                 score = mul(dot(q, start, keys, halves, base + cell_of(inputs, t, position), dim), np.float32(scale))
                 scores[i] = fma(-np.float32(slope), np.float32(last - position), capped(score, cap))
                 most = larger(most, scores[i])
@@ -91,7 +112,7 @@ _SCORES, _MIX = ({name: make(function) for name, function in each.items()} for m
 def _attend(type_k, type_v):
     scores_of, mixed = _SCORES[type_k], _MIX[type_v]
 
-    @kernel("jfwhwhff" + 10 * "i" + "rr", name=f"attend_{type_k}_{type_v}")
+    @kernel("jfwhwhfjf" + 12 * "i" + "rr", name=f"attend_{type_k}_{type_v}")
     def attend(
         inputs,
         rows,
@@ -100,6 +121,7 @@ def _attend(type_k, type_v):
         values,
         value_halves,
         slopes,
+        chosen,
         parts,
         stride,
         n_heads,
@@ -111,6 +133,8 @@ def _attend(type_k, type_v):
         chunk,
         n_splits,
         has_slopes,
+        block_size,
+        n_blocks,
         scale,
         cap,
     ):
@@ -121,6 +145,7 @@ def _attend(type_k, type_v):
             rows: (n, stride), each beginning with the heads of queries.
             keys, key_halves, values, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
             slopes: (n_heads,) what a score loses for each position that lies between.
+            chosen: (n, n_kv_heads, n_blocks) not 0 for blocks of `block_size` positions that are seen; 0: all are.
             parts: (n, n_heads, n_splits, value_dim + 2).
             window: How many positions a token sees; 0: all.
             chunk: It sees none before the last multiple of that; 0: all.
@@ -138,11 +163,31 @@ def _attend(type_k, type_v):
         most_of_warps = cuda.shared.array(_WARPS, np.float32)
         staged = cuda.shared.array(_STAGED, np.float32)
         thread = cuda.threadIdx.x
-        base = (inputs[SLOTS + t] * n_kv_heads + quotient(head, quotient(n_heads, n_kv_heads))) * length
+        group = quotient(head, quotient(n_heads, n_kv_heads))
+        base = (inputs[SLOTS + t] * n_kv_heads + group) * length
+        chosen_at = (t * n_kv_heads + group) * n_blocks
         start = t * stride + head * head_dim
         slope = slopes[head] if has_slopes else np.float32(0)
         most = scores_of(
-            inputs, t, rows, start, keys, key_halves, base, head_dim, scale, cap, slope, split, first, last, thread, scores
+            inputs,
+            t,
+            rows,
+            start,
+            keys,
+            key_halves,
+            base,
+            head_dim,
+            chosen,
+            chosen_at,
+            block_size,
+            scale,
+            cap,
+            slope,
+            split,
+            first,
+            last,
+            thread,
+            scores,
         )
         most = warp_max(most)
         if thread % WARP == 0:

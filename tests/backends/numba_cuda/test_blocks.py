@@ -69,6 +69,25 @@ def test_how_many_launches_norms_take():
     assert n_steps((plain, attrs.evolve(plain, is_parallel=True, feed_forward=other))) == plan + 1, "a copy of what both see"
 
 
+def test_an_indexer_chooses_blocks_of_positions():
+    plan, tokens = VARIANTS["attention to chosen blocks"], PARTS["some_tokens"](20)
+    first, last = plan.layers
+    everything = attrs.evolve(plan, layers=(first, attrs.evolve(last, mixer=attrs.evolve(last.mixer, indexer=None))))
+    right, other = (load("reference", each).forward(run_of(tokens)).rows() for each in (plan, everything))
+    model = load("numba-cuda", plan)
+    whole = model.forward(run_of(tokens)).rows().copy()
+    assert nmse(whole, right) < 1e-6
+    assert nmse(other, right) > 1e-4, "the choice changes nothing"
+    model.forward(run_of(tokens[:14], slot=1))
+    tree = model.forward(tree_of([9, *tokens[14:18], 8], [-1, -1, 1, 2, 3, 1], slot=1, start=14)).rows()
+    assert np.array_equal(tree[1:5], whole[14:18])
+    moves = np.array([(1, 14 + i, 13 + i) for i in range(1, 5)], np.int32)
+    moved = attrs.evolve(run_of(tokens[18:], slot=1, start=18), accepted=moves)
+    assert np.array_equal(model.forward(moved).rows(), whole[18:])
+    memory = [[part.copy() for part in model.slot_memory(slot, 20)] for slot in (0, 1)]
+    assert all(np.array_equal(*pair) for pair in zip(*memory, strict=True))
+
+
 def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
     plan = VARIANTS["parallel with a skip"]
     parallel, sharing = plan.layers[1], VARIANTS["keys and values of another layer"].layers[1]

@@ -93,9 +93,11 @@ def test_attention_over_several_splits(name):
         sums=np.zeros((n, width // 16), np.int32),
     )
     at = memory.at
-    places = [at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "parts")]
+    places = [
+        at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts")
+    ]
     sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
-    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0.25, cap))
+    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0.25, cap))
     memory.device.launch(launch)
     places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "factors", "sums", "gates")]
     sizes = (N_HEADS, value_dim, n_splits, window, chunk, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
