@@ -34,3 +34,4 @@ def narrow(w, y):
 
 narrow_product = kernel("wf", name="multiply_Q4_K_1")(narrow)
 no_matrices = kernel("wf", name="multiply_Q4_K_matrix_16")(narrow)
+narrow_keys = kernel("wf", name="attend_f16_f16")(narrow)
