@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
-from oracles.cuda_products import Product
+from oracles.cuda_products import PassedLogits, Product
 from oracles.models import ORACLES, expected, nmse, tiny_file
 
 from augury.backends.numba_cuda import NumbaCuda
 from augury.backends.numba_cuda.blocks import KNOWN
+from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.formats import FORMATS
@@ -25,6 +26,7 @@ from augury.batch import Batch
 from augury.engine.engine import Engine
 from augury.interfaces import Progress
 from augury.loader import plan_of
+from augury.passes import ArrayPass
 from augury.registry import Registry
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
@@ -48,6 +50,22 @@ def products():
         assert told[name] < 1e-5, (name, told[name])
     gpu.close()
     return {"largest error": told}
+
+
+def choosing():
+    """The best tokens of a large vocabulary, normalisers and some logits, as numpy finds them."""
+    gpu, rng, n_vocab = Gpu(0), np.random.default_rng(3), 151_936
+    logits = np.round(rng.standard_normal((3, n_vocab)) * 300).astype(np.float32) / 100  # many are equal
+    logits[2, 77_777] = np.nan
+    gpu.prepare(KERNELS, Progress())
+    passed, right, rows = PassedLogits(gpu, logits)(n_vocab), ArrayPass(logits), np.arange(3, dtype=np.int32)
+    for k in (1, 40, 256):
+        for found, wanted in zip(passed.top_k(rows, k), right.top_k(rows, k), strict=True):
+            assert np.array_equal(found, wanted, equal_nan=True), f"the {k} best"
+    assert all(abs(passed.log_normalizer(row) - right.log_normalizer(row)) < 1e-9 for row in (0, 1))
+    ids = rng.integers(0, n_vocab, 300)
+    assert np.array_equal(passed.gather(1, ids), logits[1, ids])
+    gpu.close()
 
 
 def near_other_backends():
@@ -171,4 +189,4 @@ def memory_checker():
     return {"told": ended.stdout.strip().splitlines()[-1:]}
 
 
-PARTS = (products, near_other_backends, architectures, invariance, recordings, speculation, memory_checker)
+PARTS = (products, choosing, near_other_backends, architectures, invariance, recordings, speculation, memory_checker)

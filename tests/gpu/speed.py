@@ -11,9 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model
+from oracles.cuda_products import PassedLogits
 
 from augury.backends.numba_cuda import probe
 from augury.backends.numba_cuda.aot import Compiler, all_kernels
+from augury.backends.numba_cuda.choosing import KERNELS, Wanted
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
@@ -158,6 +160,25 @@ def products():
     return told
 
 
+def choosing():
+    """Microseconds that it takes to find the best of 151,936 logits, and the k best, of one row and of eight."""
+    gpu, n_vocab, told = Gpu(0), 151_936, {}
+    gpu.prepare(KERNELS, Progress())
+    for n_rows in (1, 8):
+        logits = np.random.default_rng(1).standard_normal((n_rows, n_vocab), np.float32)
+        chooser = PassedLogits(gpu, logits).chooser
+        chunks = chooser.logits.best_of_chunks(n_rows, n_vocab)
+        for k in (1, 40, 256):
+
+            def choose(chooser=chooser, chunks=chunks, n_rows=n_rows, k=k):
+                gpu.launch(chunks)
+                chooser.begin(n_rows, n_vocab, Wanted(k))
+
+            told[f"{k} of {n_rows} rows, us"] = round(1e6 * min(_timed(gpu, choose) for _ in range(5)), 1)
+    gpu.close()
+    return told
+
+
 def small():
     """A model of 135 million weights."""
     return _model(SMALL)
@@ -219,4 +240,4 @@ def _timed(gpu, run):
     return seconds
 
 
-PARTS = (versions, compilation, copying, launches, products, small, middle, large)
+PARTS = (versions, compilation, copying, launches, products, choosing, small, middle, large)

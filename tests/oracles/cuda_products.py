@@ -1,17 +1,19 @@
-"""Products of the CUDA backend on a device, and what they are by float64: for the simulator's tests and for those on a GPU."""
+"""Products and logits of the CUDA backend on a device, and what products are by float64: for the simulator and for GPUs."""
 
 from __future__ import annotations
 
 import numpy as np
 from oracles.weights import FLOATS, dequantised, random_weights
 
+from augury.backends.numba_cuda.choosing import Chooser, Logits
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import FORMATS
-from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, SIZE
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, STORE, TILES
 from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.files.tensor_type import TensorType
 
@@ -87,3 +89,22 @@ class Product:
         shape = (n, n_units_of_row) if n <= FEW_TOKENS else (n_units_of_row, MAX_TOKENS)
         values = in_order(self._read("bytes", (*shape, 32), np.int8)) * self._read("factors", shape)[..., None]
         return (values if n <= FEW_TOKENS else values.swapaxes(0, 1)[:n]).reshape(n, -1)
+
+
+class PassedLogits:
+    """Rows of logits on a device, as passes leave them there."""
+
+    def __init__(self, device, logits):
+        told = np.zeros(SIZE, np.int32)
+        told[N_ROWS] = self.n_rows = len(logits)
+        places = [device.allocate(n, "").at(0) for n in (told.nbytes, logits.nbytes, Logits.n_bytes)]
+        device.write(places[0], told)
+        device.write(places[1], logits)
+        self.chooser = Chooser(device, Logits(*places, logits.shape[1]))
+
+    def __call__(self, n):
+        """A pass over the first n tokens."""
+        device, logits = self.chooser.device, self.chooser.logits
+        device.launch(logits.best_of_chunks(self.n_rows, logits.n_vocab))
+        told = device.staging(2 * MAX_TOKENS)  # best tokens are another program's
+        return DevicePass(self.chooser, told, self.n_rows, {}, n, self.chooser.begin_pass(self.n_rows))

@@ -2,41 +2,20 @@
 
 import numpy as np
 import pytest
+from oracles.cuda_products import PassedLogits
 
-from augury.backends.numba_cuda.choosing import Chooser, Logits, Wanted
+from augury.backends.numba_cuda.choosing import Wanted
 from augury.backends.numba_cuda.device import SimulatedDevice
-from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.passes import DevicePass
 from augury.passes import ArrayPass
 
 RNG = np.random.default_rng(6)
-
-
-class Passed:
-    """Rows of logits on a simulated device, and what looks through them; chunks of 64 tokens."""
-
-    def __init__(self, logits):
-        device, n_rows = SimulatedDevice(), len(logits)
-        made = np.zeros(inputs.SIZE, np.int32)
-        made[[inputs.N_TOKENS, inputs.N_ROWS]] = n_rows
-        places = [device.allocate(n, "").at(0) for n in (4 * inputs.SIZE, logits.nbytes, Logits.n_bytes)]
-        device.write(places[0], made)
-        device.write(places[1], logits)
-        self.n_rows, self.logits = n_rows, Logits(*places, logits.shape[1])
-        self.chooser = Chooser(device, self.logits)
-
-    def __call__(self, n):
-        self.chooser.device.launch(self.logits.best_of_chunks(self.n_rows, self.logits.n_vocab))  # as a pass does
-        return DevicePass(
-            self.chooser, np.zeros(2 * inputs.MAX_TOKENS, np.int32), self.n_rows, {}, n, self.chooser.begin_pass(self.n_rows)
-        )
 
 
 @pytest.mark.parametrize("n", [150, 140])
 def test_best_tokens_are_in_order_and_of_equals_the_lowest_comes_first(n):
     logits = RNG.integers(0, 40, (5, 150)).astype(np.float32)
     logits[1, 77], logits[2, :], logits[3, 5:], logits[4, 120:] = np.nan, -np.inf, -np.inf, 99
-    passed, k = Passed(logits)(n), 100
+    passed, k = PassedLogits(SimulatedDevice(), logits)(n), 100
     right = ArrayPass(logits[:, :n])
     order = np.array([3, 0, 1, 2, 4], np.int32)
     for found, wanted in zip(passed.top_k(order, k), right.top_k(order, k), strict=True):
@@ -55,7 +34,7 @@ def test_best_tokens_are_in_order_and_of_equals_the_lowest_comes_first(n):
 
 def test_what_the_last_pass_was_asked_for_comes_with_the_next_one(monkeypatch):
     logits = RNG.standard_normal((2, 150)).astype(np.float32)
-    passes = Passed(logits)
+    passes = PassedLogits(SimulatedDevice(), logits)
     device, row, n_waits = passes.chooser.device, np.zeros(1, np.int32), []
     monkeypatch.setattr(device, "wait", lambda: n_waits.append(1))
 
