@@ -350,22 +350,26 @@ def fragment_of(fmt):
 
 
 def floats_of(name):
-    """The lane function (array, units, unit, i) → weights 4 i … 4 i + 3 of a unit, as float32, of a type of floats."""
+    """The lane function (array, units, unit, i) → weights 8 i … 8 i + 7 of a unit, as float32, of a type of floats."""
     is_brain = name == "BF16"
 
     @lane
-    def four(w, n, u, i):
-        a, b, c, d = stream16(w, 4 * (i * n + u))
-        return float_of(a), float_of(b), float_of(c), float_of(d)
+    def eight(w, n, u, i):
+        a, b, c, d = stream16(w, 4 * (2 * i * n + u))
+        e, f, g, h = stream16(w, 4 * ((2 * i + 1) * n + u))
+        return float_of(a), float_of(b), float_of(c), float_of(d), float_of(e), float_of(f), float_of(g), float_of(h)
 
     @lane
-    def value(bits):
-        return float_of(bits << np.uint32(16)) if is_brain else float_of_half(bits)
+    def two(word):
+        low, high = word & np.uint32(0xFFFF), word >> np.uint32(16)
+        if is_brain:
+            return float_of(low << np.uint32(16)), float_of(high << np.uint32(16))
+        return float_of_half(low), float_of_half(high)
 
     @lane
-    def four_halves(w, n, u, i):
-        low, high = load8(w, 4 * ((i >> 1) * n + u) + 2 * (i & 1))
-        mask, up = np.uint32(0xFFFF), np.uint32(16)
-        return value(low & mask), value(low >> up), value(high & mask), value(high >> up)
+    def eight_halves(w, n, u, i):
+        p, q, r, v = stream16(w, 4 * (i * n + u))
+        (a, b), (c, d), (e, f), (g, h) = two(p), two(q), two(r), two(v)
+        return a, b, c, d, e, f, g, h
 
-    return four if name == "F32" else four_halves
+    return eight if name == "F32" else eight_halves

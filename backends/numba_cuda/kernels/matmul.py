@@ -109,7 +109,7 @@ def _quantised_unit(fmt, n_tokens):
 
 
 def _float_unit(fmt, n_tokens):
-    four = floats_of(fmt.name)
+    eight = floats_of(fmt.name)
 
     @lane
     def read_unit(w, n, u):
@@ -118,12 +118,16 @@ def _float_unit(fmt, n_tokens):
     @lane
     def add_products(held, u, unit, n_units, x, factors, halves, t, sums):
         w, n, u = held
-        for i in range(8):
-            a, b, c, d = four(w, n, u, i)
+        for i in range(4):
+            a, b, c, d, e, f, g, h = eight(w, n, u, i)
             for token in range(n_tokens):
-                p, q, r, v = load16(x, ((t + token) * n_units + unit) * 32 + 4 * i)
+                at = ((t + token) * n_units + unit) * 32 + 8 * i
+                p, q, r, v = load16(x, at)
                 total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
-                sums[token] = fma(d, float_of(v), fma(c, float_of(r), total))
+                total = fma(d, float_of(v), fma(c, float_of(r), total))
+                p, q, r, v = load16(x, at + 4)
+                total = fma(f, float_of(q), fma(e, float_of(p), total))
+                sums[token] = fma(h, float_of(v), fma(g, float_of(r), total))
 
     return read_unit, add_products
 
@@ -262,15 +266,15 @@ MULTIPLY = {(name, n_tokens): _multiply(fmt, n_tokens) for name, fmt in FORMATS.
 
 def _look_up(fmt):
     if fmt.is_float:
-        four = floats_of(fmt.name)
+        eight = floats_of(fmt.name)
 
         @lane
         def unit_of(w, n, u, out, start, size, scale):
-            for i in range(8):
-                values = four(w, n, u, i)
-                for j in range(4):
-                    if 4 * i + j < size:
-                        out[start + 4 * i + j] = mul(values[j], scale)
+            for i in range(4):
+                values = eight(w, n, u, i)
+                for j in range(8):
+                    if 8 * i + j < size:
+                        out[start + 8 * i + j] = mul(values[j], scale)
     else:
         read, weights, offset = words_of(fmt), weights_of(fmt), fmt.offset
         number_words, numbers = fmt.number_words, fmt.numbers
