@@ -61,11 +61,9 @@ _CACHED = {LatentAttention: "latent vectors", CompressedAttention: "rows of toke
 _MIXTURE = "mixtures of experts of this form"
 _LATENT = "latent attention"
 _RWKV = "the recurrences of RWKV"
-_HYPER = "hyper-connections"
 LACKS = {
     _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
     _LATENT: ("deepseek2-ocr", "plm"),
-    _HYPER: ("qwen4exp",),
     _MIXTURE: ("graniteswitch",),
     "residual streams that predict each other, and gates that are sparse": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
@@ -117,7 +115,7 @@ def _blocks(plans: Sequence[ModelPlan]) -> str:
             found.setdefault("Layer", {}).update(dict.fromkeys(marks))
         residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
         ends = [] if plan.output.residual is None else [plan.output.residual]
-        for connection in (*(each for residual in residuals for each in (residual.mixer, residual.feed_forward)), *ends):
+        for connection in (*(each for residual in residuals for each in residual.connections), *ends):
             found.setdefault(type(connection).__name__, {}).update(dict.fromkeys(_special(connection)))
     parts = [part for plan in plans for part in plan.parts()]
     marks = ["layer norms"] * any(getattr(part, "kind", None) is NormKind.LAYER for part in parts)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.numba_cpu.kernels import mix, streams
+from augury.backends.numba_cpu.kernels import mix, step, streams
 from augury.backends.numba_cpu.kernels.step import PANEL_ROWS
 from augury.backends.numba_cpu.memory import bits, up
 from augury.backends.numba_cpu.profile import Work
 from augury.backends.numba_cpu.tape import Rows, row_bytes
-from augury.blocks import AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
+from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Streams:
 
     def __init__(self, plan: ModelPlan) -> None:
         residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
-        found = [each for residual in residuals for each in (residual.mixer, residual.feed_forward)]
+        found = [each for residual in residuals for each in residual.connections]
         self._connections = [*found, *([] if plan.output.residual is None else [plan.output.residual])]
         self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
         self._n_banks = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
@@ -119,6 +119,8 @@ class TapeStreams:
                     self._weigh(inject, self._table(connection))
                 places = (*self._place(self._normed), gates, up(back.n_out, PANEL_ROWS), self._n, self._size)
                 self._add("reading streams", streams.read_gated_streams, *places, *self._place(x))
+            case AllStreams():
+                tape.seen = self._all
             case StreamMean():
                 row = self._arena.keep(np.full(16, 1 / self._n, np.float32), "scratch")
                 self._read(Rows(row, 0, 0))
@@ -133,6 +135,11 @@ class TapeStreams:
                 post, comb = n, 2 * n if n_rounds else -1
             case GatedHyperConnection():
                 post, comb = 0, -1
+            case AllStreams():
+                for y, _ in tape.take_left():
+                    rows = (*self._place(self._all), y, 0, self._all.width, int(self._private), bits(1.0))
+                    tape.add(Work("adding rows"), step.add_rows, *rows, is_private=self._private)
+                return
             case _:
                 return
         for y, _ in tape.take_left():

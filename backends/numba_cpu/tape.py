@@ -169,9 +169,9 @@ class Tape:
         row = [address(kernel), int(not is_private), *operands]
         self._rows.append(row + [0] * (RECORD - len(row)))
 
-    def leave(self, post_norm: Norm | None) -> None:
-        """Say that the next norm is to add y, or its norm, to x."""
-        self._pending.append((self.y, post_norm))
+    def leave(self, post_norm: Norm | None, y: int | None = None) -> None:
+        """Say that the next norm is to add y, or its norm, to x; or rows elsewhere, where they are not as wide as x."""
+        self._pending.append((self.y if y is None else y, post_norm))
 
     def take_left(self) -> list[tuple[int, Norm | None]]:
         """What blocks left to be added to x, which is not."""
@@ -196,7 +196,10 @@ class Tape:
 
         With `waits`, every thread has read what was left before any goes on: then the very next record may write y.
         """
-        self._sum_and_norm(norm, self.space.normed, self.seen, is_output=is_output, waits=waits)
+        self._sum_and_norm(norm, self.space.normed, self.seen, is_output=is_output and norm is not None, waits=waits)
+        if is_output and norm is None:
+            self._copy(step.gather_rows, self.seen, self.space.normed)
+            return self.space.normed
         return self.seen if norm is None else self.space.normed
 
     def norm_x(self, norm: Norm | None) -> None:
@@ -234,8 +237,11 @@ class Tape:
 
     def copy(self, rows: Rows, to: Rows) -> None:
         """Write that rows are copied."""
+        self._copy(step.copy_rows, rows, to)
+
+    def _copy(self, kernel: Any, rows: Rows, to: Rows) -> None:
         operands = (rows.address, rows.stride, to.address, to.stride, rows.width, int(self.space.is_private))
-        self.add(Work("copying rows"), step.copy_rows, *operands, is_private=self.space.is_private)
+        self.add(Work("copying rows"), kernel, *operands, is_private=self.space.is_private)
 
     def prepare(self, rows: int, ld: int, n_parts: int, size: int, ways: int) -> None:
         """Write what is done (see `heads.py`) to `n_parts` parts of `size` floats of every row; rows lie `ld` floats apart."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.reference.cache import LayerCache
-from augury.backends.reference.formula import activate, attend, choose_experts, gated, norm, rotate, sigmoid, softcap
+from augury.backends.reference.formula import activate, attend, choose_experts, gated, rotate, sigmoid, softcap
+from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
+from augury.backends.reference.weights import each_normed
 from augury.blocks import (
     Activation,
     Attention,
@@ -31,6 +33,7 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
+    PoolIndexer,
     Projection,
     Rope,
     Router,
@@ -49,7 +52,6 @@ __all__ = [
     "KNOWN",
     "MIXERS",
     "STATELESS",
-    "each_normed",
     "embed",
     "layer_input",
     "layer_inputs",
@@ -95,13 +97,21 @@ def attention(
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
     cells = batch.positions if tree is None else tree.cells
     places = list(zip(batch.slots.tolist(), positions, cells.tolist(), strict=True))
-    compared = _compared(block.indexer, weights, normed, positions)
+    indexer = block.indexer
+    compared = _compared(indexer, weights, normed, positions)
     if block.source is None:
         keys = _heads(block, block.k, block.k_norm, weights, normed, positions)
         values = _clamped(weights.product(block.v, normed), block.clamp).reshape(-1, block.n_kv_heads, block.value_dim)
         values = each_normed(values, block.v_norm, weights)
-        for token, (slot, _, cell) in enumerate(places):
-            cache.store(slot, cell, keys[token], values[token], *(part[token] for part in compared[:1]))
+        for token, (slot, position, cell) in enumerate(places):
+            kept = [part[token] for part in compared[:1]]
+            if not isinstance(indexer, PoolIndexer):
+                cache.store(slot, cell, keys[token], values[token], *kept)
+                continue
+            cache.store(slot, cell, keys[token], values[token], *kept, None)
+            path = slice(position + 1) if tree is None else tree.seen(token)
+            row = pooled_row(indexer.keys, weights, cache.seen(slot, path)[2][0], position)
+            cache.store(slot, cell, None, None, None, row[None])
     sinks = None if block.sinks is None else weights.vector(block.sinks.weight)
     mixed = np.empty((len(x), block.o.n_in))
     for token, (slot, position, _) in enumerate(places):
@@ -111,8 +121,13 @@ def attention(
         query = queries[token] if block.temperature is None else queries[token] * sharpness(block.temperature, position)
         keys_seen, values_seen, *compared_seen = cache.seen(slot, seen)
         chosen = None
-        if block.indexer is not None:
-            chosen = _chosen(block.indexer, compared[1][token], compared_seen[0][0], first)
+        if isinstance(indexer, PoolIndexer):
+            pooled, size = compared_seen[1][0], indexer.keys.size
+            blocks = best_blocks(indexer, weights, pooled[size - 1 :: size], normed[token], normed[token], position)
+            is_chosen = np.isin(np.arange(position + 1) // size, [*blocks, (position + 1) // size])
+            chosen = np.broadcast_to(is_chosen, (block.n_kv_heads, position + 1))
+        elif indexer is not None:
+            chosen = _chosen(indexer, compared[1][token], compared_seen[0][0], first)
         mixed[token] = attend(block, query, keys_seen, values_seen, sinks, chosen).reshape(-1)
     if block.gate is not None:
         gates = weights.product(block.gate, normed)
@@ -121,10 +136,14 @@ def attention(
     return each_normed(weights.product(block.o, each_normed(mixed, block.out_norm, weights)), block.post_norm, weights)
 
 
-def _compared(indexer: BlockIndexer | None, weights: Weights, x: np.ndarray, positions: list[int]) -> list[np.ndarray]:
-    """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E); nothing where there is none."""
+def _compared(
+    indexer: BlockIndexer | PoolIndexer | None, weights: Weights, x: np.ndarray, positions: list[int]
+) -> list[np.ndarray]:
+    """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E), or what it pools; nothing without one."""
     if indexer is None:
         return []
+    if isinstance(indexer, PoolIndexer):
+        return [kept_to_pool(indexer.keys, weights, x, positions)[:, None]]
     made = []
     for linear, each_norm in ((indexer.k, indexer.k_norm), (indexer.q, indexer.q_norm)):
         heads = each_normed(weights.product(linear, x).reshape(len(x), -1, each_norm.size), each_norm, weights)
@@ -221,22 +240,6 @@ def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
     return softcap(weights.product(block.weight, normed), block.softcap).astype(np.float32)
 
 
-def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarray:
-    """Norm every token of x (n, …, size) by itself; where the plan has no such norm, x.
-
-    Of heads x (n, H, D) a norm of D values goes over each, one of H * D over all together.
-    """
-    if block is None:
-        return x
-    weight = np.ones(1) if block.weight is None else weights.vector(block.weight)
-    bias = np.zeros(1) if block.bias is None else weights.vector(block.bias)
-    normed = np.empty_like(x)
-    for token, row in enumerate(x):
-        groups = row.reshape(-1, block.size)
-        normed[token] = (norm(groups, block.eps, block.kind) * weight + bias).reshape(row.shape)
-    return normed
-
-
 def _heads(
     block: Attention, linear: Linear, norm: Norm | None, weights: Weights, x: np.ndarray, positions: list[int]
 ) -> np.ndarray:
@@ -300,7 +303,7 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: {"softcap", "residual"},
+    Output: {"norm", "softcap", "residual"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},

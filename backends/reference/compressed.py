@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from augury.backends.reference.blocks import each_normed
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, softmax
 from augury.backends.reference.pooling import best_blocks, kept_to_pool, pooled_row
+from augury.backends.reference.weights import each_normed
 from augury.blocks import CompressedAttention
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import each_normed, sharpness
+from augury.backends.reference.blocks import sharpness
 from augury.backends.reference.cache import LayerCache
 from augury.backends.reference.formula import rotate, sigmoid, softmax
 from augury.backends.reference.pooling import best_blocks, chosen_cells, kept_to_pool, pooled_row
+from augury.backends.reference.weights import each_normed
 from augury.blocks import Indexer, LatentAttention, PoolIndexer
 
 if TYPE_CHECKING:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import STATELESS, each_normed, embed, layer_input, layer_inputs, mixture, output
+from augury.backends.reference.blocks import STATELESS, embed, layer_input, layer_inputs, mixture, output
 from augury.backends.reference.cache import SharedCache
 from augury.backends.reference.latent import share_choices
 from augury.backends.reference.mixers import CACHES, MIXERS
 from augury.backends.reference.residual import read, write
+from augury.backends.reference.weights import each_normed
 from augury.batch import Tree, check_batch
 from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
 from augury.errors import AuguryError

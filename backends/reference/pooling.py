@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import each_normed
 from augury.backends.reference.formula import rotate, softmax
+from augury.backends.reference.weights import each_normed
 from augury.blocks import PoolIndexer, Pooling
 
 if TYPE_CHECKING:

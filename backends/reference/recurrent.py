@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import each_normed
 from augury.backends.reference.formula import sigmoid
+from augury.backends.reference.weights import each_normed
 from augury.blocks import (
     Convolution,
     GatedDeltaNet,
@@ -19,6 +19,7 @@ from augury.blocks import (
     LinearRecurrence,
     Mamba,
     Mamba2,
+    NgramMemory,
     ShortConvolution,
 )
 from augury.errors import CapacityError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KNOWN", "MIXERS", "LayerStates"]
 
+_LEAST_SCORE = 1e-6  # of a memory of n-grams
 Advance = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -134,7 +136,7 @@ def _convolved(
     conv: Convolution, weights: Weights, state: _State, batch: Batch, tree: Tree | None, inputs: np.ndarray
 ) -> np.ndarray:
     """The convolution of inputs (n, C) with those before, of which the state has the last `size - 1`."""
-    taps = weights.vector(conv.weight).reshape(-1, conv.size).T
+    taps = conv.taps(weights.vector(conv.weight))
     y = np.empty_like(inputs)
     for token, (before, _) in enumerate(state.follow(batch, tree, inputs)):
         y[token] = (np.vstack([before, inputs[token]]) * taps).sum(axis=0)
@@ -160,7 +162,39 @@ def gated_delta_net(
     decays, betas = np.exp(weights.vector(block.a.weight) * steps), sigmoid(weights.product(block.beta, normed))
     fed = np.hstack([keys.reshape(n, -1), rows[:, 2 * n_keys :], decays, betas])
     y = each_normed(_recurred(heads, states.states[1], batch, tree, queries, fed), block.out_norm, weights)
-    return weights.product(block.o, y.reshape(n, -1) * _silu(weights.product(block.gate, normed)))
+    gates = weights.product(block.gate, normed)
+    return weights.product(block.o, y.reshape(n, -1) * (sigmoid(gates) if block.has_sigmoid else _silu(gates)))
+
+
+def ngram_memory(
+    block: NgramMemory, weights: Weights, states: LayerStates, batch: Batch, tree: Tree | None, x: np.ndarray
+) -> np.ndarray:
+    """What a memory of n-grams adds to streams x (n, S * E)."""
+    n, n_tokens, size = len(x), block.n_tokens, block.key_norm.size
+    fed = np.repeat(batch.tokens[:, None] + 1.0, n_tokens, axis=1)
+    rows = np.empty((n, len(block.size)), np.int64)
+    for token, (before, _) in enumerate(states.states[0].follow(batch, tree, fed)):
+        rows[token] = _rows_of_ngrams(block, [int(batch.tokens[token]), *(int(each) - 1 for each in before[::-1, 0])])
+    found = weights.rows(block.table.weight, rows.reshape(-1)).reshape(n, -1)
+    keys = each_normed(weights.product(block.key, found).reshape(n, -1, size), block.key_norm, weights)
+    scores = (keys * each_normed(x.reshape(keys.shape), block.query_norm, weights)).sum(axis=2) / math.sqrt(size)
+    gates = sigmoid(np.sign(scores) * np.sqrt(np.maximum(np.abs(scores), _LEAST_SCORE)))
+    given = gates[:, :, None] * weights.product(block.value, found)[:, None]
+    inputs = each_normed(given, block.conv_norm, weights).reshape(n, -1)
+    return given.reshape(n, -1) + _silu(_convolved(block.conv, weights, states.states[1], batch, tree, inputs))
+
+
+def _rows_of_ngrams(block: NgramMemory, tokens: list[int]) -> list[int]:
+    """The table's rows (heads,) of a token, given it and those before, the last one first; -1 where there are none."""
+    ends = [i for i, token in enumerate(tokens) if i and token in (-1, block.eos)]
+    seen = tokens[: ends[0]] if ends else tokens
+    seen = seen + [block.eos] * (len(tokens) - len(seen))
+    mixed, n_heads, rows = seen[0] * block.multipliers[0], len(block.size) // (block.n_tokens - 1), []
+    for i in range(1, block.n_tokens):
+        mixed ^= seen[i] * block.multipliers[i]
+        heads = slice((i - 1) * n_heads, i * n_heads)
+        rows += [first + mixed % 2**64 % size for first, size in zip(block.first[heads], block.size[heads], strict=True)]
+    return rows
 
 
 def kimi_delta_attention(
@@ -292,16 +326,18 @@ MIXERS: dict[type, Any] = {
     Mamba: mamba,
     Mamba2: mamba2,
     LightningAttention: lightning_attention,
+    NgramMemory: ngram_memory,
 }
 """What a block of this kind adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
     ShortConvolution: (),
-    GatedDeltaNet: (),
+    GatedDeltaNet: {"norm", "has_sigmoid"},
+    NgramMemory: (),
     KimiDeltaAttention: {"decay_down", "gate_down", "floor"},
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
     Mamba2: {"out_norm"},
     LightningAttention: {"norm"},
-    Convolution: {"bias", "stored"},
+    Convolution: {"bias", "stored", "dilation"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
 }
 """What is computed here; see `ModelPlan.check_blocks`."""
@@ -309,8 +345,8 @@ KNOWN: dict[type, Container[Any]] = {
 
 def _advances(block: Any, weights: Weights) -> Sequence[Advance]:
     """What takes a token into each of a block's states: (state, what it is fed) → state."""
-    if isinstance(block, ShortConvolution):
-        return (_shift,)
+    if isinstance(block, ShortConvolution | NgramMemory):
+        return (_shift,) * len(block.states())
     heads = block.recurrence
     if isinstance(block, LightningAttention):
         return (partial(_advance_heads, heads, None),)

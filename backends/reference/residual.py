@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.blocks import each_normed
 from augury.backends.reference.formula import sigmoid, softmax
-from augury.blocks import AttentionResidual, GatedHyperConnection, HyperConnection, Residual, StreamMean
+from augury.backends.reference.weights import each_normed
+from augury.blocks import AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, Residual, StreamMean
 
 if TYPE_CHECKING:
     from augury.backends.reference.weights import Weights
@@ -34,6 +34,8 @@ def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -
             return seen
         case StreamMean():
             return streams.mean(axis=1)
+        case AllStreams():
+            return streams.reshape(len(streams), -1)
     return streams[:, -1]
 
 
@@ -49,6 +51,8 @@ def write(connection: Connection | None, weights: Weights, streams: np.ndarray, 
         case GatedHyperConnection(norm=norm, inject=inject) if inject is not None:
             normed = each_normed(streams, norm, weights).reshape(len(streams), -1)
             return streams + 2.0 * sigmoid(weights.product(inject, normed))[:, :, None] * y[:, None]
+        case AllStreams():
+            return streams + y.reshape(streams.shape)
     return np.concatenate([streams[:, :-1], streams[:, -1:] + y[:, None]], axis=1)
 
 
@@ -81,7 +85,8 @@ def _balanced(connection: HyperConnection, scores: np.ndarray) -> np.ndarray:
 
 
 KNOWN: dict[type, Container[Any]] = {
-    Residual: (),
+    Residual: {"feed_forward"},
+    AllStreams: (),
     AttentionResidual: {"norm", "begins"},
     HyperConnection: {"post_scale", "post_eps", "n_rounds"},
     GatedHyperConnection: {"inject"},

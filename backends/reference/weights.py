@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.backends.reference.formula import norm
+
 if TYPE_CHECKING:
-    from augury.blocks import Linear, Matrices, ModelPlan, Rows
+    from augury.blocks import Linear, Matrices, ModelPlan, Norm, Rows
     from augury.files.gguf import ModelFile, Tensor
     from augury.interfaces import Progress
 
@@ -85,6 +87,22 @@ class Weights:
         if part.bias is not None:
             y += self._arrays[part.bias][index, rows]
         return y
+
+
+def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarray:
+    """Norm every token of x (n, …, size) by itself; where the plan has no such norm, x.
+
+    Of heads x (n, H, D) a norm of D values goes over each, one of H * D over all together.
+    """
+    if block is None:
+        return x
+    weight = np.ones(1) if block.weight is None else weights.vector(block.weight)
+    bias = np.zeros(1) if block.bias is None else weights.vector(block.bias)
+    normed = np.empty_like(x)
+    for token, row in enumerate(x):
+        groups = row.reshape(-1, block.size)
+        normed[token] = (norm(groups, block.eps, block.kind) * weight + bias).reshape(row.shape)
+    return normed
 
 
 def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:

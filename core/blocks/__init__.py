@@ -12,6 +12,7 @@ from augury.blocks.compressed import CompressedAttention
 from augury.blocks.experts import Gating, MixtureOfExperts, Router
 from augury.blocks.indexer import BlockIndexer, Indexer, PoolIndexer, Pooling
 from augury.blocks.latent import LatentAttention
+from augury.blocks.ngram import NgramMemory
 from augury.blocks.parts import (
     Activation,
     Block,
@@ -40,6 +41,7 @@ from augury.blocks.recurrent import (
     ShortConvolution,
 )
 from augury.blocks.residual import (
+    AllStreams,
     AttentionResidual,
     Connection,
     GatedHyperConnection,
@@ -60,6 +62,7 @@ from augury.blocks.transformer import (
 
 __all__ = [
     "Activation",
+    "AllStreams",
     "Attention",
     "AttentionResidual",
     "Block",
@@ -90,6 +93,7 @@ __all__ = [
     "Mixer",
     "MixtureOfExperts",
     "ModelPlan",
+    "NgramMemory",
     "Norm",
     "NormKind",
     "Output",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import field, fields, frozen
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = [
     "Activation",
@@ -155,13 +152,14 @@ class SequenceState:
 
 @frozen
 class Convolution:
-    """y[c] at t = b[c] + sum over j of W[c, j] x[c] at t - size + 1 + j: every channel by itself, over its last inputs."""
+    """y[c] at t = b[c] + sum over j of W[c, j] x[c] at t - (size - 1 - j) * dilation: every channel by itself."""
 
     weight: str
     n_channels: int  # C
     size: int
     bias: str | None = None
     stored: tuple[int, ...] | None = None  # the shape of the weights in the file; None: (C, size)
+    dilation: int = 1
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -171,8 +169,15 @@ class Convolution:
 
     @property
     def state(self) -> SequenceState:
-        """The inputs (size - 1, C) that its next output needs, the last one last."""
-        return SequenceState((self.size - 1, self.n_channels), self.n_channels)
+        """The inputs that its next output needs, (size - 1, C) without dilation, the last one last."""
+        return SequenceState(((self.size - 1) * self.dilation, self.n_channels), self.n_channels)
+
+    def taps(self, weights: np.ndarray) -> np.ndarray:
+        """By input, the oldest first, what each channel (…, C) of it counts, of the tensor's numbers."""
+        rows = weights.reshape(-1, self.size).T
+        taps = np.zeros(((self.size - 1) * self.dilation + 1, self.n_channels), weights.dtype)
+        taps[:: self.dilation] = rows
+        return taps
 
 
 @frozen

@@ -10,6 +10,7 @@ from attrs import NOTHING, evolve, fields, frozen, has
 
 from augury.blocks.compressed import CompressedAttention
 from augury.blocks.latent import LatentAttention
+from augury.blocks.ngram import NgramMemory
 from augury.blocks.recurrent import (
     GatedDeltaNet,
     KimiDeltaAttention,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
-_Recurrent = ShortConvolution | GatedDeltaNet | KimiDeltaAttention | LightningAttention | Mamba | Mamba2
+_Recurrent = NgramMemory | ShortConvolution | GatedDeltaNet | KimiDeltaAttention | LightningAttention | Mamba | Mamba2
 Mixer = Attention | LatentAttention | CompressedAttention | Projection | _Recurrent
 """What mixes a sequence's tokens in a layer."""
 _Choosing = Attention | LatentAttention | CompressedAttention
@@ -68,7 +69,7 @@ class Layer:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What it has of the model file, block by block, then what belongs to none of them."""
-        residual = () if self.residual is None else (self.residual.mixer, self.residual.feed_forward)
+        residual = [] if self.residual is None else self.residual.connections
         parts = tuple(part for block in (*self.blocks, *residual) for part in block.tensors())
         return parts if self.norm is None else (*parts, self.norm)
 

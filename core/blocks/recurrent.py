@@ -70,10 +70,10 @@ class GatedDeltaNet(Block):
     """x += o(norm(y) * silu(gate(n))) with n = norm(x), and y what the recurrence yields, by head.
 
     Queries, keys and values are silu(conv(inputs(n))); queries and keys are divided by their lengths, queries by sqrt(K).
-    decay = exp(a * softplus(alpha(n) + dt)), beta = sigmoid(beta(n)).
+    decay = exp(a * softplus(alpha(n) + dt)), beta = sigmoid(beta(n)). With `has_sigmoid`, gates go through it alone.
     """
 
-    norm: Norm
+    norm: Norm | None
     inputs: Linear  # E → 2 G K + H V: queries, keys, values
     conv: Convolution
     gate: Linear  # E → H V
@@ -85,6 +85,7 @@ class GatedDeltaNet(Block):
     eps: float  # is added to squares of lengths
     out_norm: Norm  # of V values
     o: Linear  # H V → E
+    has_sigmoid: bool = False
 
     def states(self) -> tuple[SequenceState, ...]:
         """The convolution's inputs, and the matrices of the heads."""

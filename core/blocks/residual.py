@@ -14,7 +14,7 @@ from augury.blocks.parts import Block
 if TYPE_CHECKING:
     from augury.blocks.parts import Linear, Norm, Vector
 
-__all__ = ["AttentionResidual", "Connection", "GatedHyperConnection", "HyperConnection", "Residual", "StreamMean"]
+__all__ = ["AllStreams", "AttentionResidual", "Connection", "GatedHyperConnection", "HyperConnection", "Residual", "StreamMean"]
 
 
 @frozen
@@ -80,7 +80,12 @@ class StreamMean(Block):
     """X is the mean of all streams; nothing is written."""
 
 
-Connection = AttentionResidual | HyperConnection | GatedHyperConnection | StreamMean
+@frozen
+class AllStreams(Block):
+    """X are all streams, one after the other, and y of as many values is added to them."""
+
+
+Connection = AttentionResidual | HyperConnection | GatedHyperConnection | StreamMean | AllStreams
 
 
 @frozen
@@ -88,4 +93,9 @@ class Residual:
     """The connections of a layer's mixer and feed-forward."""
 
     mixer: Connection
-    feed_forward: Connection
+    feed_forward: Connection | None = None  # None: there is no feed-forward
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Those that there are."""
+        return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)

@@ -9,7 +9,7 @@ from attrs import frozen
 from augury.blocks.parts import Block, GateKind, Linear
 
 if TYPE_CHECKING:
-    from augury.blocks.indexer import BlockIndexer
+    from augury.blocks.indexer import BlockIndexer, PoolIndexer
     from augury.blocks.parts import Activation, Norm, Part, Rope, Temperature, Vector
     from augury.blocks.residual import Connection
 
@@ -88,7 +88,7 @@ class Attention(Block):
     )
     gate_kind: GateKind = GateKind.SIGMOID
     out_norm: Norm | None = None  # of what is mixed, over all heads, before o
-    indexer: BlockIndexer | None = None  # of those that are seen, it chooses what takes part
+    indexer: BlockIndexer | PoolIndexer | None = None  # of those that are seen, it chooses what takes part
     source: int | None = None  # a layer's number
 
     def tensors(self) -> tuple[Part, ...]:
@@ -153,7 +153,7 @@ class Elementwise(Block):
 class Output(Block):
     """logits = W norm(x)."""
 
-    norm: Norm
+    norm: Norm | None
     weight: Linear  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
     residual: Connection | None = None  # what it reads in place of x

@@ -150,7 +150,8 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
             for what, found, expected in () if sizes is None else sizes(block, plan.embedding.n_embd):
                 if found != expected:
                     yield SIZES, f"{what} of {type(block).__name__} {i} is {found}, {expected} fits the others"
-    for what, size in (("norm", plan.output.norm.size), ("n_in", plan.output.weight.n_in)):
+    norm = () if plan.output.norm is None else (("norm", plan.output.norm.size),)
+    for what, size in (*norm, ("n_in", plan.output.weight.n_in)):
         if size != plan.embedding.n_embd:
             yield SIZES, f"{what} of the output is {size}, {plan.embedding.n_embd} fits the embedding"
     for what, number, is_good in _numbers(plan):

@@ -273,7 +273,7 @@ class Decoder(Tensors):
     def output(
         self,
         *,
-        norm: str | Norm = "output_norm",
+        norm: str | Norm | None = "output_norm",
         is_tied: bool = False,
         has_bias: bool = True,
         scale: float = 1.0,

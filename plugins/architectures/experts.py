@@ -75,7 +75,7 @@ def mixture(
     has_weights_scale: bool = False,
     has_scales: bool = True,
     has_gate: bool = True,
-    norm: str | Norm = "ffn_norm",
+    norm: str | Norm | None = "ffn_norm",
     has_post_norm: bool = False,
     has_router_norm: bool = False,
     n_latent: int | None = None,

@@ -51,7 +51,9 @@ class Qwen35(Architecture):
         rope, period = decoder.rope(**cls.rotary), decoder.keys.count("full_attention_interval", _PERIOD)
         layers = []
         for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
-            mixer = cls._delta_net(decoder, layer) if is_recurrent else _gated_attention(decoder, layer, rope)
+            norm = decoder.norm(f"blk.{layer}.attn_norm")
+            delta_net = cls.delta_net(decoder, layer, norm) if is_recurrent else None
+            mixer = delta_net or gated_attention(decoder, layer, rope, norm)
             layers.append(Layer(mixer, cls.feed_forward(decoder, layer)))
         return {"main": decoder.plan(layers)}
 
@@ -69,7 +71,8 @@ class Qwen35(Architecture):
         return alpha, beta
 
     @classmethod
-    def _delta_net(cls, decoder: Decoder, layer: int) -> GatedDeltaNet:
+    def delta_net(cls, decoder: Decoder, layer: int, norm: Norm | None) -> GatedDeltaNet:
+        """The delta net of a layer, with a norm of its input."""
         keys, at, n_embd = decoder.keys, f"blk.{layer}", decoder.n_embd
         n_heads, n_keys, size = keys.count("ssm.time_step_rank"), keys.count("ssm.group_count"), keys.count("ssm.state_size")
         if n_heads % n_keys:
@@ -79,7 +82,7 @@ class Qwen35(Architecture):
         alpha, beta = cls.alpha_and_beta(decoder, layer, heads)
         decoder.norm(f"{at}.ssm_norm", size)
         return GatedDeltaNet(
-            norm=decoder.norm(f"{at}.attn_norm"),
+            norm=norm,
             inputs=decoder.linear(f"{at}.attn_qkv", n_embd, n_inputs, **cls.marks),
             conv=convolution(decoder, layer, n_inputs, has_bias=False),
             gate=decoder.linear(f"{at}.attn_gate", n_embd, n_values, **cls.marks),
@@ -125,14 +128,14 @@ class Qwen3Next(Qwen35Moe):
         return alpha, beta
 
 
-def _gated_attention(decoder: Decoder, layer: int, rope: Rope) -> Attention:
+def gated_attention(decoder: Decoder, layer: int, rope: Rope, norm: Norm | None) -> Attention:
     """Attention whose queries and gates are rows of one matrix, in turns by head."""
     n_embd, size, at = decoder.n_embd, decoder.head_dim, f"blk.{layer}"
     n_heads, n_kv_heads = decoder.n_heads[layer], decoder.n_kv_heads[layer]
     n = n_heads * size
     q, gate = (decoder.linear(f"{at}.attn_q", n_embd, n, rows=Rows(first, size, 2 * size, 2 * n)) for first in (0, size))
     return Attention(
-        norm=decoder.norm(f"{at}.attn_norm"),
+        norm=norm,
         q=q,
         k=decoder.linear(f"{at}.attn_k", n_embd, n_kv_heads * size),
         v=decoder.linear(f"{at}.attn_v", n_embd, n_kv_heads * size),

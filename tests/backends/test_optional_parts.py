@@ -240,6 +240,9 @@ VARIANTS = {
     "latent attention of low rank": with_layers(mixer=attrs.evolve(LOW_RANK, temperature=Temperature(0.5, 3.0))),
     "latent attention with a window": with_layers(mixer=attrs.evolve(LATENT, window=5, turned_norm=Norm("norm r", R, 1e-5))),
     "attention to chosen blocks": with_layers(mixer=attrs.evolve(WIDE, indexer=BLOCKS)),
+    "attention to pooled blocks": with_layers(
+        mixer=attrs.evolve(WIDE, indexer=attrs.evolve(POOL_INDEXER, q=Linear("block q", E, G * 32)))
+    ),
     "latent attention to what an indexer chooses": attrs.evolve(
         PLAN, layers=(CHOOSING, attrs.evolve(LAYER, mixer=attrs.evolve(LATENT, reuses_choice=True)))
     ),
@@ -296,6 +299,7 @@ VARIANTS = {
     "parallel with a skip": with_layers(is_parallel=True, skip=0.7, norm=Norm(None, E, 1e-5)),
     "positions": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, scale=0.3, positions=Linear("positions", E, N_CTX))),
     "norm of the embedding": attrs.evolve(PLAN, embedding=attrs.evolve(PLAN.embedding, norm=LAYER_NORM)),
+    "no norm before the output": attrs.evolve(PLAN, output=attrs.evolve(PLAN.output, norm=None)),
     "capped logits": attrs.evolve(PLAN, output=attrs.evolve(PLAN.output, softcap=0.8)),
 }
 

@@ -20,6 +20,7 @@ REGISTRY = Registry.discover()
 N_CTX, DRAFT_MAX = 160, 9
 
 
+MODELS = (*RECURRENT, "qwen4exp-moe")  # which keeps the tokens before, too
 DEVICES = (("reference", 1), ("numba-cpu", 1), ("numba-cpu", 3))
 
 
@@ -29,7 +30,7 @@ def load(backend, threads, name, **more):
     return kind(kind.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
 
 
-@pytest.fixture(scope="module", params=[(*device, name) for name in RECURRENT for device in DEVICES], ids=str)
+@pytest.fixture(scope="module", params=[(*device, name) for name in MODELS for device in DEVICES], ids=str)
 def model(request):
     loaded = load(*request.param)
     yield loaded

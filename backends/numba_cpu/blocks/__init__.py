@@ -17,11 +17,13 @@ from augury.backends.numba_cpu.blocks.layer_input import LayerInputEmitter
 from augury.backends.numba_cpu.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cpu.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cpu.blocks.mixture import GATINGS, MixtureEmitter
+from augury.backends.numba_cpu.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cpu.blocks.output import OutputEmitter
 from augury.backends.numba_cpu.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cpu.blocks.short_convolution import ShortConvolutionEmitter
 from augury.blocks import (
     Activation,
+    AllStreams,
     Attention,
     AttentionResidual,
     BlockIndexer,
@@ -48,6 +50,7 @@ from augury.blocks import (
     Mamba2,
     Matrices,
     MixtureOfExperts,
+    NgramMemory,
     Norm,
     NormKind,
     Output,
@@ -84,6 +87,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     ShortConvolution: ShortConvolutionEmitter,
     MixtureOfExperts: MixtureEmitter,
     GatedDeltaNet: GatedDeltaNetEmitter,
+    NgramMemory: NgramMemoryEmitter,
     KimiDeltaAttention: KimiDeltaAttentionEmitter,
     Mamba: MambaEmitter,
     Mamba2: Mamba2Emitter,
@@ -129,16 +133,18 @@ KNOWN: dict[type, Container[Any]] = {
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     ShortConvolution: (),
-    GatedDeltaNet: (),
+    GatedDeltaNet: {"norm", "has_sigmoid"},
+    NgramMemory: (),
     KimiDeltaAttention: {"decay_down", "gate_down", "floor"},
     Mamba: {"t_norm", "key_norm", "query_norm", "post_norm"},
     Mamba2: {"out_norm"},
     LightningAttention: {"norm"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
-    Convolution: {"bias", "stored"},
-    Output: {"softcap", "residual"},
+    Convolution: {"bias", "stored", "dilation"},
+    Output: {"norm", "softcap", "residual"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
-    Residual: (),
+    Residual: {"feed_forward"},
+    AllStreams: (),
     AttentionResidual: {"norm", "begins"},
     HyperConnection: {"post_scale", "post_eps", "n_rounds"},
     GatedHyperConnection: {"inject"},

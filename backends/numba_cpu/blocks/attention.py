@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augury.backends.numba_cpu.blocks.emitter import MixerEmitter
-from augury.backends.numba_cpu.blocks.indexer import Chooser, choice_fields
+from augury.backends.numba_cpu.blocks.indexer import choice_fields
+from augury.backends.numba_cpu.blocks.pooling import chooser_of
 from augury.backends.numba_cpu.heads import Ways, turns_key
 from augury.backends.numba_cpu.kernels import attention_layer
 from augury.backends.numba_cpu.kernels.activation import sigmoid, softplus
@@ -57,7 +58,7 @@ class AttentionEmitter(MixerEmitter):
         self._attend, self._chooser = attend_kernel(*self._types, is_sparse=block.indexer is not None), None
         if block.indexer is not None:
             _check_sparse(block)
-            self._chooser = Chooser(block.indexer, options, self._length)
+            self._chooser = chooser_of(block.indexer, options, self._length, block.n_kv_heads)
         self.source: AttentionEmitter | None = None  # whose keys and values it reads
 
     def kernels(self) -> Sequence[Any]:

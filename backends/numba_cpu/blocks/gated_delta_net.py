@@ -58,15 +58,14 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         dt, a = (weights.vector(part.weight, n_heads) for part in (block.dt, block.a))
         self._recurrence.place_decays(n_heads, alpha, beta, dt=dt, a=a)
         gates = (buffers["gates"], up(block.gate.n_out, 32))
-        self._recurrence.place_gate(gates, weights.norm(block.out_norm), heads.value_dim)
+        self._recurrence.place_gate(gates, weights.norm(block.out_norm), heads.value_dim, is_sigmoid=block.has_sigmoid)
         self.layer = self._recurrence.layer
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, heads, buffers = self.block, self.block.recurrence, tape.buffers
-        tape.norm(block.norm)
         products = [(linear, buffers[name]) for name, linear in self._inputs().items()]
-        tape.multiply("queries, keys, values, gates", tape.space.normed, products)
+        tape.multiply("queries, keys, values, gates", tape.norm(block.norm), products)
         convolve(tape, self._conv)
         sizes = (2 * heads.n_key_heads, heads.n_key_heads, heads.key_dim, bits(block.eps), bits(1.0 / math.sqrt(heads.key_dim)))
         places = (buffers["fed"], self._width())

@@ -11,7 +11,7 @@ from augury.backends.numba_cpu.kernels.activation import hyperbolic_tangent
 from augury.backends.numba_cpu.kernels.jit import kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import get_i64, mul, splat_f32
-from augury.backends.numba_cpu.kernels.step import LDY, ROW_COUNT, Y
+from augury.backends.numba_cpu.kernels.step import LDY, ROW_COUNT, Y, gather_rows
 from augury.backends.numba_cpu.kernels.team import N_ROWS
 from augury.backends.numba_cpu.memory import bits
 from augury.backends.numba_cpu.profile import Work
@@ -50,7 +50,7 @@ class OutputEmitter(Emitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return () if self.block.softcap is None else (cap_logits,)
+        return (*[cap_logits] * (self.block.softcap is not None), *[gather_rows] * (self.block.norm is None))
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from augury.blocks import Block, Convolution, LinearRecurrence, SequenceState
     from augury.types import ModelOptions
 
-__all__ = ["FedRow", "PlacedRecurrence", "PlacedState", "RecurrentEmitter", "convolve", "place_convolution"]
+__all__ = ["FedRow", "PlacedRecurrence", "PlacedState", "RecurrentEmitter", "convolve", "place_convolution", "place_taps"]
 
 
 @frozen
@@ -132,13 +132,31 @@ def place_convolution(
     Returns:
         The record's address.
     """
-    width = up(conv.n_channels, 16)
-    taps = np.zeros((conv.size, width), np.float32)
-    taps[:, : conv.n_channels] = weights.values(conv.weight, conv.shapes[conv.weight]).reshape(-1, conv.size).T
+    taps = conv.taps(weights.values(conv.weight, conv.shapes[conv.weight]))
     bias = 0 if conv.bias is None else weights.vector(conv.bias, conv.n_channels)
+    return place_taps(taps, state, n_aside, arena, x=x, y=y, gates=gates, bias=bias, has_silu=has_silu)
+
+
+def place_taps(
+    taps: np.ndarray,
+    state: PlacedState,
+    n_aside: int,
+    arena: Arena,
+    *,
+    x: tuple[int, int],
+    y: tuple[int, int],
+    gates: tuple[int, int] = (0, 0),
+    bias: int = 0,
+    has_silu: bool = False,
+) -> int:
+    """Likewise, of taps (inputs, channels) and the address of a bias."""
+    size, n_channels = taps.shape
+    width = up(n_channels, 16)
+    padded = np.zeros((size, width), np.float32)
+    padded[:, :n_channels] = taps
     fields = [
-        *(*x, *gates, *y, conv.n_channels, width, conv.size),
-        *(arena.keep(taps, "weights"), bias, int(has_silu), state.values, state.saved, state.aside, n_aside),
+        *(*x, *gates, *y, n_channels, width, size),
+        *(arena.keep(padded, "weights"), bias, int(has_silu), state.values, state.saved, state.aside, n_aside),
     ]
     return arena.keep(np.array(fields, np.int64), "scratch")
 

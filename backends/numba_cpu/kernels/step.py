@@ -85,6 +85,20 @@ def copy_rows(record, state, thread, n_threads):
 
 
 @kernel
+def gather_rows(record, state, thread, n_threads):
+    """Copy the rows of x whose logits are wanted to y, one after the other. Operands: x, stride, y, stride, E, is_private."""
+    size, rows = get_i64(record + 48), get_i64(state + ROWS)
+    x = get_i64(record + 16) + thread * get_i64(record + 24)
+    y = get_i64(record + 32) + thread * get_i64(record + 40)
+    first, end = share(get_i64(state + N_ROWS), thread, n_threads, get_i64(record + 56))
+    for i in range(first, end):
+        row = x + 4 * get_i64(rows + 8 * i) * size
+        for index in range(0, size, 16):
+            left = size - index
+            store_part(y + 4 * (i * size + index), load_part(row + 4 * index, left), left)
+
+
+@kernel
 def add_rows(record, state, thread, n_threads):
     """X[t] += factor * y[t]. Operands: x, stride, y, stride, E, is_private, factor."""
     size, factor = get_i64(record + 48), splat_f32(np.float32(get_f64(record + 64)))

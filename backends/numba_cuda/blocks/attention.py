@@ -16,7 +16,7 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM, prepare_heads
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, norm_kind, tokens_of, units_of, warps_of
-from augury.blocks import GateKind
+from augury.blocks import BlockIndexer, GateKind, PoolIndexer
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.weights import Weights
-    from augury.blocks import Attention, BlockIndexer, Norm, Rope, Temperature
+    from augury.blocks import Attention, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
 __all__ = ["FOREVER", "AttentionEmitter", "factors_of", "turns_of"]
@@ -55,9 +55,11 @@ class AttentionEmitter(Emitter):
                 )
         flags = ("cache_type_k", "cache_type_v")
         self.caches = [Cache(flag, block.n_kv_heads, dim, options) for flag, dim in zip(flags, dims, strict=True)]
-        self._chooser = None if block.indexer is None else BlockChooser(block.indexer, options)
+        indexer = block.indexer
+        assert not isinstance(indexer, PoolIndexer)  # which plans are refused for
+        self._chooser = None if indexer is None else BlockChooser(indexer, options)
         self._linears = [block.q, *(() if block.source is not None else (block.k, block.v)), *filter(None, [block.gate])]
-        self._linears += [] if block.indexer is None else [block.indexer.q, block.indexer.k]
+        self._linears += [] if indexer is None else [indexer.q, indexer.k]
         self._width = sum(each.n_out for each in self._linears)
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
@@ -113,7 +115,7 @@ class AttentionEmitter(Emitter):
             )
         places = [rows.at.at(4 * column) for column in columns]
         chosen = tape.inputs
-        if self._chooser is not None and block.indexer is not None:
+        if self._chooser is not None and isinstance(block.indexer, BlockIndexer):
             q = Rows(places[-3], rows.width)
             self._prepare_compared(tape, q, block.indexer, self._chooser)
             chosen = self._chooser.emit(tape, q)

@@ -34,7 +34,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         widths |= {"fed": self._width, "recurred": block.o.n_in}
         return {
             **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
-            **Tape.operand_buffers("normed", block.norm.size),
+            **Tape.operand_buffers("normed", block.inputs.n_in),
             **Tape.operand_buffers("mixed", block.o.n_in),
         }
 

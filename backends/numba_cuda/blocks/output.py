@@ -31,7 +31,7 @@ class OutputEmitter(Emitter):
             "logits": 4 * MAX_TOKENS * self.block.weight.n_out,
             "best of chunks": Logits.n_bytes,
             "best": 8 * MAX_TOKENS,
-            **Tape.operand_buffers("normed", self.block.norm.size),
+            **Tape.operand_buffers("normed", self.block.weight.n_in),
         }
 
     def emit(self, tape: Tape) -> None:

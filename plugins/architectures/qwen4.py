@@ -1,0 +1,151 @@
+"""Qwen 4: gated hyper-connections around delta nets and attention to pooled blocks, and a memory of n-grams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from augury.blocks import (
+    AllStreams,
+    Attention,
+    Convolution,
+    GatedHyperConnection,
+    Gating,
+    Layer,
+    Linear,
+    ModelPlan,
+    NgramMemory,
+    Norm,
+    PoolIndexer,
+    Pooling,
+    Residual,
+    Rope,
+)
+from augury.files.gguf import ModelFile
+from augury.hookspecs import hookimpl
+from augury.interfaces import Architecture
+from augury.plugins.architectures.decoder import Decoder
+from augury.plugins.architectures.experts import mixture
+from augury.plugins.architectures.qwen_next import Qwen35, gated_attention
+
+_PERIOD = 4  # one layer in four attends, where the file does not say otherwise
+_MOST_TOKENS = 8  # of an n-gram
+
+
+class Qwen4(Qwen35):
+    """The mixtures of experts; the memory is a layer of its own, before the one that the file has it in."""
+
+    name = "qwen4exp"
+
+    @classmethod
+    def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
+        """Read the file's metadata and tensor table."""
+        decoder = Decoder(file, least=0, may_have_experts=True)
+        keys, rope = decoder.keys, decoder.rope(**cls.rotary)
+        period = keys.count("full_attention_interval", _PERIOD)
+        memories = file.get(keys.full("ple.layers"), list[int], [])
+        if len(memories) > 1:
+            keys.fail("ple.layers", memories, "one layer at most")
+        layers = []
+        for layer, is_recurrent in enumerate(decoder.flags("attention.recurrent_layers", period)):
+            if layer in memories:
+                layers.append(Layer(cls.memory(decoder, layer), residual=Residual(AllStreams())))
+            delta_net = attrs.evolve(cls.delta_net(decoder, layer, None), has_sigmoid=True) if is_recurrent else None
+            mixer = delta_net or cls.attention(decoder, layer, rope)
+            experts = mixture(decoder, layer, gating=Gating.SOFTMAX, is_normalised=True, has_weights_scale=True, norm=None)
+            names = (f"blk.{layer}.hc_{part}" for part in ("attn", "ffn"))
+            layers.append(Layer(mixer, experts, residual=Residual(*(cls.connection(decoder, name) for name in names))))
+        end = cls.connection(decoder, "output_hc", writes=False)
+        output = attrs.evolve(decoder.output(norm=None), residual=end)
+        n = keys.count("hyper_connection.count", least=2)
+        return {"main": decoder.plan(layers, output=output, n_streams=n)}
+
+    @classmethod
+    def connection(cls, decoder: Decoder, name: str, *, writes: bool = True) -> GatedHyperConnection:
+        """The hyper-connection of some tensors."""
+        n = decoder.keys.count("hyper_connection.count", least=2)
+        n_all, n_low = n * decoder.n_embd, decoder.keys.count("hyper_connection.low_rank")
+        inject = decoder.linear(f"{name}_inject", n_all, n, has_scale=False, has_bias=False, factor=1.0 / n) if writes else None
+        return GatedHyperConnection(
+            norm=_norm_of_streams(decoder, f"{name}_norm"),
+            down=decoder.linear(f"{name}_down", n_all, n_low, has_scale=False, has_bias=False, factor=1.0 / n),
+            up=decoder.linear(f"{name}_up", n_low, n_all, has_scale=False, has_bias=False),
+            inject=inject,
+        )
+
+    @classmethod
+    def attention(cls, decoder: Decoder, layer: int, rope: Rope) -> Attention:
+        """The attention of a layer, to chosen blocks where the file says how large these are."""
+        keys, attention = decoder.keys, gated_attention(decoder, layer, rope, None)
+        plain = {part: attrs.evolve(getattr(attention, part), bias=None) for part in ("q", "k", "v", "gate")}
+        attention = attrs.evolve(attention, **plain)  # llama.cpp takes no note of biases that a file may have
+        ratios = decoder.file.get(keys.full("attention.compress_ratios"), list[int], [0] * decoder.n_layers)
+        if len(ratios) < decoder.n_layers:
+            keys.fail("attention.compress_ratios", ratios, f"{decoder.n_layers}, one per layer")
+        if not (size := ratios[layer]):
+            return attention
+        n_chosen, at, n_embd = keys.count("attention.indexer.top_k"), f"blk.{layer}.indexer", decoder.n_embd
+        if size == 1 or n_chosen % size:
+            keys.fail("attention.compress_ratios", size, f"a divisor above 1 of {n_chosen}")
+        n_heads, width = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
+        if width < decoder.n_rot:
+            keys.fail("attention.indexer.key_length", width, f"at least the {decoder.n_rot} values that rope turns")
+        key = decoder.linear(f"{at}.k_proj", n_embd, width, has_scale=False, has_bias=False)
+        indexer = PoolIndexer(
+            q=decoder.linear(f"{at}.q_proj", n_embd, n_heads * width, has_scale=False, has_bias=False),
+            keys=Pooling(size, key, norm=decoder.norm(f"{at}.k_norm", width), rope=rope),
+            rope=rope,
+            n_chosen=n_chosen // size,
+            q_norm=decoder.norm(f"{at}.q_norm", width),
+        )
+        return attrs.evolve(attention, indexer=indexer)
+
+    @classmethod
+    def memory(cls, decoder: Decoder, layer: int) -> NgramMemory:
+        """The memory of n-grams before a layer."""
+        keys, at, n_embd, file = decoder.keys, f"blk.{layer}", decoder.n_embd, decoder.file
+        n_all = keys.count("hyper_connection.count", least=2) * n_embd
+        n_tokens, n_each = keys.count("ple.ngram_size", least=2, most=_MOST_TOKENS), keys.count("ple.heads_per_ngram")
+        n_heads, width = (n_tokens - 1) * n_each, keys.count("embedding_length_per_layer_input")
+        numbers = []
+        for key, n in (("layer_multipliers", n_tokens), ("head_offsets", n_heads), ("head_vocab_sizes", n_heads)):
+            found = file.get(keys.full(f"ple.{key}"), list[int])
+            if len(found) < n or min(found[:n]) < (key == "head_vocab_sizes"):
+                keys.fail(f"ple.{key}", found, f"{n} whole numbers, of at least 0, or 1 for sizes")
+            numbers.append(tuple(found[:n]))
+        multipliers, first, size = numbers
+        name = "per_layer_token_embd.weight"
+        n_rows = file.tensor(name).shape[0]
+        if n_rows < max(map(sum, zip(first, size, strict=True))):
+            keys.fail("ple.head_offsets", first, f"rows of the {n_rows} in tensor {name!r}")
+        file.tensor(name, (n_rows, width))
+        conv = Convolution(f"{at}.ple_conv1d.weight", n_all, keys.count("ple.conv_kernel"), dilation=n_tokens)
+        decoder.check(conv)
+        key_norm, query_norm, conv_norm = (
+            _norm_of_streams(decoder, f"{at}.ple_norm_{each}") for each in ("key", "query", "conv")
+        )
+        return NgramMemory(
+            table=Linear(name, width, n_rows),
+            key=decoder.linear(f"{at}.ple_key", n_heads * width, n_all, has_scale=False, has_bias=False),
+            value=decoder.linear(f"{at}.ple_value", n_heads * width, n_embd, has_scale=False, has_bias=False),
+            key_norm=key_norm,
+            query_norm=query_norm,
+            conv_norm=conv_norm,
+            conv=conv,
+            multipliers=multipliers,
+            first=first,
+            size=size,
+            eos=keys.count("ple.eos_token_id", least=0),
+        )
+
+
+def _norm_of_streams(decoder: Decoder, name: str) -> Norm:
+    n = decoder.keys.count("hyper_connection.count", least=2)
+    return attrs.evolve(decoder.norm(name, decoder.n_embd, shape=(n, decoder.n_embd)), bias=None)
+
+
+@hookimpl
+def augury_architectures() -> tuple[type[Architecture], ...]:
+    """Offer Qwen 4."""
+    return (Qwen4,)
