@@ -177,6 +177,8 @@ class Lowering:
             tape.blend(tape.x, other, 1.0, 1.0)
             if layer.turn is Turn.CHANGE:
                 tape.copy(before.at, other.at, 4 * tape.size.n_tokens * width)
+        for emitter in self._layers[i]:
+            emitter.begin(tape)
         before = tape.x
         if norms := _common_norm(layer):
             tape.norm_once(*norms)

@@ -191,10 +191,10 @@ class Tape:
         self.multiply(x, ((linear, 0),), y)
         self._left = (y, post_norm)
 
-    def leave_rows(self, rows: Rows) -> None:
-        """Add rows to the residual stream, which they are not to change before the next norm."""
+    def leave_rows(self, rows: Rows, post_norm: Norm | None = None) -> None:
+        """Add rows, or their norm, to the residual stream, which they are not to change before the next norm."""
         self.settle()
-        self._left = (rows, None)
+        self._left = (rows, post_norm)
 
     def settle(self) -> None:
         """Add to the residual stream what was left."""

@@ -83,7 +83,7 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale"},
     LayerInputs: (),
     BlockIndexer: (),
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike"},
+    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "n_alike", "norm", "is_early"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
     Convolution: {"bias", "stored"},

@@ -46,6 +46,9 @@ class Emitter(ABC):
     def place(self, device: Device) -> None:  # noqa: B027 - most keep nothing
         """Allocate what it keeps from pass to pass."""
 
+    def begin(self, tape: Tape) -> None:  # noqa: B027 - most see what blocks before have added
+        """Write the steps of its own that come before all of its layer's."""
+
     @abstractmethod
     def emit(self, tape: Tape) -> None:
         """Write its steps. May be called for any number of tapes."""

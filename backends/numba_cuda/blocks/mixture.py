@@ -14,10 +14,12 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, units_of, warps_of
 from augury.blocks import Gating, Linear
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from augury.backends.numba_cuda.device import Pointer
     from augury.backends.numba_cuda.tape import Operand
     from augury.blocks import MixtureOfExperts
     from augury.types import ModelOptions
@@ -34,50 +36,115 @@ GATINGS = {
 class MixtureEmitter(Emitter):
     """Sorts the tokens of a pass by expert, on the device, so that a few at a time share one reading of its weights."""
 
-    known = ("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "constants")
+    known = (
+        *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "constants"),
+        *("post_norm", "adjugate", "latent_down", "latent_up", "sum_norm"),
+    )
     block: MixtureOfExperts
 
     def __init__(self, block: MixtureOfExperts, options: ModelOptions) -> None:
         super().__init__(block, options)
+        if self._is_sum_apart and block.shared_gate is not None:
+            raise UnsupportedError("a gated shared expert beside a sum that is normed; take backend numba-cpu")
         self._shared = None if block.shared is None else FeedForwardEmitter(block.shared, options)
+        self._adjugate = None if block.adjugate is None else MixtureEmitter(block.adjugate, options)
         self._n_most = MAX_TOKENS * block.router.n_used  # rows of a pass
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block, n_most = self.block, self._n_most
         router, n_rows = block.router, n_most + TILES[-1]  # a tile reads as many rows as it has room for
-        return {
+        needed = {
             "router": 4 * MAX_TOKENS * (router.logits.n_out + 1),
             "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
             "weights of experts": 4 * (n_most + MAX_TOKENS),
             "routes": 4 * experts.SECTIONS * n_most,
             "experts' gate and up": 4 * n_rows * self._width,
             "experts' rows": 4 * n_most * block.down.n_out,
+            "latents": 4 * MAX_TOKENS * block.up.n_in,
+            "experts' sum": 4 * MAX_TOKENS * block.down.n_out,
             "shared expert": 4 * MAX_TOKENS * block.down.n_out if self._is_shared_apart else 0,
-            **Tape.operand_buffers("normed", block.up.n_in),
+            **Tape.operand_buffers("normed", router.logits.n_in),
+            **Tape.operand_buffers("summed", block.down.n_out if self._is_sum_apart else 0),
             **Tape.operand_buffers("gathered", block.up.n_in, n_rows),
             **Tape.operand_buffers("experts' hidden", block.down.n_in, n_rows),
             **({} if self._shared is None else self._shared.buffers(n_splits)),
         }
+        others = {} if self._adjugate is None else self._adjugate.buffers(n_splits)
+        return needed | {name: max(n_bytes, needed.get(name, 0)) for name, n_bytes in others.items()}
+
+    def begin(self, tape: Tape) -> None:
+        """See `Emitter.begin`."""
+        if self.block.router.is_early:
+            self._emit_logits(tape, tape.norm(None, [self.block.router.logits]))
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, shared = self.block, self._shared
-        apart = Rows(tape.buffers["shared expert"], block.down.n_out)
-        logits = self._logits()
-        parts = (*(linear for linear, _ in logits), *(() if shared is None else shared.inputs))
-        normed = evolve(tape.operand("normed", block.up.n_in, parts), as_floats=True)  # what is gathered is made of floats
+        block, shared, router = self.block, self._shared, self.block.router
+        if shared is not None and shared.block.norm is not None:
+            self._emit_shared(tape, shared, tape.norm(shared.block.norm, shared.inputs))
+        if router.norm is not None:
+            self._emit_logits(tape, tape.norm(router.norm, [router.logits]))
+        parts = [*(linear for linear, _ in self._logits()), *(() if shared is None else shared.inputs)]
+        parts += [] if block.latent_down is None else [block.latent_down]
+        normed = evolve(tape.operand("normed", tape.x.width, parts), as_floats=True)  # what is gathered is made of floats
         tape.norm_seen(block.norm, normed)
-        tape.multiply(normed, logits, Rows(tape.buffers["router"], block.router.logits.n_out + 1))
-        if shared is not None:
-            to, is_apart = apart if self._is_shared_apart else tape.x, self._is_shared_apart
-            tape.multiply(shared.hidden(tape, normed), ((shared.block.down, 0),), to, adds=not is_apart)
-        self._emit_experts(tape, normed, self._route(tape))
+        self._emit_logits(tape, normed, self._logits())
+        if shared is not None and shared.block.norm is None:
+            self._emit_shared(tape, shared, normed)
+        to = tape.x if block.post_norm is None else Rows(tape.buffers["y"], tape.x.width)
+        summed = Rows(tape.buffers["experts' sum"], block.down.n_out)
+        besides = tape.buffers["shared expert"] if self._is_shared_apart else None
+        if self._is_sum_apart:
+            self._emit_sum(tape, normed, summed, to)
+            if besides is not None:
+                tape.blend(to, Rows(besides, to.width), 1.0, 1.0)
+        elif self._adjugate is None:
+            self.emit_experts(tape, normed, to, besides, adds=to is tape.x)
+        else:
+            self.emit_experts(tape, normed, summed, besides, adds=False)
+            x = evolve(normed, floats=summed.at, width=summed.width)
+            self._adjugate.emit_experts(tape, x, to, summed.at, adds=to is tape.x)
+        if block.post_norm is not None:
+            tape.leave_rows(to, block.post_norm)
+
+    def _emit_sum(self, tape: Tape, normed: Operand, summed: Rows, to: Rows) -> None:
+        """Write the experts' sum, normed, of fewer values where it is so, and brought back to as many as before."""
+        block, x = self.block, normed
+        if block.latent_down is not None:
+            latents = Rows(tape.buffers["latents"], block.latent_down.n_out)
+            tape.multiply(normed, ((block.latent_down, 0),), latents)
+            x = evolve(normed, floats=latents.at, width=latents.width)
+        self.emit_experts(tape, x, summed, None, adds=False)
+        tape.norm_in_place(block.sum_norm, summed, summed.width)
+        if block.latent_up is None:
+            tape.blend(to, summed, float(to is tape.x), 1.0)
+        else:
+            operand = tape.operand("summed", summed.width, [block.latent_up])
+            tape.put(summed, summed.width, operand)
+            tape.multiply(operand, ((block.latent_up, 0),), to, adds=to is tape.x)
+
+    def _emit_shared(self, tape: Tape, shared: FeedForwardEmitter, normed: Operand) -> None:
+        """Write what the shared expert gives: apart, or added."""
+        apart, down = Rows(tape.buffers["shared expert"], self.block.down.n_out), shared.block.down
+        hidden = shared.hidden(tape, normed)
+        if not self._is_shared_apart:
+            tape.multiply(hidden, ((down, 0),), tape.x, adds=True)
+            return
+        tape.multiply(hidden, ((down, 0),), apart)
+        tape.norm_in_place(shared.block.post_norm, apart, apart.width)
+
+    def _emit_logits(self, tape: Tape, x: Operand, logits: Sequence[tuple[Linear, int]] | None = None) -> None:
+        """Write logits of the router, or others in their columns."""
+        n_experts = self.block.router.logits.n_out
+        some = ((self.block.router.logits, 0),) if logits is None else logits
+        tape.multiply(x, some, Rows(tape.buffers["router"], n_experts + 1))
 
     def _logits(self) -> list[tuple[Linear, int]]:
-        """The router's matrix, and what the shared expert's weight is made of, each with its column."""
-        logits, gate = self.block.router.logits, self.block.shared_gate
-        return [(logits, 0)] if gate is None else [(logits, 0), (Linear(gate.weight, gate.size, 1), logits.n_out)]
+        """What logits are made of norm(x) by: the router's matrix, and that of the shared expert, each with its column."""
+        router, gate = self.block.router, self.block.shared_gate
+        made = [] if router.norm is not None or router.is_early else [(router.logits, 0)]
+        return made if gate is None else [*made, (Linear(gate.weight, gate.size, 1), router.logits.n_out)]
 
     def _route(self, tape: Tape) -> Tiles:
         """Choose experts, and put rows together that go to one."""
@@ -94,9 +161,9 @@ class MixtureEmitter(Emitter):
         n_tiles = min(n_rows, n_experts + n_rows // tile)
         return Tiles(buffers["routes"].at(4 * experts.TILES * self._n_most), n_tiles, tile)
 
-    def _emit_experts(self, tape: Tape, x: Operand, tiles: Tiles) -> None:
-        """Write the sum of what the chosen experts give."""
-        block, buffers, k = self.block, tape.buffers, self.block.router.n_used
+    def emit_experts(self, tape: Tape, x: Operand, to: Rows, besides: Pointer | None, *, adds: bool) -> None:
+        """Write the sum of what the experts give that the logits choose, and of other rows."""
+        block, buffers, k, tiles = self.block, tape.buffers, self.block.router.n_used, self._route(tape)
         inputs = [part for part in (block.gate, block.up) if part is not None]
         n_rows, size, weights, routes = (
             tape.size.n_tokens * k,
@@ -127,14 +194,21 @@ class MixtureEmitter(Emitter):
         rows = Rows(buffers["experts' rows"], block.down.n_out)
         tape.multiply_tiles(hidden, [block.down], rows, tiles)
         grid = (-(-rows.width // THREADS), tape.size.n_tokens)
-        operands = (rows.at, weights, routes, buffers["shared expert"], tape.x.at, self._n_most, k, rows.width, rows.width)
-        flags = (int(block.weighs_input), int(self._is_shared_apart), 1)
+        operands = (rows.at, weights, routes, besides or to.at, to.at, self._n_most, k, rows.width, rows.width)
+        flags = (int(block.weighs_input), int(besides is not None), int(adds))
         tape.add(experts.combine, grid, THREADS, *operands, *flags)
 
     @property
+    def _is_sum_apart(self) -> bool:
+        """Whether something is done to the experts' sum before anything is added."""
+        return self.block.sum_norm is not None or self.block.latent_up is not None
+
+    @property
     def _is_shared_apart(self) -> bool:
-        """Whether what the shared expert gives is weighed before it is added."""
-        return self.block.shared_gate is not None
+        """Whether what the shared expert gives is weighed or normed before it is added."""
+        block, shared = self.block, self.block.shared
+        parts = (block.shared_gate, block.post_norm, block.adjugate, shared and shared.norm, shared and shared.post_norm)
+        return shared is not None and any(part is not None for part in parts)
 
     @property
     def _width(self) -> int:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
-from oracles.models import nmse, tiny_file
+from oracles.models import nmse, tiny_file, tiny_model
 from oracles.passes import run_of
 from oracles.states import CHAIN, SPARE, Text, assert_same_state, batch_of, memory, play
 
-from augury import Registry
+from augury import Engine, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.errors import CapacityError
 from augury.files.gguf import TensorType
@@ -98,6 +98,21 @@ def test_what_was_accepted_is_taken_in_by_a_pass_over_others(model):
     kept = model.save(0, 3)
     model.restore(2, kept)
     assert all(map(np.array_equal, memory(model, 2, 3), memory(model, SPARE, 3)))
+
+
+@pytest.mark.sample(0)
+def test_speculation_in_trees_changes_nothing():
+    path = tiny_model("lfm2-dense")
+
+    def answers(**how):
+        with Engine.load(path, backend="numba-cuda", n_ctx=64, draft_max=4, registry=REGISTRY, **how) as engine:
+            results = engine.generate([[5, 6, 7, 5], [9, 8]], max_tokens=6, temperature=0.0, logprobs=1, ignore_eos=True)
+        return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
+
+    plain, _ = answers(spec_type="none")
+    found, results = answers(spec_type=f"draft-model:model={path},tree=2x2,backend=reference", slots=2, spec_fixed=True)
+    assert found == plain
+    assert sum(result.stats.n_drafted for result in results) > sum(result.stats.n_accepted for result in results) > 0
 
 
 def test_what_is_kept_is_in_the_table_and_what_does_not_fit_is_refused():
