@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import (
-    SIMULATED,
     WARP,
     add,
     cuda,
@@ -33,7 +32,7 @@ from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 
 TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
 MOST_CUTS = 8
-AHEAD = {n: 1 if SIMULATED else max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
+AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
 STORE, ADD = 0, 1  # what is done with a product
 OF_TOKENS, OF_OUTPUT, OF_TILES = range(3)  # which rows of x are multiplied
 HAS_BIAS, HAS_SCALES = 1, 2
