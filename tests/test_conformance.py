@@ -92,12 +92,18 @@ def write_hybrid(path, llama):
                 writer.add_tensor(f"blk.{layer}.shortconv.{name}.weight", values)
 
 
+# the others compute on the toy, whatever the file, as they do above
+BACKENDS_ARE_ASKED = {f"leaves {way} output as it is" for way in WAYS} | {"keeps count where it is verified by rejection"}
+ON_BACKENDS = [check for check in DRAFTER_CHECKS if check.name in BACKENDS_ARE_ASKED]
+assert len(ON_BACKENDS) == len(BACKENDS_ARE_ASKED)
+
+
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_keeps_its_contracts_on_a_hybrid_model(name, hybrid):
     registry = registry_with_toys()  # of its own: plain answers are kept by registry
     subject = drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=("numba-cpu", "reference"), registry=registry)
-    for check in DRAFTER_CHECKS:
+    for check in ON_BACKENDS:
         check.run(subject)
     assert hybrid.exists()
     assert subject.report.n_accepted > 0 or name in ("none", "forced"), "what declines every time proves nothing"
