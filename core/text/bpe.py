@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,7 @@ def call_library(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encod
         CapacityError: the library gives up.
     """
     try:
-        return tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.encode_batch([text], add_special_tokens=False)[0]  # `encode` keeps other threads from running
     except BaseException as error:  # a panic of the library, such as for ten million spaces in a row, is no Exception
         if isinstance(error, Exception) or type(error).__name__ != "PanicException":
             raise
@@ -159,6 +160,7 @@ def _build(ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> tokeniz
     """Build the library's tokenizer."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text has no use for threads, of which forks would be warned
     merges = list(dict.fromkeys(merges))  # of two that are alike the first counts, where the library takes the last
     pairs = [(merge[:at], merge[at + 1 :]) for merge in merges if (at := merge.find(" ", 1)) > 0]
     if len(pairs) < len(merges):

@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import vocabularies
@@ -303,3 +305,21 @@ def test_a_character_that_is_never_completed_shows_at_the_end():
     assert decoder.push(3 + 0xF0) == ""
     assert decoder.push(3 + 0x9F) == ""
     assert decoder.flush() == "\ufffd"
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    tokenizer, begun, done = vocabularies.tokenizer("smollm"), threading.Event(), threading.Event()
+
+    def encode():
+        begun.set()
+        tokenizer.encode("word and " * 100_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    n = 0
+    while not done.is_set():
+        n += 1
+    thread.join()
+    assert n > 1000
