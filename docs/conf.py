@@ -41,7 +41,7 @@ CONTENTS = {
         "docs/hooks",
         "docs/reference/index",
     ],
-    "Understand": ["docs/architecture", "docs/testing", "docs/notation", "CHANGELOG"],
+    "Understand": ["docs/architecture", "docs/cuda", "docs/testing", "docs/notation", "CHANGELOG"],
 }
 
 project = "augury"
@@ -69,7 +69,7 @@ nitpick_ignore_regex = [
     ("py:obj", ".*"),
     ("py:class", r"(abc|collections|np|numpy|pathlib)\..*|Path"),
     ("py:class", r"augury\.files\.gguf\.(Default|Value)"),  # type variables
-    ("py:class", "Mixer"),  # of several classes any
+    ("py:class", "Connection|Mixer"),  # of several classes any
 ]
 
 

@@ -22,7 +22,7 @@ class NgramMemory(Block):
     many others by three, and so on, up to as many as there are multipliers. The hash is the xor of tokens, the last one first,
     times multipliers, in 64 bits. What is before a sequence, or an `eos` token and all before it, counts as `eos`.
 
-    Of all rows e together, v = gate * value(e) for each stream, gate = sigmoid(sign(s) * sqrt(max(|s|, 1e-6))), with
+    Of all rows e together, v = gate * value(e) for each stream, gate = sigmoid(sign(s) * sqrt(max(abs(s), 1e-6))), with
     s = key_norm(key(e)) · query_norm(x) / sqrt(E).
 
     Source: Qwen4, as llama.cpp computes it.

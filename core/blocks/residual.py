@@ -86,6 +86,7 @@ class AllStreams(Block):
 
 
 Connection = AttentionResidual | HyperConnection | GatedHyperConnection | StreamMean | AllStreams
+"""How a block is connected to what flows past it."""
 
 
 @frozen
