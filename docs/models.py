@@ -26,54 +26,54 @@ PAGE = Path(__file__).with_suffix(".md")
 HEAD = """\
 # Models
 
-What `general.architecture` of a GGUF file may say. An architecture is a page in `plugins/architectures` that reads the file's
-metadata and says of which blocks the model consists; backends compute blocks and never hear a name. This page is written by
-`make docs`, and a test compares it with what the architectures make of the tiny models in `tests/data/models`.
+The {n} values of `general.architecture` in a GGUF file that run. An architecture is a class in `plugins/architectures` that
+reads the file's metadata and says which blocks the model consists of; backends compute blocks and never see its name. This page
+is written by `make docs`, and a test compares it with what the architectures make of the tiny models in `tests/data/models`.
 
-* **Blocks**: in brackets what they have beside the plainest of their kind, by the names of their fields in `augury.blocks`.
+* **Blocks**: in brackets what they have beyond the plainest of their kind, by the names of their fields in `augury.blocks`.
   A feed-forward of two matrices is *without gate*. A plain embedding and output are not mentioned.
 * **State**: what is kept of a text: keys and values or latent vectors of every position, or states of the sequence, which are
   updated in place.
-* **Rejected drafts**: what becomes of them. What is kept per position is written over. Of a state of the sequence drafted
-  tokens are kept aside, and taken in when they are accepted. So every drafter drafts for every model, with the same output.
-* **Checked**: against how many tiny models with random weights llama.cpp (build 11434) was run, token by token with a float32
-  cache. Logits differ by a normalised mean squared error below 1e-10 in both CPU backends; below 2e-9 where GELU is rounded to
-  half precision, as ggml does, for there an input's last place may decide.
+* **Rejected drafts**: what becomes of them. What is kept per position is written over. A state of the sequence takes in a
+  drafted token only once it is accepted; until then the token is kept aside. So every drafter works with every model, and the
+  output is the same.
+* **Checked**: with how many tiny models of random weights both CPU backends were compared with llama.cpp (build 11434), token
+  by token with a float32 cache. The logits' normalised mean squared error is below 1e-10, or below 2e-9 where GELU is rounded
+  to half precision, as ggml does, because there the last bit of an input may decide.
 
 """
 
 ON_GPUS = """
 ## On a GPU
 
-The backends `numba-cpu` and `reference` compute all of these, `numba-cuda` all but what follows.
+The backends `numba-cpu` and `reference` compute all of these architectures. `numba-cuda`, which is **not yet measured on a
+GPU**, computes {n} of them; the others need what this table lists, by the names of classes and fields in `augury.blocks`.
 
 """
 
 LEFT_OUT = """
 ## What is left out
 
-Other architectures that llama.cpp knows, and what they lack here. Models that llama.cpp does not write text with (encoders,
-diffusion, speech, drafts of other models) are not among them.
+Other architectures that llama.cpp knows, and what is missing here to run them. Models that llama.cpp does not generate text
+with (encoders, diffusion, speech, draft heads of other models) are not listed.
 
 """
 
 _CACHED = {LatentAttention: "latent vectors", CompressedAttention: "rows of tokens and of blocks"}
-_MIXTURE = "mixtures of experts of this form"
-_LATENT = "latent attention"
-_RWKV = "the recurrences of RWKV"
 LACKS = {
-    _RWKV: ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
-    _LATENT: ("deepseek2-ocr", "plm"),
-    _MIXTURE: ("graniteswitch",),
-    "residual streams that predict each other, and gates that are sparse": ("gemma3n",),
+    "the recurrences of RWKV": ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
+    "only an architecture class: the blocks are there": ("deepseek2-ocr", "plm"),
+    "adapters that tokens switch on": ("graniteswitch",),
+    "residual streams that predict each other, and sparse gates": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),
     "norms after attention instead of before, and logits of images that are masked": ("chameleon",),
 }
 
 
 NOT_EXACTLY = """
-Nor does `qwen3tts` run with a vocabulary of its own for speech. Files of other architectures that ask for something that a page
-does not know are refused with the key that says so.
+Two architectures run in part: `qwen3tts` without a vocabulary of its own for speech, and `deepseek4` without layers whose
+experts are chosen by token ids (`hash_layer_count`). A file that asks for something that its architecture does not know is
+refused, and the error names the metadata key.
 """
 
 
@@ -93,13 +93,16 @@ def page(registry: Registry) -> str:
             for what in plan.for_context(plan.n_ctx_train).unknown(KNOWN):
                 unknown.setdefault(what, {})[f"`{architecture}`"] = None
         rows.append(f"| `{architecture}` | {_blocks(plans)} | {_state(plans)} | {fate} | {len(files)} |")
-    lacking = ["| what it lacks | architectures |", "|---|---|"]
+    lacking = ["| what is missing | architectures |", "|---|---|"]
     for what, others in LACKS.items():
         if left := [f"`{name}`" for name in others if name not in registry.architectures]:
             lacking.append(f"| {what} | {', '.join(left)} |")
-    on_gpus = ["| what it lacks | architectures |", "|---|---|"]
+    on_gpus = ["| what is missing | architectures |", "|---|---|"]
     on_gpus += [f"| {what} | {', '.join(others)} |" for what, others in sorted(unknown.items())]
-    tables = (HEAD, rows), (ON_GPUS, on_gpus), (LEFT_OUT, lacking)
+    n_refused = len({name for others in unknown.values() for name in others})
+    head = HEAD.format(n=len(registry.architectures))
+    heading = ON_GPUS.format(n=len(registry.architectures) - n_refused)
+    tables = (head, rows), (heading, on_gpus), (LEFT_OUT, lacking)
     return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + NOT_EXACTLY
 
 

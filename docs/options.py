@@ -25,8 +25,8 @@ PAGE = Path(__file__).with_suffix(".md")
 HEAD = """\
 # Options
 
-Every option has three doors: a flag, the configuration string of `--spec-type` (drafters), and a request's parameters. This
-page is written by `make docs`, and a test compares it with what plugins and commands declare.
+An option can be set by a flag, in the configuration string of `--spec-type` (drafters), and often by a parameter of a request.
+This page is written by `make docs`, and a test compares it with what plugins and commands declare.
 
 ## Drafters and other plugins
 
@@ -111,7 +111,7 @@ FOREIGN = """
 ## Flags of llama.cpp and ik_llama.cpp
 
 Command lines of `llama-cli`, `llama-server`, `llama-speculative-simple` and of ik_llama.cpp may be pasted: `run`, `chat`,
-`bench` and `tune` know all their flags (names from llama.cpp b11434, `common/arg.cpp`, and ik_llama.cpp 8337e4c,
+`serve`, `bench` and `tune` know all their flags (names from llama.cpp b11434, `common/arg.cpp`, and ik_llama.cpp 8337e4c,
 `common/common.cpp`). Those that augury has are in the tables above, under the same names. As there, `--top_k` is `--top-k`,
 and short flags take no value without a space: `-ngl` is one flag. A value may also follow `=`. The environment variables
 `LLAMA_ARG_*` are not read.

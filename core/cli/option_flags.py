@@ -32,7 +32,8 @@ def add_option_flag(
 ) -> None:
     """Add an option's flags, whose values are kept under `dest` with their targets, in the order of the command line."""
     facts = [text for text in (option.range, "|".join(option.choices)) if text]
-    facts += [] if option.default is None else [f"default: {option.default}"]
+    if option.default is not None and option.default is not False:
+        facts.append(f"default: {'on' if option.default is True else option.default}")
     shown = (option.help + (f" ({', '.join(facts)})" if facts else "")).replace("%", "%%")
     group.add_argument(
         *flags,

@@ -42,30 +42,32 @@ _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 class _Flags:
     """The server's own flags."""
 
-    host: str = option("127.0.0.1", help="where to listen; several addresses are separated by commas")
-    port: int = option(8080, ge=0, help="where to listen; 0: any free port")
-    alias: str | None = option(None, aliases=["a"], help="the model's names, separated by commas; without it that of -m")
-    api_key: str | None = option(None, help="a client must have this key; several are separated by commas")
+    host: str = option("127.0.0.1", help="addresses to listen on, separated by commas")
+    port: int = option(8080, ge=0, help="port to listen on; 0: any free port")
+    alias: str | None = option(
+        None, aliases=["a"], help="names of the model, separated by commas; without it the name that -m gives"
+    )
+    api_key: str | None = option(None, help="keys, separated by commas; a client must send one of them")
     api_key_file: str | None = option(None, help="more keys, one on each line; a line that begins with # is a comment")
     cors_origins: str | None = option(
         None, help="web pages of these origins, separated by commas, may ask; * for all, localhost for those of this machine"
     )
     timeout: int = option(3600, ge=1, aliases=["to"], help="seconds that a request may take, waiting included")
     sse_ping_interval: int = option(
-        30, ge=-1, help="after so many seconds a stream without news gives a sign of life; -1: never"
+        30, ge=-1, help="seconds after which a stream that has nothing to send sends a keep-alive; -1: never"
     )
-    max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; more are told to come later")
-    max_body_size: int = option(16, ge=1, help="MiB that a request may have")
+    max_queue: int = option(256, ge=0, help="how many requests may wait for a slot; further ones get 429")
+    max_body_size: int = option(16, ge=1, help="MiB that the body of a request may have")
     shutdown_timeout: int = option(
         30, ge=0, help="seconds that running requests may go on after a signal to end; then they are cancelled"
     )
-    slots: bool = option(True, help="tell at /slots what the slots do")
-    no_slots: bool = option(False, help="do not tell it")
-    slot_save_path: str | None = option(None, help="slots may be saved to this folder")
+    slots: bool = option(True, help="answer /slots, which shows what each slot does")
+    no_slots: bool = option(False, help="do not answer /slots")
+    slot_save_path: str | None = option(None, help="folder that slots may be saved to")
     props: bool = option(False, help="allow properties to be changed at /props")
     metrics: bool = option(False, help="count for Prometheus, at /metrics")
     sleep_idle_seconds: int = option(
-        -1, ge=-1, help="let go of the model when nobody has asked for so long, until somebody does; -1: never"
+        -1, ge=-1, help="seconds without a request after which the model is unloaded until the next one; -1: never"
     )
     no_ui: bool = option(False, help="leave out the page at /")
     ssl_key_file: str | None = option(None, help="serve HTTPS with this private key (PEM)")
@@ -75,7 +77,9 @@ class _Flags:
 def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "serve", help="serve a model over HTTP", description="Serve a model over HTTP, to clients of OpenAI's interface."
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP, to clients of OpenAI, Anthropic and llama.cpp.",
     )
     group = parser.add_argument_group("server")
     for each in options_of(_Flags).values():
