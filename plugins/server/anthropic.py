@@ -15,7 +15,7 @@ from starlette.requests import Request
 from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import EngineFields, Fields
+from augury.plugins.server.fields import EngineFields, Fields, Texts
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
@@ -190,7 +190,7 @@ class MessagesRequest(CountRequest):
     """A conversation that is to be answered."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Texts = Field(default_factory=list)
     stream: bool = False
 
     @model_validator(mode="after")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, create_model, model_validator
 
 from augury.engine.sampling import SAMPLER_LETTERS, sampling_options
 from augury.plugins.server.errors import RequestError
 from augury.types import Token
 
-__all__ = ["IGNORED", "EngineFields", "Fields", "RequestFields", "draft_origin"]
+__all__ = ["IGNORED", "EngineFields", "Fields", "RequestFields", "Texts", "draft_origin"]
+
+_N_ERRORS = 100  # that are looked at to tell of one; a body of many megabytes can have millions
 
 IGNORED = (
     "metadata",
@@ -25,10 +27,34 @@ IGNORED = (
 """Fields that OpenAI's clients send and that mean nothing to a server of one's own: the only ones that are ignored."""
 
 
+def _fail_fast(schema: Any) -> None:
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list | tuple) else ():
+        _fail_fast(each)
+    if isinstance(schema, dict) and schema.get("type") == "list":
+        schema["fail_fast"] = True
+
+
 class Fields(BaseModel):
     """A JSON object whose fields are all known, and of the right type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Read lists as far as their first wrong item."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _limit_errors(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            if (n := error.error_count()) <= _N_ERRORS:
+                raise
+            raise ValueError(f"{n} fields or values are unknown or of the wrong type") from None
 
 
 class RequestFields(Fields):
@@ -62,7 +88,7 @@ _SAMPLING: dict[str, Any] = {
 }
 
 
-_Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked for at every token
+Texts = Annotated[list[str], Field(max_length=128)]  # each of them is looked for at every token
 
 
 class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SAMPLING)):  # type: ignore[misc] # made of the options
@@ -71,9 +97,9 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy")
     top_k: int | None = Field(None, description="0 and all below keeps all")
     seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: another one for every request")
-    stop: str | _Texts | None = None
-    samplers: _Texts | None = Field(None, description="names in order, or a text of llama.cpp's letters")
-    dry_sequence_breakers: _Texts | None = None
+    stop: str | Texts | None = None
+    samplers: Texts | None = Field(None, description="names in order, or a text of llama.cpp's letters")
+    dry_sequence_breakers: Texts | None = None
     min_tokens: int | None = Field(None, ge=0)
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None

@@ -9,12 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commands import here
+from pydantic import ValidationError
 from servers import serving, settled
 
 from augury.errors import OptionError
 from augury.plugins.server import generation
 from augury.plugins.server.connection import Connection
 from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import EngineFields
+from augury.plugins.server.llama_cpp.infill import InfillRequest
+from augury.plugins.server.openai.chat import ChatRequest
+from augury.plugins.server.openai.completions import CompletionRequest
 from augury.plugins.server.server import Server, ServerOptions
 from augury.plugins.server.tools.plan import _N_BEGINNINGS, ChatFormat
 from augury.text.chat_template import ChatTemplate
@@ -43,6 +48,7 @@ def calling(arguments):
         ("/v1/completions", '{"prompt": "Hi", "logit_bias": {"5": NaN}}'),
         ("/v1/completions", f'{{"prompt": "Hi", "seed": {"9" * 5000}}}'),
         ("/v1/completions", f'{{"prompt": "Hi", "stop": {json.dumps(["x"] * 129)}}}'),
+        ("/v1/messages", f'{{{HI}, "stop_sequences": {json.dumps(["x"] * 129)}}}'),
         ("/v1/chat/completions", f"{{{HI}, {tool(HALF)}}}"),
         ("/v1/chat/completions", f'{{{HI}, "chat_template_kwargs": {{"x": Infinity}}}}'),
         ("/v1/responses", '{"input": "Hi", "tools": [{"type": "function", "name": "f", "x": NaN}]}'),
@@ -60,6 +66,22 @@ def test_what_is_no_sense_is_refused_and_leaves_no_trace(server, path, body):
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["message"]
     assert "Traceback" not in server.output[n_before:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        (CompletionRequest, {"prompt": [None] * 9999}),
+        (CompletionRequest, {"prompt": [[None]] * 9999}),
+        (ChatRequest, {"messages": [{}] * 9999}),
+        (EngineFields, dict.fromkeys(map(str, range(9999)), 1)),
+        (InfillRequest, {"input_prefix": "", "input_suffix": "", "logit_bias": dict.fromkeys(map(str, range(9999)), "x")}),
+    ],
+)
+def test_of_millions_of_errors_few_are_kept(fields, body):
+    with pytest.raises(ValidationError) as raised:
+        fields.model_validate(body)
+    assert raised.value.error_count() < 20
 
 
 @pytest.fixture(scope="module")
