@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -149,7 +148,7 @@ class _Gate:
         if "*" in known or origin in known or ("localhost" in known and re.fullmatch(_LOCAL, origin or "")):
             return True
         # what a browser says of the site is also true where a proxy has another name than the server
-        is_own = urlsplit(origin or "").netloc == request.headers.get("host")
+        is_own = (origin or "").partition("://")[2] == request.headers.get("host")
         return is_own if site is None else site in ("same-origin", "none")
 
     def _is_known(self, request: Request) -> bool:
