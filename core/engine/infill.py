@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["infill"]
 
 _LEAST_SHARE = 0.2  # of a token that is kept, with what it was given
+_N_COMPARED = 512  # of the most probable tokens, whose texts are looked at: those of all would take most of a second
 
 
 def infill(tokenizer: Tokenizer, end: int | None) -> Step:
@@ -37,12 +38,12 @@ def infill(tokenizer: Tokenizer, end: int | None) -> Step:
     def step(_: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weights = np.exp(logits - logits[0])
         shares = weights / weights.sum()
-        is_end = np.isin(ids, ends)
+        is_end = np.isin(ids, ends) & (weights > 0)
         of_ends = float(shares[is_end].sum())
         if 3 * of_ends * len(ids) > 1 - of_ends:
             return ids[is_end], logits[is_end]
-        texts = [b"" if tokenizer.is_special(token) else tokenizer.piece(token) for token in ids.tolist()]
-        shares = _combined(texts, shares)
+        texts = [b"" if tokenizer.is_special(token) else tokenizer.piece(token) for token in ids[:_N_COMPARED].tolist()]
+        shares[:_N_COMPARED] = _combined(texts, shares[:_N_COMPARED])
         is_text = ~is_end & (shares >= _LEAST_SHARE)
         if not is_text.any():
             rest = is_end if is_end.any() else slice(1)
