@@ -54,12 +54,12 @@ class CompressedAttention(Block):
         return self.kv.n_out
 
     def tensors(self) -> tuple[Part, ...]:
-        """Its own, and those of what pools and chooses."""
+        """The block's own, and those of its pooling and its indexer."""
         others = [each for each in (self.pooling, self.indexer) if each is not None]
         return (*super().tensors(), *(part for each in others for part in each.tensors()))
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
-        """Rows; what is pooled, and pooled rows, by the last of their tokens; what the indexer compares."""
+        """Rows of tokens; what is kept to be pooled; pooled rows, in the place of their last token; the indexer's keys."""
         rows = (("cache_type_k", 1, self.head_dim),)
         if self.pooling is None:
             return rows

@@ -1,4 +1,4 @@
-"""What a table says of the last tokens, added to residual streams."""
+"""A memory of n-grams: rows of a table, looked up by the last tokens, are added to the residual streams."""
 
 from __future__ import annotations
 

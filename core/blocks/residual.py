@@ -86,7 +86,7 @@ class AllStreams(Block):
 
 
 Connection = AttentionResidual | HyperConnection | GatedHyperConnection | StreamMean | AllStreams
-"""How a block is connected to what flows past it."""
+"""How a block reads and writes the residual streams."""
 
 
 @frozen
@@ -98,5 +98,5 @@ class Residual:
 
     @property
     def connections(self) -> tuple[Connection, ...]:
-        """Those that there are."""
+        """Of the mixer, then of the feed-forward if there is one."""
         return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)

@@ -74,7 +74,7 @@ def add_template_flag(parser: argparse.ArgumentParser) -> None:
         "--chat-template-kwargs",
         type=_object,
         metavar="JSON",
-        help='more names for the chat template, such as {"enable_thinking": false}',
+        help='variables for the chat template, such as {"enable_thinking": false}',
     )
 
 

@@ -234,7 +234,7 @@ class Engine:
                 A last message with the role `assistant` is the beginning of the answer, which is continued. `content` may be
                 missing beside `tool_calls`.
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
-            chat_template_kwargs: With messages: more names for the chat template, such as `{"enable_thinking": False}`.
+            chat_template_kwargs: With messages: variables for the chat template, such as `{"enable_thinking": False}`.
             n: So many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
             **params: How to sample, see `augury.engine.sampling.SamplingParams`, and the rest that
                 `augury.engine.request.make_request` knows.

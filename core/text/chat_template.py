@@ -117,7 +117,7 @@ class ChatTemplate:
             raise OptionError(f"the model's chat template refuses these messages: {error}") from error
         except Failure as error:
             if self._can_write():
-                told = "it does not with a plain question, so look at messages, tools and chat_template_kwargs"
+                told = "a plain question works, so check messages, tools and chat_template_kwargs"
                 raise OptionError(f"the model's chat template {error}; {told}") from error
             raise ModelFileError(f"{_KEY} {error}; {_ADVICE}") from error
 

@@ -236,8 +236,8 @@ class DeepSeek4(Transformer):
         keys = decoder.keys
         if n_hashed := keys.count("hash_layer_count", least=0):
             raise UnsupportedError(
-                f"{decoder.file.path}: {keys.full('hash_layer_count')!r} is {n_hashed}: experts that tokens choose by their "
-                "ids are not supported"
+                f"{decoder.file.path}: {keys.full('hash_layer_count')!r} is {n_hashed}: layers whose experts "
+                "are chosen by token ids are not supported"
             )
         return limited_feed_forward(decoder, layer, limits_activated=False, shares_limit=True, **(cls.experts or {}))
 

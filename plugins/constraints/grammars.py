@@ -67,7 +67,7 @@ class JsonSchema(Guided):
         try:
             text = json.dumps(self._schema, allow_nan=False)
         except ValueError as error:
-            raise OptionError(f"json-schema: the schema holds a number that JSON has not: {error}") from None
+            raise OptionError(f"json-schema: the schema holds a number that JSON does not have: {error}") from None
         return LLMatcher.grammar_from_json_schema(text, overrides=_SPACES[self.options.spaces])  # type: ignore[arg-type]
 
     def explained(self, error: str) -> str:

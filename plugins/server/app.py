@@ -114,7 +114,7 @@ class _Gate:
             try:
                 message = await asyncio.wait_for(receive(), patience_s)
             except TimeoutError:
-                raise RequestError(408, f"for {patience_s:g} s nothing more of the body has come") from None
+                raise RequestError(408, f"the body is not complete, and nothing has arrived for {patience_s:g} s") from None
             is_whole = not message.get("more_body", False)
             return message
 
@@ -128,7 +128,7 @@ class _Gate:
             told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
             return RequestError(401, told, code="invalid_api_key")
         if not self._is_welcome(request):
-            told = "this asks for a change on behalf of a web page of another origin, which --cors-origins does not name"
+            told = "a web page of another origin asks for a change, and --cors-origins does not name that origin"
             return RequestError(403, told, code="origin_not_allowed")
         limit, length = self._server.options.max_body_bytes, request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:  # one that does not say it is counted as it comes

@@ -1,4 +1,4 @@
-"""A connection: uvicorn's, but clients that keep it waiting are hung up on, so that they cannot use up all descriptors."""
+"""uvicorn's connection, with limits on how long a client may keep it waiting: each one holds a file descriptor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Connection"]
 
 
 class Connection(H11Protocol):
-    """Waits for so many seconds for the head of a request, and for so many until a client reads on.
+    """Ends when the head of a request takes longer than `head_s` seconds, or a client reads nothing for `read_s` seconds.
 
-    uvicorn itself waits for the next request of a connection alone, and until its first byte. Bodies have a limit of their own.
+    uvicorn itself limits only the time until the first byte of a connection's next request. Bodies are limited elsewhere.
     """
 
     def __init__(self, *args: Any, head_s: float, read_s: float, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class Connection(H11Protocol):
         self._wait_for("read")
 
     def resume_writing(self) -> None:
-        """It has."""
+        """The client reads again."""
         super().resume_writing()
         self._stop_waiting("read")
 

@@ -1,7 +1,7 @@
 """Answers as server-sent events.
 
-A stream that has nothing to tell for long, while a prompt is processed or waits for a slot, sends a sign of life, so that
-proxies and clients do not hang up.
+A stream that has nothing to send for long, while a prompt is processed or waits for a slot, sends keep-alives, so that proxies
+and clients do not hang up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 """What the OpenAPI document says of routes that may answer by server-sent events."""
 
 _PING = format_sse_event(comment="ping")
-"""A sign of life that no client takes for more."""
+"""A keep-alive: clients ignore comments."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -39,7 +39,7 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events, and a sign of life after so many seconds without one; 0 or less: none."""
+    """Server-sent events, with a keep-alive after so many seconds without one; 0 or less: never."""
 
     def __init__(self, events: AsyncIterator[bytes], ping: bytes, interval_s: float) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the second is for nginx
@@ -93,7 +93,7 @@ async def stream(
         events: What pieces come to, each made by `event`.
         error_event: The name of the event that tells of an error.
         until: With which token an answer ends before its time.
-        ping: The sign of life.
+        ping: The keep-alive.
         has_progress: See `Generation.begin`; always true where the fields ask for it.
     """
     has_progress |= body.return_progress or body.timings_per_token

@@ -118,7 +118,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
     return_draft_origin: bool = Field(default=False, description="tell of each token in a stream who drafted it")
     return_progress: bool = Field(default=False, description="tell in a stream how far the prompt is processed")
     timings_per_token: bool = Field(default=False, description="tell the timings so far with each token of a stream")
-    sse_ping_interval: int | None = Field(None, ge=-1, description="seconds of silence before a stream has a sign of life")
+    sse_ping_interval: int | None = Field(None, ge=-1, description="seconds of silence before a stream sends a keep-alive")
     t_max_prompt_ms: int | None = Field(None, description="without effect, as in llama.cpp")
 
     @model_validator(mode="before")

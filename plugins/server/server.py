@@ -34,7 +34,7 @@ class ServerOptions:
     api_keys: Sequence[str] = ()  # none: everyone is served
     cors_origins: Sequence[str] = ()
     timeout_s: float = 3600.0  # of a request
-    sse_ping_interval: int = 30  # seconds of silence before a stream has a sign of life; -1: none ever
+    sse_ping_interval: int = 30  # seconds of silence before a stream sends a keep-alive; -1: never
     shutdown_timeout_s: int = 30
     max_body_bytes: int = 16 << 20
     params: Mapping[str, Any] = Factory(dict)  # of `Engine.submit`, for requests that say nothing else

@@ -31,7 +31,9 @@ class BlockChooser:
 
     def __init__(self, block: BlockIndexer, options: ModelOptions) -> None:
         if not block.n_local:
-            raise UnsupportedError("an indexer that chooses the last 0 blocks in any case; use backend reference")
+            raise UnsupportedError(
+                "an indexer that does not always choose the last block is not computed here; use backend reference"
+            )
         self.block, self._n_ctx = block, options.n_ctx
         self.cache = Cache("cache_type_k", 1, block.k.n_out, options)
         self.n_blocks = -(-options.n_ctx // block.size)

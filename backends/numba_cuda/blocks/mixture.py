@@ -45,7 +45,9 @@ class MixtureEmitter(Emitter):
     def __init__(self, block: MixtureOfExperts, options: ModelOptions) -> None:
         super().__init__(block, options)
         if self._is_sum_apart and block.shared_gate is not None:
-            raise UnsupportedError("a gated shared expert beside a sum that is normed; take backend numba-cpu")
+            raise UnsupportedError(
+                "a gated shared expert beside a normed sum of experts is not computed here; use backend numba-cpu"
+            )
         self._shared = None if block.shared is None else FeedForwardEmitter(block.shared, options)
         self._adjugate = None if block.adjugate is None else MixtureEmitter(block.adjugate, options)
         self._n_most = MAX_TOKENS * block.router.n_used  # rows of a pass

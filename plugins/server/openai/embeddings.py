@@ -40,8 +40,8 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
     """Embed texts."""
     n_embd, pooling = server.engine.info.n_embd, body.pooling or server.engine.info.pooling
     if pooling == "none":
-        told = "the model's file says that its tokens are not pooled, which has no place in this form; ask for a pooling"
-        raise RequestError(400, f"{told}, or use /embedding", param="pooling")
+        told = "the model's file asks for no pooling, but answers here have one vector for each text"
+        raise RequestError(400, f"{told}; set pooling to mean, last or cls, or use /embedding", param="pooling")
     if body.dimensions not in {None, n_embd}:
         raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")
     is_several = isinstance(body.input, list) and bool(body.input) and not isinstance(body.input[0], int)

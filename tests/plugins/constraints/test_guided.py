@@ -141,7 +141,7 @@ def test_a_keyword_asks_for_output_of_a_form(asked, form):
         ({"choice": ["a" * 100_000]}, "choice is given 100004 characters, expected 100000 at most"),
         ({"grammar": "root ::= " + '"a" ' * 30_000}, "grammar is given 120009 characters, expected 100000 at most"),
         ({"json_schema": "[" * 50_000}, "json-schema: the schema is not JSON"),
-        ({"json_schema": {"const": float("inf")}}, "json-schema: the schema holds a number that JSON has not"),
+        ({"json_schema": {"const": float("inf")}}, "json-schema: the schema holds a number that JSON does not have"),
         ({"grammar": "start: " + '"a" ' * 70_000}, r"grammar: panic: [^\n]*;? ?expected GBNF[^\n]*$"),
         ({"regex": "a", "constraint": "choice"}, "constraint and regex are given, but a request has one constraint"),
         ({"jsonschema": {}}, "there is no parameter 'jsonschema'; did you mean 'json_schema'"),
