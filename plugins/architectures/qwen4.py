@@ -86,7 +86,7 @@ class Qwen4(Qwen35):
         if not (size := ratios[layer]):
             return attention
         n_chosen, at, n_embd = keys.count("attention.indexer.top_k"), f"blk.{layer}.indexer", decoder.n_embd
-        if size == 1 or n_chosen % size:
+        if size < 2 or n_chosen % size:
             keys.fail("attention.compress_ratios", size, f"a divisor above 1 of {n_chosen}")
         n_heads, width = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.key_length")
         if width < decoder.n_rot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sys import float_info
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
@@ -67,7 +68,7 @@ def biases(given: list[Any] | dict[str, Any], tokenizer: Tokenizer | None) -> di
     """
     found: dict[int, float] = {}
     for key, bias in given.items() if isinstance(given, dict) else given:
-        if bias is True or isinstance(bias, str) or isinstance(key, float | bool):
+        if bias is True or isinstance(bias, str) or abs(bias) > float_info.max or isinstance(key, float | bool):
             raise OptionError(f"logit_bias holds {[key, bias]}, expected a token or text, and a number, or false to forbid it")
         token = int(key) if isinstance(given, dict) and key.isdecimal() else key
         if isinstance(token, int):

@@ -147,6 +147,14 @@ def test_experts_that_do_not_fit_each_other_are_refused(values, message):
         plan_of(altered(tiny_file("llama-moe-2-of-8"), metadata=metadata))
 
 
+@pytest.mark.parametrize("ratio", [1, -4])
+def test_blocks_of_positions_have_more_than_one(ratio):
+    metadata = {"qwen4exp.attention.compress_ratios": np.array([ratio] * 4)}
+
+    with pytest.raises(ModelFileError, match=f"compress_ratios' is {ratio}, expected a divisor above 1"):
+        plan_of(altered(tiny_file("qwen4exp-moe"), metadata=metadata))
+
+
 @pytest.mark.parametrize(
     ("name", "scale"),
     [("llama-moe", 1.0), ("qwen3next-moe", 1.0), ("lfm2moe-moe", 1.0), ("dots1-moe", 1.75), ("glm4moe-moe", 1.75)],
