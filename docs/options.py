@@ -51,11 +51,11 @@ BIAS = """
 `logit_bias` maps token ids to what is added to their logits; `-l 15043-inf` forbids a token. `samplers`
 lists the samplers in the order in which they are applied, by default
 `["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]`, llama.cpp's order; those left
-out are not applied. `infill`, for code between a prefix and a suffix, is applied where it is named: it ends an answer early,
-and keeps no improbable token. Greedy choice looks at bias, `penalties` and `dry` alone. With `mirostat` the temperature is
-applied and then Mirostat, and no other sampler, as in llama.cpp. `dry_sequence_breakers` lists texts that no repetition
-spans, by default `["\\n", ":", "\\"", "*"]`. `seed_offset` skips as many of the seed's random numbers, one per token: a text
-that was cut goes on as it would have; `mirostat_mu` is the surprise that Mirostat allows of its next token.
+out are not applied. `infill`, for code between a prefix and a suffix, is applied only if it is named: it ends an answer when
+the model is in doubt, and drops improbable tokens. Greedy choice looks at bias, `penalties` and `dry` alone. With `mirostat`
+the temperature is applied and then Mirostat, and no other sampler, as in llama.cpp. `dry_sequence_breakers` lists texts that
+no repetition spans, by default `["\\n", ":", "\\"", "*"]`. `seed_offset` skips as many of the seed's random numbers, one per
+token: a text that was cut goes on as it would have; `mirostat_mu` is the surprise that Mirostat allows of its next token.
 """
 
 REQUEST = """
@@ -78,11 +78,11 @@ continued.
 | `stop` | none | a text or several before which the answer ends |
 | `stop_token_ids` | none | end tokens beside the model's |
 | `ignore_eos` | false | the model's end tokens are never chosen |
-| `context_shift` | false | where the context is full, leave out half of the text, process the rest again, and go on |
-| `n_keep` | 0 | tokens at the beginning of the text that are never left out; -1: the prompt |
-| `n_discard` | 0 | how many tokens after those are left out; 0: half of them |
+| `context_shift` | false | when the context is full, part of the text is left out, and the answer goes on |
+| `n_keep` | 0 | with `context_shift`: tokens at the beginning that are never left out; -1: the prompt |
+| `n_discard` | 0 | with `context_shift`: how many of the tokens after those are left out; 0: half of them |
 | `logprobs` | None | log-probabilities of the emitted tokens and of so many alternatives, each with its own bytes and text |
-| `post_sampling_probs` | false | these are of what tokens were drawn from, after all samplers, not the model's own |
+| `post_sampling_probs` | false | with `logprobs`: those after all samplers, instead of the model's own |
 | `on_prompt` | none | in Python alone: a callable that is given a `PromptProgress` after each pass over the prompt |
 | `echo` | false | the result holds the prompt's tokens and text |
 | `cache_prompt` | true | what a slot still holds of the prompt is not processed again |
@@ -93,9 +93,9 @@ continued.
 A result's `finish_reason` is `stop` (an end token or a stop text), `length` (`max_tokens`), `context` (it is full) or
 `cancelled`.
 
-With `context_shift` a full context does not end the text. Half of what follows the first `n_keep` tokens is left out, and the
-text goes on as that of a request would whose prompt is the rest: exactly so, because that is processed again, where llama.cpp
-moves the old keys and values. `n_shifts` and `n_discarded` in the statistics tell of it.
+With `context_shift` a full context does not end the text. After the first `n_keep` tokens, `n_discard` tokens or half of the
+rest are left out, and the text goes on exactly as a request would whose prompt is what is left, because that is processed
+again; llama.cpp moves the old keys and values instead. `n_shifts` and `n_discarded` in the statistics count it.
 """
 
 SERVE = """
