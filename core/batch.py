@@ -184,7 +184,7 @@ class Tree:
 
 
 def check_batch(batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, features: Mapping[str, int]) -> None:
-    """Refuse a pass that a model does not have the positions, slots, tokens, layers or features for: kernels do not look.
+    """Refuse a pass over positions, slots, tokens, layers or features that a model does not have: kernels do not check.
 
     Args:
         batch: The pass. With `parents` its `Tree` checks these.

@@ -31,7 +31,7 @@ class Indexer:
 
     @property
     def reach(self) -> int:
-        """In contexts of up to so many tokens all are chosen."""
+        """Context length up to which everything is chosen."""
         return self.n_chosen
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
@@ -63,7 +63,7 @@ class BlockIndexer:
 
     @property
     def reach(self) -> int:
-        """In contexts of up to so many tokens all are chosen."""
+        """Context length up to which everything is chosen."""
         return self.n_chosen * self.size
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:
@@ -116,10 +116,10 @@ class Pooling:
 
 @frozen
 class PoolIndexer:
-    """Chooses `n_chosen` blocks of positions by pooled keys; what follows the last whole block is seen in any case.
+    """Chooses `n_chosen` blocks of positions by pooled keys; positions after the last whole block always take part.
 
-    The score of a block is the sum of w_h * max(q_h · key, 0) over heads; of equal ones the earlier is chosen. What attention's
-    q is made of, q = rope(q_norm(q)) is made of, too; w is weights(n), or 1 / sqrt(D_i).
+    The score of a block is the sum of w_h * max(q_h · key, 0) over heads; of equal ones the earlier is chosen. Its
+    q = rope(q_norm(q)) is made of the same values as attention's q; w is weights(n), or 1 / sqrt(D_i).
     """
 
     q: Linear  # → H_i * D_i
@@ -131,7 +131,7 @@ class PoolIndexer:
 
     @property
     def reach(self) -> int:
-        """In contexts of up to so many tokens all are chosen."""
+        """Context length up to which everything is chosen."""
         return (self.n_chosen + 1) * self.keys.size - 1
 
     def cached(self) -> tuple[tuple[str, int, int], ...]:

@@ -68,7 +68,7 @@ class Layer:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What it has of the model file, block by block, then what belongs to none of them."""
+        """Its parts of the model file, block by block, then its own norm."""
         residual = [] if self.residual is None else self.residual.connections
         parts = tuple(part for block in (*self.blocks, *residual) for part in block.tensors())
         return parts if self.norm is None else (*parts, self.norm)
@@ -163,7 +163,7 @@ class ModelPlan:
             )
 
     def unknown(self, known: Mapping[type, Container[Any]]) -> Iterator[str]:
-        """What a backend does not compute of the plan, in words, as often as it is there.
+        """What a backend does not compute of the plan, in words, once for each occurrence.
 
         Args:
             known: By class of a block, or of what a block or layer consists of, the names of those optional fields that the

@@ -304,7 +304,7 @@ class Engine:
         return iter(self.submit(prompt, messages=messages, **params))
 
     def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
-        """The same for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
+        """`stream` for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
 
         A slow reader holds up nobody; what it has not read waits. A task that is cancelled cancels its request.
         """
@@ -349,7 +349,7 @@ class Engine:
         return embeddings if is_several(texts) else embeddings[0]
 
     async def aembed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """The same for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
+        """`embed` for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
         embeddings = await self._worker.answer_async(self._embedding(texts, pooling, normalize=normalize))
         return embeddings if is_several(texts) else embeddings[0]
 

@@ -31,7 +31,7 @@ def infill(tokenizer: Tokenizer, end: int | None) -> Step:
 
     Args:
         tokenizer: The model's.
-        end: The token that ends an answer where no text is probable, though it be none of the candidates; None for none such.
+        end: The token that ends an answer where no text is probable, even if it is not a candidate; None: there is none.
     """
     ends = np.array(sorted(tokenizer.eog), np.int32)
 

@@ -96,7 +96,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
 
     temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy")
     top_k: int | None = Field(None, description="0 and all below keeps all")
-    seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: another one for every request")
+    seed: int | None = Field(None, ge=-1, le=2**64 - 1, description="-1: a new one for every request")
     stop: str | Texts | None = None
     samplers: Texts | None = Field(None, description="names in order, or a text of llama.cpp's letters")
     dry_sequence_breakers: Texts | None = None
