@@ -25,9 +25,9 @@ from augury.types import Result, Token
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["Generation", "Pieces", "Until", "embed", "generate"]
+__all__ = ["Generation", "Pieces", "Until", "check_texts", "embed", "generate"]
 
-_N_TEXTS = 2048  # of one request for embeddings, as OpenAI's server takes
+_N_TEXTS = 2048  # of one request, as OpenAI's server takes them for embeddings
 
 Pieces = AsyncIterator[tuple[int, Token | PromptProgress | Result]]
 Until = Callable[[int, Token], int | None]
@@ -202,6 +202,16 @@ async def generate(
     return await (await Generation.begin(server, asked)).results(http, until)
 
 
+def check_texts(texts: Sequence[Any]) -> None:
+    """Refuse more than one request may have, before anything is done for each.
+
+    Raises:
+        RequestError: There are more.
+    """
+    if len(texts) > _N_TEXTS:
+        raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
+
+
 async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], **how: Any) -> list[np.ndarray]:
     """Embed token ids, as many texts at once as there are slots: in between others have their turn.
 
@@ -216,8 +226,7 @@ async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], *
         RequestError: There are too many, or the time is up.
     """
     n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
-    if len(texts) > _N_TEXTS:
-        raise RequestError(400, f"there are {len(texts)} texts, expected at most {_N_TEXTS}")
+    check_texts(texts)
     if how.get("pooling") == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
         raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
 

@@ -17,7 +17,7 @@ from augury.engine.sampling import SamplingParams
 from augury.engine.stats import PromptProgress
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import Pieces, generate
+from augury.plugins.server.generation import Pieces, check_texts, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
@@ -50,7 +50,9 @@ async def completion(body: CompletionRequest, http: Request, server: Serving) ->
 
 async def answer(body: CompletionFields, prompts: list[list[int]], http: Request, server: Server, *, is_list: bool) -> Any:
     """Continue token ids as a body asks for it."""
-    asked = body.answers(server.engine.tokenizer, prompts, f"cmpl-{uuid4().hex}")
+    check_texts(prompts)
+    # texts of biases are encoded, which may take too long for the event loop
+    asked = await to_thread.run_sync(body.answers, server.engine.tokenizer, prompts, f"cmpl-{uuid4().hex}")
     settings = generation_settings(server, asked[0])
     told = partial(_final, body, server, settings)
     has_limits = body.n_indent > 0 or body.t_max_predict_ms > 0

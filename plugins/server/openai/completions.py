@@ -13,7 +13,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import Pieces, generate
+from augury.plugins.server.generation import Pieces, check_texts, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Serving
@@ -47,6 +47,7 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
         raise RequestError(
             400, f"best_of is {body.best_of}, expected n, which is {body.n}: all answers are sent", param="best_of"
         )
+    check_texts(body.prompts)
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}
     params = {name: value for name, value in params.items() if value is not None}

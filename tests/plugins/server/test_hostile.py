@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import struct
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,8 @@ from augury.plugins.server import generation
 from augury.plugins.server.connection import Connection
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
+from augury.plugins.server.llama_cpp import completion
+from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.completions import CompletionRequest
@@ -57,6 +60,7 @@ def calling(arguments):
         ("/completion", '{"prompt": "Hi", "n_probs": 49152}'),
         *(("/v1/chat/completions", f'{{"messages": {calling(given)}}}') for given in (DEEP, '{"x": NaN}', f'{{"x": {HALF}}}')),
         ("/v1/embeddings", json.dumps({"input": [[1]] * 2049})),
+        *((path, json.dumps({"prompt": [[1]] * 2049})) for path in ("/v1/completions", "/completion")),
         ("/embedding", json.dumps({"content": [[1] * 500] * 20, "pooling": "none"})),
     ],
 )
@@ -114,9 +118,9 @@ def test_a_client_that_does_not_go_on_is_hung_up_on(hasty_server):
     assert b"the body is not complete, and nothing has arrived for 1 s" in answer
 
 
-def test_requests_that_come_together_are_all_answered(hasty_server):
+def test_requests_that_come_together_are_all_answered(server):
     body = b'{"prompt": [1, 2], "max_tokens": 2     }'
-    both = heard(hasty_server, HEALTH + b"\r\n" + HEAD + body + HEALTH + b"Connection: close\r\n\r\n")
+    both = heard(server, HEALTH + b"\r\n" + HEAD + body + HEALTH + b"Connection: close\r\n\r\n")
     assert both.count(b"HTTP/1.1 200") == 3
 
 
@@ -196,6 +200,21 @@ def test_embeddings_end_with_the_client_or_the_time(timeout_s):
     assert asyncio.run(ask()) == 504
     assert sum(groups) < 9
     assert not timeout_s or (groups, ended) == ([2, 2], [True])
+
+
+def test_texts_of_biases_do_not_hold_up_the_event_loop():
+    threads = []
+
+    class Tokenizer:
+        def encode(self, text, **how):
+            threads.append(threading.current_thread())
+            raise OptionError("enough")
+
+    server = SimpleNamespace(engine=SimpleNamespace(tokenizer=Tokenizer()))
+    body = CompletionFields(logit_bias=[["a", 1]])
+    with pytest.raises(OptionError, match="enough"):
+        asyncio.run(completion.answer(body, [[1]], None, server, is_list=False))
+    assert threads != [threading.main_thread()]
 
 
 def test_what_is_remembered_of_variables_of_templates_has_an_end():
