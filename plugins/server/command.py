@@ -92,7 +92,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         "--reasoning-format",
         choices=("none", "deepseek", "auto"),
         default="auto",
-        help="none leaves reasoning in the content of answers, the others tell it apart (default: auto)",
+        help="none leaves reasoning in the content of answers, the others separate it (default: auto)",
     )
     template = parser.add_mutually_exclusive_group()
     template.add_argument("--chat-template", metavar="JINJA", help="a chat template in place of the model's own")
