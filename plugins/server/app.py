@@ -153,9 +153,9 @@ class _Gate:
 
     def _is_known(self, request: Request) -> bool:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        given = token.strip(" ") if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         # every key is compared whole, so that the time tells nothing
-        return any([hmac.compare_digest(given.encode(), key) for key in self._keys])  # noqa: C419
+        return any([hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys])  # noqa: C419
 
 
 def _answer(error: RequestError, path: str) -> JSONResponse:

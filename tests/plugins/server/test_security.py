@@ -67,6 +67,17 @@ def test_no_route_is_open_without_a_key():
     assert len(found) > 20
 
 
+@pytest.mark.parametrize("header", [{"X-Api-Key": "clé à"}, {"Authorization": "Bearer clé à"}])
+def test_a_key_may_be_any_text(header):
+    client = in_process(ServerOptions(api_keys=("clé à",)))
+
+    async def ask():
+        async with client:
+            return await client.get("/v1/models", headers={name: value.encode() for name, value in header.items()})
+
+    assert asyncio.run(ask()).status_code == 503  # no model, but a key
+
+
 def test_keys_are_compared_in_constant_time(monkeypatch):
     compared, compare_digest = [], hmac.compare_digest
 
