@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from augury.blocks import Integers
 from augury.engine.context import CheckedContext, EngineContext
 from augury.engine.guard import guarded
 from augury.errors import ModelFileError, OptionError, UnsupportedError
-from augury.files.gguf import ModelFile
+from augury.files.gguf import ModelFile, TensorType
 from augury.files.models import resolve
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
@@ -130,7 +131,12 @@ def plan_of(file: ModelFile, registry: Registry, name: str = "main") -> ModelPla
     plans = architecture.plans(file)
     if name not in plans:
         raise OptionError(f"{file.path}: its architecture {file.architecture!r} has no plan {name!r}, only {', '.join(plans)}")
-    return plans[name]
+    plan = plans[name]
+    for part in plan.parts():
+        for tensor in part.shapes if not isinstance(part, Integers) else ():
+            if file.tensor(tensor).type is TensorType.I32:
+                raise ModelFileError(f"{file.path}: tensor {tensor!r} is stored as I32, expected a type of weights")
+    return plan
 
 
 class Shared:

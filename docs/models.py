@@ -71,9 +71,8 @@ LACKS = {
 
 
 NOT_EXACTLY = """
-Two architectures run in part: `qwen3tts` without a vocabulary of its own for speech, and `deepseek4` without layers whose
-experts are chosen by token ids (`hash_layer_count`). A file that asks for something that its architecture does not know is
-refused, and the error names the metadata key.
+One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. A file that asks for something that its
+architecture does not know is refused, and the error names the metadata key.
 """
 
 

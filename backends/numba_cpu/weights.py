@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from augury.backends.numba_cpu.memory import Arena
-    from augury.blocks import ModelPlan, Norm, Rows
+    from augury.blocks import Integers, ModelPlan, Norm, Rows
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
@@ -153,6 +153,10 @@ class Weights:
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """A small tensor as float32, in its shape."""
         return _floats(self._file.tensor(name, shape)).reshape(shape)
+
+    def integers(self, part: Integers, n: int) -> int:
+        """The address of whole numbers, int32, from 0 to n - 1."""
+        return self._arena.keep(np.array(self._file.integers(part.weight, part.shape, n)), PURPOSE)
 
     def norm(self, norm: Norm | None) -> int:
         """The address of what kernels know of a norm, see `kernels/norm.py`; 0 where there is none."""

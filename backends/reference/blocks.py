@@ -24,6 +24,7 @@ from augury.blocks import (
     FeedForward,
     GateKind,
     Gating,
+    Integers,
     Layer,
     LayerInput,
     LayerInputs,
@@ -187,15 +188,14 @@ def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndar
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
 
-def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray, before: np.ndarray) -> np.ndarray:
+def mixture(block: MixtureOfExperts, weights: Weights, batch: Batch, x: np.ndarray, before: np.ndarray) -> np.ndarray:
     """What a mixture of experts adds to x (n, E), which was `before` at the beginning of its layer."""
     normed = each_normed(x, block.norm, weights)
     judged = before if block.router.is_early else normed
     judged = judged if block.router.norm is None else each_normed(x, block.router.norm, weights)
     logits = weights.product(block.router.logits, judged)
-    added = _experts(
-        block, weights, normed if block.latent_down is None else weights.product(block.latent_down, normed), logits
-    )
+    seen = normed if block.latent_down is None else weights.product(block.latent_down, normed)
+    added = _experts(block, weights, batch, seen, logits)
     added = each_normed(added, block.sum_norm, weights)
     if block.latent_up is not None:
         added = weights.product(block.latent_up, added)
@@ -206,16 +206,18 @@ def mixture(block: MixtureOfExperts, weights: Weights, x: np.ndarray, before: np
             shared *= np.array([[sigmoid(gate @ seen)] for seen in normed])
         added += shared
     if block.adjugate is not None:
-        added += _experts(block.adjugate, weights, added, logits)
+        added += _experts(block.adjugate, weights, batch, added, logits)
     return each_normed(added, block.post_norm, weights)
 
 
-def _experts(block: MixtureOfExperts, weights: Weights, normed: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """The weighted sum (n, E) of what experts give, chosen by logits (n, experts)."""
+def _experts(block: MixtureOfExperts, weights: Weights, batch: Batch, normed: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """The weighted sum (n, E) of what experts give, chosen by logits (n, experts) or by the ids of tokens."""
     bias = 0.0 if block.router.bias is None else weights.vector(block.router.bias.weight)
+    table = block.router.token_experts
+    from_table = [None] * len(normed) if table is None else weights.rows(table.weight, batch.tokens).astype(np.int64)
     added = np.zeros((len(normed), block.down.n_out))
     for token, seen in enumerate(normed):
-        for index, share in zip(*choose_experts(block.router, logits[token], bias), strict=True):
+        for index, share in zip(*choose_experts(block.router, logits[token], bias, from_table[token]), strict=True):
             taken = share * seen if block.weighs_input else seen
             up = weights.product_of(block.up, index, taken)
             if block.gate is None:
@@ -301,7 +303,7 @@ KNOWN: dict[type, Container[Any]] = {
         *("norm", "gate", "limit", "limits_activated", "weighs_input", "shared", "shared_gate", "post_norm", "adjugate"),
         *("constants", "latent_down", "latent_up", "sum_norm"),
     },
-    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike"},
+    Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike", "token_experts"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     Output: {"norm", "softcap", "residual"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
@@ -311,6 +313,7 @@ KNOWN: dict[type, Container[Any]] = {
     Rows: (),
     Temperature: {"offset"},
     Vector: {"stored"},
+    Integers: (),
     Activation: tuple(Activation),
     Gating: tuple(Gating),
     GateKind: tuple(GateKind),

@@ -162,13 +162,16 @@ def gated(
     return np.minimum(bent, limit) * up.clip(-limit, limit)
 
 
-def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+def choose_experts(
+    router: Router, logits: np.ndarray, bias: np.ndarray | float, given: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The numbers (k,) of a token's experts and their weights (k,); see `Router`.
 
     Args:
         router: Says how.
         logits: (n_experts,).
         bias: (n_experts,), added to scores; 0 where there is none.
+        given: (k,) what is chosen, whatever the scores.
 
     Source: Fedus et al. 2022, "Switch Transformers"; for groups and the bias DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.
     """
@@ -187,7 +190,7 @@ def choose_experts(router: Router, logits: np.ndarray, bias: np.ndarray | float)
         is_out = np.ones(router.n_groups, bool)
         is_out[np.argsort(-best, kind="stable")[: router.n_groups_used]] = False
         scores = np.where(is_out[:, None], -np.inf, groups).reshape(-1)
-    chosen = np.argsort(-scores, kind="stable")[: router.n_used] // router.n_alike
+    chosen = (np.argsort(-scores, kind="stable")[: router.n_used] if given is None else given) // router.n_alike
     shares = values[chosen] if router.gating is not Gating.SOFTMAX_OF_CHOSEN else softmax(values[chosen])
     if router.is_normalised:
         shares = shares / max(shares.sum(), router.LEAST_SUM)

@@ -129,7 +129,7 @@ class ReferenceModel(Model):
             elif isinstance(block, LayerInput):
                 y = layer_input(block, weights, x, inputs)
             elif isinstance(block, MixtureOfExperts):
-                y = mixture(block, weights, x, before[:, -1])
+                y = mixture(block, weights, batch, x, before[:, -1])
             else:
                 y = STATELESS[type(block)](block, weights, x)
             streams = write(connection, weights, streams, y)

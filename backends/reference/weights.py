@@ -17,7 +17,10 @@ _N_ROWS = 1024  # rows of a matrix made float64 at a time, so that they stay in 
 
 
 class Weights:
-    """The tensors of a plan by name, dequantised to float32, which holds every weight type's values exactly as defined."""
+    """The tensors of a plan by name, dequantised to float32, which holds every weight type's values exactly as defined.
+
+    Whole numbers stay int32.
+    """
 
     def __init__(self, arrays: dict[str, np.ndarray]) -> None:
         self._arrays = arrays
@@ -114,7 +117,7 @@ def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:
 
 
 def _dequantised(tensor: Tensor) -> np.ndarray:
-    """The values of a tensor, float32 in its shape.
+    """The values of a tensor, float32 in its shape, or int32.
 
     Source: the `gguf` package's definition of each weight type.
     """
@@ -122,6 +125,6 @@ def _dequantised(tensor: Tensor) -> np.ndarray:
     from gguf.quants import dequantize
 
     rows = tensor.data.reshape((*tensor.shape[:-1], -1))
-    if tensor.type.name == "F32":
-        return np.array(rows.view(np.float32))
+    if tensor.type.name in ("F32", "I32"):
+        return np.array(rows.view(np.float32 if tensor.type.name == "F32" else np.int32))
     return np.ascontiguousarray(dequantize(rows, GGMLQuantizationType(tensor.type.value)).reshape(tensor.shape), np.float32)

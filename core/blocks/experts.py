@@ -10,7 +10,7 @@ from attrs import frozen
 from augury.blocks.parts import Block
 
 if TYPE_CHECKING:
-    from augury.blocks.parts import Activation, Linear, Matrices, Norm, Part, Vector
+    from augury.blocks.parts import Activation, Integers, Linear, Matrices, Norm, Part, Vector
     from augury.blocks.transformer import FeedForward
 
 __all__ = ["Gating", "MixtureOfExperts", "Router"]
@@ -34,6 +34,9 @@ class Router:
     two highest scores have the greatest sum. Their weights are the gated logits without the bias; `is_normalised`, they are
     divided by their sum, or by `LEAST_SUM` where it is less; and multiplied with `scale`. With `n_alike`, what was chosen as e
     is expert e // n_alike, and weighed as such.
+
+    With `token_experts`, no scores are compared: what is chosen for a token stands in the row of its id, some experts perhaps
+    more than once. They are weighed as others are.
     """
 
     logits: Linear  # E → n_experts
@@ -47,6 +50,7 @@ class Router:
     norm: Norm | None = None  # the logits are of this norm of x, not of the experts' input
     is_early: bool = False  # the logits are of x as it is before the layer, without a norm
     n_alike: int = 1  # candidates that are one expert
+    token_experts: Integers | None = None  # (V, n_used), each below n_experts
 
     LEAST_SUM: ClassVar[float] = 2.0**-14
 
@@ -82,6 +86,7 @@ class MixtureOfExperts(Block):
 
     def tensors(self) -> tuple[Part, ...]:
         """Its matrices and norms, those of the router, of the shared expert and of the adjugate mixture among them."""
-        router = [part for part in (self.router.logits, self.router.norm, self.router.bias) if part is not None]
+        parts = (self.router.logits, self.router.norm, self.router.bias, self.router.token_experts)
+        router = [part for part in parts if part is not None]
         others = [part for block in (self.shared, self.adjugate) if block is not None for part in block.tensors()]
         return (*router, *super().tensors(), *others)

@@ -13,6 +13,7 @@ __all__ = [
     "Block",
     "Convolution",
     "GateKind",
+    "Integers",
     "Linear",
     "Matrices",
     "Norm",
@@ -116,6 +117,19 @@ class Vector:
 
 
 @frozen
+class Integers:
+    """A tensor of the file that holds whole numbers (I32) instead of weights."""
+
+    weight: str
+    shape: tuple[int, ...]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Its tensor by name, and its shape."""
+        return {self.weight: self.shape}
+
+
+@frozen
 class Norm:
     """x / sqrt(mean(x^2) + eps) * weight + bias over `size` values, or as `kind` says."""
 
@@ -211,7 +225,7 @@ class Matrices:
         return shapes
 
 
-Part = Linear | Matrices | Norm | Vector | Convolution
+Part = Linear | Matrices | Norm | Vector | Integers | Convolution
 """What a block has of the model file."""
 
 

@@ -239,6 +239,21 @@ class ModelFile:
             raise ModelFileError(msg)
         return evolve(tensor, shape=shape)
 
+    def integers(self, name: str, shape: tuple[int, ...], n: int) -> np.ndarray:
+        """The whole numbers of a tensor, int32 in its shape, a view of the file; they must be there, and from 0 to n - 1.
+
+        Raises:
+            ModelFileError: The tensor is missing, has another shape or type, or holds others.
+        """
+        tensor = self.tensor(name, shape)
+        if tensor.type is not TensorType.I32:
+            raise ModelFileError(f"{self.path}: tensor {name!r} is stored as {tensor.type.name}, expected I32")
+        values = tensor.data.view(np.int32).reshape(shape)
+        if (least := values.min()) < 0 or values.max() >= n:
+            found = least if least < 0 else values.max()
+            raise ModelFileError(f"{self.path}: tensor {name!r} holds {found}, expected numbers from 0 to {n - 1}")
+        return values
+
     def close(self) -> None:
         """Let go of the tensors; the file is unmapped once nobody else holds one."""
         self.tensors = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""The weight types that augury can read, and how many bytes each takes."""
+"""The types of tensors that augury can read, and how many bytes each takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import enum
 class TensorType(enum.IntEnum):
     """How a tensor's weights are stored; the number is ggml's type id, as files hold it.
 
-    Weights come in blocks along the last axis: `block_size` weights take `block_bytes` bytes.
+    Weights come in blocks along the last axis: `block_size` weights take `block_bytes` bytes. I32 alone is no weight type: what
+    it holds are numbers of experts and the like.
 
     >>> TensorType.Q4_K.block_size, TensorType.Q4_K.block_bytes
     (256, 144)
@@ -36,6 +37,7 @@ class TensorType(enum.IntEnum):
     IQ3_S = 21
     IQ2_S = 22
     IQ4_XS = 23
+    I32 = 26
     IQ1_M = 29
     BF16 = 30
     TQ1_0 = 34
@@ -77,6 +79,7 @@ _BLOCKS = {
     TensorType.IQ3_S: (256, 2 + 64 + 8 + 32 + 4),
     TensorType.IQ4_NL: (32, 2 + 16),
     TensorType.IQ4_XS: (256, 2 + 2 + 4 + 128),
+    TensorType.I32: (1, 4),
     TensorType.TQ1_0: (256, 48 + 4 + 2),
     TensorType.TQ2_0: (256, 64 + 2),
     TensorType.MXFP4: (32, 1 + 16),
@@ -91,7 +94,6 @@ _NAMES = {kind.value: kind.name for kind in TensorType} | {
     15: "Q8_K",
     24: "I8",
     25: "I16",
-    26: "I32",
     27: "I64",
     28: "F64",
     31: "Q4_0_4_4",

@@ -13,6 +13,7 @@ from augury.blocks import (
     FeedForward,
     Gating,
     HyperConnection,
+    Integers,
     KimiDeltaAttention,
     LatentAttention,
     Layer,
@@ -29,7 +30,6 @@ from augury.blocks import (
     StreamMean,
     Vector,
 )
-from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -232,14 +232,14 @@ class DeepSeek4(Transformer):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer; gates are limited."""
-        keys = decoder.keys
-        if n_hashed := keys.count("hash_layer_count", least=0):
-            raise UnsupportedError(
-                f"{decoder.file.path}: {keys.full('hash_layer_count')!r} is {n_hashed}: layers whose experts "
-                "are chosen by token ids are not supported"
-            )
-        return limited_feed_forward(decoder, layer, limits_activated=False, shares_limit=True, **(cls.experts or {}))
+        """The feed-forward of a layer; gates are limited. The first layers' experts are chosen by token id."""
+        block = limited_feed_forward(decoder, layer, limits_activated=False, shares_limit=True, **(cls.experts or {}))
+        if layer >= decoder.keys.count("hash_layer_count", least=0) or not isinstance(block, MixtureOfExperts):
+            return block
+        router = block.router
+        table = Integers(f"blk.{layer}.ffn_gate_tid2eid.weight", (decoder.n_vocab, router.n_used))
+        decoder.file.integers(table.weight, table.shape, router.logits.n_out)
+        return attrs.evolve(block, router=attrs.evolve(router, bias=None, token_experts=table))
 
     @classmethod
     def embedding(cls, decoder: Decoder) -> Mapping[str, Any]:

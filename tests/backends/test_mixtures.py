@@ -9,8 +9,10 @@ from oracles.models import altered, expected, nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
+from augury.backends.numba_cpu.blocks.mixture import MixtureEmitter
+from augury.backends.numba_cpu.kernels.matmul import SCRATCH_BYTES
 from augury.backends.reference.formula import choose_experts
-from augury.blocks import Gating, Linear, Router
+from augury.blocks import Gating, Integers, Linear, Router
 from augury.errors import UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import plan_of
@@ -22,6 +24,21 @@ REGISTRY = Registry.discover()
 NAMES = ("qwen3moe-moe-3-of-8", "qwen2moe-moe-2-of-8", "qwen3moe-moe-iq2_xxs", "grovemoe-moe-4-of-16")
 N_CTX = 320
 TOKENS = np.random.default_rng(5).integers(0, 128, N_CTX).astype(np.int32)
+TABLE = np.random.default_rng(6).integers(0, 8, (128, 3)).astype(np.int32)
+TABLE[:100] = 5  # so that an expert has more rows of a pass than there are tokens
+
+
+def by_token(plan):
+    table, first = Integers("table", TABLE.shape), plan.layers[0]
+    router = attrs.evolve(first.feed_forward.router, token_experts=table)
+    first = attrs.evolve(first, feed_forward=attrs.evolve(first.feed_forward, router=router))
+    return attrs.evolve(plan, layers=(first, *plan.layers[1:]))
+
+
+CASES = [
+    *(pytest.param(name, {}, id=name) for name in NAMES),
+    pytest.param(NAMES[0], {"change": by_token, "arrays": {"table": TABLE}}, id="experts by token"),
+]
 
 
 def load(name, *, backend="numba-cpu", threads=2, change=None, **altering):
@@ -32,13 +49,13 @@ def load(name, *, backend="numba-cpu", threads=2, change=None, **altering):
     return kind(kind.options_class()).load(file, change(plan) if change else plan, options, Progress())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_long_passes_give_the_bits_of_short_ones_on_any_number_of_threads(name):
-    model = load(name, threads=3)
+@pytest.mark.parametrize(("name", "how"), CASES)
+def test_long_passes_give_the_bits_of_short_ones_on_any_number_of_threads(name, how):
+    model = load(name, threads=3, **how)
     at_once = model.forward(run_of(TOKENS)).rows().copy()  # some forty tokens for each expert
 
     sizes, start, parts = [1, 2, 3, 1, 25, 60, 128, 100], 0, []
-    other = load(name, threads=1)
+    other = load(name, threads=1, **how)
     for size in sizes:
         parts.append(other.forward(run_of(TOKENS[start : start + size], slot=1, start=start)).rows().copy())
         start += size
@@ -47,9 +64,9 @@ def test_long_passes_give_the_bits_of_short_ones_on_any_number_of_threads(name):
     assert np.array_equal(np.concatenate(parts), at_once)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_slots_and_branches_do_not_change_each_other(name):
-    model = load(name)
+@pytest.mark.parametrize(("name", "how"), CASES)
+def test_slots_and_branches_do_not_change_each_other(name, how):
+    model = load(name, **how)
     alone = [model.forward(run_of(TOKENS[:9] + slot, slot=slot)).rows().copy() for slot in (0, 2)]
 
     both = model.forward(joined(*(run_of(TOKENS[:9] + slot, slot=slot) for slot in (0, 2)))).rows().copy()
@@ -124,6 +141,12 @@ def test_weights_that_are_no_numbers_leave_none(name, tensor):
     rows = model.forward(run_of(TOKENS[:5])).rows()
 
     assert np.isnan(rows).all()
+
+
+def test_an_expert_has_room_for_all_choices_of_a_pass():
+    block = by_token(plan_of(tiny_file(NAMES[0]), REGISTRY)).layers[0].feed_forward
+
+    assert MixtureEmitter(block, ModelOptions()).scratch_bytes() >= block.router.n_used * SCRATCH_BYTES
 
 
 def test_experts_that_are_no_whole_panels_are_refused():

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from oracles.models import tiny_model
+from oracles.models import altered, tiny_file, tiny_model
 
 from augury import Engine, ModelFileError, OptionError, PluginError, UnsupportedError
+from augury.loader import plan_of
 from augury.testing.tiny_model import gguf_file
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 
@@ -47,6 +48,13 @@ def test_a_text_for_a_model_without_a_known_tokenizer_is_refused_with_what_the_f
         assert len(engine.generate([1], max_tokens=2).tokens) == 2
         with pytest.raises(UnsupportedError, match=r"model is 'who-knows'.*--override-kv tokenizer.ggml.model=str:NAME"):
             engine.generate("a")
+
+
+def test_whole_numbers_where_weights_belong_are_refused():
+    file = altered(tiny_file("llama-dense"), arrays={"blk.0.attn_q.weight": np.zeros((256, 256), np.int32)})
+
+    with pytest.raises(ModelFileError, match=r"'blk.0.attn_q.weight' is stored as I32, expected a type of weights"):
+        plan_of(file, registry_with_toys())
 
 
 def test_slots_share_one_draft_model():

@@ -102,11 +102,13 @@ def nmse(logits: np.ndarray, right: np.ndarray) -> float:
 
 
 def altered(file: ModelFile, *, metadata=None, without=(), arrays=None) -> ModelFile:
-    """A model like `file`, with other metadata values, without some keys or tensors, with other float32 tensors."""
+    """A model like `file`, with other metadata values, without some keys or tensors, with other tensors, int32 or float32."""
     tensors = dict(file.tensors)
     for name, values in (arrays or {}).items():
-        array = np.ascontiguousarray(values, np.float32)
-        tensors[name] = Tensor(name, array.shape, TensorType.F32, array.reshape(-1).view(np.uint8))
+        is_integer = np.asarray(values).dtype == np.int32
+        array = np.ascontiguousarray(values, np.int32 if is_integer else np.float32)
+        kind = TensorType.I32 if is_integer else TensorType.F32
+        tensors[name] = Tensor(name, array.shape, kind, array.reshape(-1).view(np.uint8))
     return ModelFile(
         file.path,
         file.paths,
@@ -160,6 +162,8 @@ def _weights(name: str, shape: tuple[int, ...], model: str) -> np.ndarray:
     """
     raw = _raw(f"{model}/{name}", int(np.prod(shape))).view(np.uint16).reshape(-1, 4)
     x = ((raw.sum(axis=1, dtype=np.int64) - 131070).astype(np.float32) / np.float32(37837.0)).reshape(shape)
+    if name.endswith("ffn_gate_tid2eid.weight"):
+        return (_raw(f"{model}/{name}", int(np.prod(shape))) % 8).astype(np.int32).reshape(shape)  # of eight experts
     if name.endswith("ssm_a"):
         return -np.square(np.float32(0.8) + np.float32(0.3) * x)
     mean, deviation = np.float32(0), np.float32(1.2 / float(shape[-1]) ** 0.5 if len(shape) > 1 else 0.1)

@@ -45,6 +45,7 @@ LARGEST = {kind: [0xFF, 0x7B] * len(places) for kind, places in HALVES.items()} 
 }
 FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 QUANTISED = tuple(HALVES)
+KINDS = FLOATS + QUANTISED
 
 
 def random_weights(rng: np.random.Generator, kind: TensorType, n_rows: int, n_cols: int) -> np.ndarray:

@@ -101,7 +101,8 @@ class MixtureEmitter(Emitter):
     def scratch_bytes(self) -> int:
         """See `Emitter.scratch_bytes`: probabilities and scores, counts, or sums of tokens, which one expert may see twice."""
         router, adjugate = self.block.router, self._adjugate
-        own = max(8 * router.logits.n_out + 4 * router.n_groups + 64, SCRATCH_BYTES * min(router.n_alike, router.n_used))
+        n_alike = router.n_used if router.token_experts is not None else min(router.n_alike, router.n_used)
+        own = max(8 * router.logits.n_out + 4 * router.n_groups + 64, SCRATCH_BYTES * n_alike)
         return own if adjugate is None else max(own, adjugate.scratch_bytes())
 
     def place(self, weights: Weights, buffers: Mapping[str, int], arena: Arena) -> None:
@@ -109,6 +110,8 @@ class MixtureEmitter(Emitter):
         block, self._arena = self.block, arena
         bias, gate = block.router.bias, block.shared_gate
         self._bias, self._gate = (0 if each is None else weights.vector(each.weight, each.size) for each in (bias, gate))
+        table = block.router.token_experts
+        self._token_experts = 0 if table is None else weights.integers(table, block.router.logits.n_out)
         self._tables: dict[str, tuple[int, int]] = {}
         for part in (block.gate, block.up, block.down):
             if part is not None:
@@ -221,12 +224,13 @@ class MixtureEmitter(Emitter):
             *(buffers["router"], up(router.logits.n_out, PANEL_ROWS), router.logits.n_out, k, GATINGS[router.gating]),
             *(self._bias, int(router.is_normalised), bits(router.scale), router.n_groups, router.n_groups_used),
             *(chosen, weights, to, sources, groups, _routes_bytes(n, self.block) if private else 0, router.n_alike),
+            self._token_experts,
         ]
         return self._arena.keep(np.array(fields, np.int64), "scratch")
 
     def _routes_of_one(self) -> int:
         """The table of a router that gives every token one row, its own, which weighs 1."""
-        table = np.zeros(routing.N_ALIKE // 8 + 1, np.int64)
+        table = np.zeros(routing.TOKEN_EXPERTS // 8 + 1, np.int64)
         table[routing.N_USED // 8] = 1
         table[routing.PLACES // 8] = self._arena.keep(np.arange(MAX_TOKENS), "scratch")
         return self._arena.keep(table, "scratch")

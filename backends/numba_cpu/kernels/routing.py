@@ -20,7 +20,7 @@ from augury.backends.numba_cpu.kernels.jit import helper, kernel
 from augury.backends.numba_cpu.kernels.machine import get_f64, load_part, store_part
 from augury.backends.numba_cpu.kernels.simd import add, div, get_i64, put_i64, splat_f32
 from augury.backends.numba_cpu.kernels.step import scratch_of, share
-from augury.backends.numba_cpu.kernels.team import N_TOKENS
+from augury.backends.numba_cpu.kernels.team import N_TOKENS, TOKENS
 
 f32 = np.float32
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
@@ -33,6 +33,7 @@ LOGITS, LDL, N_EXPERTS, N_USED, GATING, BIAS, IS_NORMALISED, SCALE, N_GROUPS, N_
 # Where the routes are, from one thread's to the next where every thread has its own.
 CHOSEN, WEIGHTS, PLACES, SOURCES, GROUPS, STRIDE = (8 * i for i in range(10, 16))
 N_ALIKE = 128  # candidates that are one expert
+TOKEN_EXPERTS = 136  # (V, k) int32, what is chosen by token id; 0: by scores
 
 
 @helper
@@ -106,7 +107,7 @@ def route(record, state, thread, n_threads):
     bias, n_groups, stride = get_i64(table + BIAS), get_i64(table + N_GROUPS), get_i64(table + STRIDE)
     probabilities = scratch_of(state, thread)
     scores = probabilities + 4 * n
-    scale = f32(get_f64(table + SCALE))
+    scale, given = f32(get_f64(table + SCALE)), get_i64(table + TOKEN_EXPERTS)
     first, end = share(get_i64(state + N_TOKENS), thread, n_threads, private)
     for t in range(first, end):
         row = get_i64(table + LOGITS) + 4 * t * get_i64(table + LDL)
@@ -126,9 +127,13 @@ def route(record, state, thread, n_threads):
         weights = get_i64(table + WEIGHTS) + thread * stride + 4 * t * k
         top = total = f32(0)
         for j in range(k):
-            best = _top(scores, scores + 4 * n)
-            simd.put_f32(best, _TAKEN)
-            expert = (best - scores) // 4 // get_i64(table + N_ALIKE)
+            if given != 0:
+                choice = np.int64(simd.get_i32(given + 4 * (get_i64(get_i64(state + TOKENS) + 8 * t) * k + j)))
+            else:
+                best = _top(scores, scores + 4 * n)
+                simd.put_f32(best, _TAKEN)
+                choice = (best - scores) // 4
+            expert = choice // get_i64(table + N_ALIKE)
             put_i64(chosen + 8 * j, expert)
             weight = simd.get_f32(probabilities + 4 * expert)
             if gating == SOFTMAX_OF_CHOSEN:

@@ -7,8 +7,7 @@ from pathlib import Path
 import kernel_cases
 import numpy as np
 import pytest
-
-from augury.files.tensor_type import TensorType
+from oracles import weights
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def test_products_are_made_of_byte_dot_products_and_look_values_up(emulated, kin
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kind.name)
 def test_packing_products_and_rows_have_the_bits_of_this_machine(emulated, kind):
     for name, array in kernel_cases.of_type(kind).items():
         assert np.array_equal(emulated[name], array), name

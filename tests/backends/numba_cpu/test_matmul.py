@@ -11,7 +11,7 @@ from augury.errors import OptionError
 from augury.files.tensor_type import TensorType
 
 ROWS, COLS = 70, 768  # three panels, the last one partly filled; three units of the K types
-every_kind = pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+every_kind = pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kind.name)
 
 
 def quantised(matrix: PackedMatrix, x: np.ndarray, ranges: int = 1) -> np.ndarray:

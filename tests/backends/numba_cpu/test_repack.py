@@ -26,7 +26,7 @@ def bits(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kind.name)
 def test_a_packed_row_dequantises_to_the_bits_of_ggml(kind):
     source = weights.random_weights(np.random.default_rng(1), kind, 70, 768)
     matrix = pack(kind, (70, 768), source)
@@ -58,7 +58,7 @@ def test_float_weights_have_any_number_of_columns(kind, n_cols):
 WRITTEN_OUT = {"TQ1_0": 2.0625, "IQ1": 2.4375, "IQ2": 3.3125, "IQ3": 4.1875}
 
 
-@pytest.mark.parametrize("kind", TensorType, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kind.name)
 def test_whole_panels_take_as_many_bytes_as_the_file_or_what_is_written_out(kind):
     source = weights.random_weights(np.random.default_rng(3), kind, 64, 512)
     n_bits = WRITTEN_OUT.get(kind.name) or WRITTEN_OUT.get(kind.name[:3]) or 8 * source.size / (64 * 512)
@@ -105,7 +105,7 @@ def test_memory_is_aligned_to_lines_or_huge_pages(n_bytes):
 
 
 def test_every_type_of_a_model_file_has_a_format_of_its_size():
-    assert FORMATS.keys() == _PLACES.keys() | {"f32", "f16", "bf16"} == {kind.name.lower() for kind in TensorType}
+    assert FORMATS.keys() == _PLACES.keys() | {"f32", "f16", "bf16"} == {kind.name.lower() for kind in weights.KINDS}
     for kind in weights.QUANTISED:
         n_bytes, name = _PLACES[kind.name.lower()][0], kind.name.lower()
         assert n_bytes * kind.block_size == kind.block_bytes * FORMATS[name].unit_blocks * 32

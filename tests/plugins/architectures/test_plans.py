@@ -358,6 +358,20 @@ def test_a_gemma3_pattern_that_makes_no_sense_is_refused(pattern):
         plan_with("gemma3", attention__sliding_window_pattern=pattern)
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (np.full((128, 3), 8, np.int32), "holds 8, expected numbers from 0 to 7"),
+        (np.full((128, 3), -1, np.int32), "holds -1, expected numbers from 0 to 7"),
+        (np.zeros((128, 3)), "is stored as F32, expected I32"),
+        (np.zeros((127, 3), np.int32), r"has shape \(127, 3\), expected \(128, 3\)"),
+    ],
+)
+def test_a_table_of_tokens_experts_that_has_something_else_is_refused(table, message):
+    with pytest.raises(ModelFileError, match=f"'blk.1.ffn_gate_tid2eid.weight' {message}"):
+        plan_of(altered(file_for_plans("deepseek4-moe-token-experts"), arrays={"blk.1.ffn_gate_tid2eid.weight": table}))
+
+
 ANY_VALUE = st.one_of(
     st.integers(-(2**63), 2**64 - 1),
     st.integers(-2, 300),
