@@ -13,6 +13,7 @@ __all__ = ["Targets", "add_option_flag", "flag_of", "flags_of"]
 Targets = tuple[tuple[str, str], ...]
 """Plugins and the names of their options that a flag means."""
 
+_METAVARS = {bool: "on|off", int: "N", float: "X", str: "TEXT"}
 _PREFIXES = {"drafter": "spec", "memory": "memory"}  # of the kinds of plugins whose options are flags
 
 
@@ -43,7 +44,7 @@ def add_option_flag(
         dest=dest,
         default=(),
         nargs="?" if option.kind is bool else None,
-        metavar=option.name.upper(),
+        metavar=_METAVARS[option.kind],
         help=shown if is_shown else argparse.SUPPRESS,
     )
 
