@@ -68,7 +68,7 @@ PLAN = ModelPlan(
 )
 NORMS = {"q_norm": Norm("norm d", D, 1e-5), "k_norm": Norm("norm d", D, 1e-5)}
 FUSED = 3 * H * D
-L, R, N, LOW = 20, 10, 14, 28
+L, R, N, LOW = 26, 14, 14, 28
 LATENT = LatentAttention(
     Norm("norm e", E, 1e-5),
     Linear("latent q", E, H * (N + R)),
