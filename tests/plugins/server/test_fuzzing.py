@@ -25,7 +25,7 @@ def test_whatever_is_asked_the_server_answers(tmp_path):
         options = f"--checks {CHECKS} --generation-deterministic --max-examples 20 --workers 2 --request-timeout 60 --no-color"
         options += " --phases coverage,fuzzing"
         command = [program, "run", f"{server.url}/openapi.json", *options.split()]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580, check=False)
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
         assert ended.returncode == 0, ended.stdout + server.output
         assert "Traceback" not in server.output
         assert server.client.post("/v1/completions", json={"prompt": "The sea", "max_tokens": 2}).status_code == 200
