@@ -37,7 +37,6 @@ from augury.backends.numba_cpu.kernels.team import N_SEGMENTS, SEGMENT_BYTES, SE
 (X, LDX, GATE_IN, GATE_OUT, Y, LDY, N_CHANNELS, WIDTH, SIZE, TAPS, BIAS, HAS_SILU, STATE, SAVED, ASIDE, N_ASIDE) = (
     8 * field for field in range(16)
 )
-LAYER_FIELDS = 16
 _AHEAD = 1024  # bytes
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _U8X32, _I16X16, _I32X8 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
-_U8X16, _I32X4 = ir.VectorType(I8, 16), ir.VectorType(I32, 4)
+_I32X4 = ir.VectorType(I32, 4)
 
 
 def _cut(b: ir.IRBuilder, vector: ir.Value, n_parts: int) -> list[ir.Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
+from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, columns_of
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay_keys, unit_heads
@@ -32,7 +32,7 @@ class KimiDeltaAttentionEmitter(RecurrentEmitter):
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `Emitter.buffers`."""
         block = self.block
-        widths = {"inputs": self._columns[2], "fed": self._width, "recurred": block.o.n_in, "ends": block.beta.n_out}
+        widths = {"inputs": columns_of(self.block)[2], "fed": self._width, "recurred": block.o.n_in, "ends": block.beta.n_out}
         widths |= {"times": block.decay.n_out, "gates": block.gate.n_out}
         lowered = [down.n_out for down in (block.decay_down, block.gate_down) if down is not None]
         widths |= {"lowered": max(lowered, default=0)}
@@ -46,7 +46,7 @@ class KimiDeltaAttentionEmitter(RecurrentEmitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, heads, buffers = self.block, self.block.recurrence, tape.buffers
-        key, value, steps = self._columns
+        key, value, steps = columns_of(self.block)
         made = [block.decay_down or block.decay, block.gate_down or block.gate]
         normed = tape.norm(block.norm, (block.q, block.k, block.v, block.beta, *made))
         tape.multiply(normed, ((block.q, 0), (block.k, key), (block.v, value)), Rows(buffers["inputs"], steps))
@@ -85,25 +85,19 @@ class KimiDeltaAttentionEmitter(RecurrentEmitter):
         tape.multiply(normed, ((linear, 0),), to)
 
     def _emit_convolutions(self, tape: Tape) -> None:
-        block, columns = self.block, (0, *self._columns[:2])
+        block, columns = self.block, (0, *columns_of(self.block)[:2])
         inputs, fed = tape.buffers["inputs"], tape.buffers["fed"]
         for conv, column, state in zip((block.q_conv, block.k_conv, block.v_conv), columns, self._placed, strict=False):
-            x, y = Rows(inputs.at(4 * column), self._columns[2]), Rows(fed.at(4 * column), self._width)
+            x, y = Rows(inputs.at(4 * column), columns_of(self.block)[2]), Rows(fed.at(4 * column), self._width)
             self._convolve(tape, conv, state, x, y, has_silu=True)
 
     def _emit_recurrence(self, tape: Tape) -> None:
-        heads, (key, value, steps) = self.block.recurrence, self._columns
+        heads, (key, value, steps) = self.block.recurrence, columns_of(self.block)
         rows = Rows(tape.buffers["fed"], self._width)
         row = FedRow(rows, 0, key, value, steps, steps + self.block.decay.n_out)
         self._recur(tape, heads, self._placed[3], row, tape.buffers["recurred"])
 
     @property
-    def _columns(self) -> tuple[int, int, int]:
-        """Where keys, values and decays are in a token's row."""
-        block = self.block
-        return (block.q.n_out, block.q.n_out + block.k.n_out, block.q.n_out + block.k.n_out + block.v.n_out)
-
-    @property
     def _width(self) -> int:
         """Floats of a token's row."""
-        return self._columns[2] + self.block.decay.n_out + self.block.recurrence.n_heads
+        return columns_of(self.block)[2] + self.block.decay.n_out + self.block.recurrence.n_heads

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
+from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, columns_of
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrent_ends import light
@@ -41,7 +41,7 @@ class LightningAttentionEmitter(RecurrentEmitter):
         block, buffers, decays = self.block, tape.buffers, self.block.decays
         fed, gates = Rows(buffers["fed"], self._width), Rows(buffers["gates"], block.gate.n_out)
         normed = tape.norm(block.norm, (block.q, block.k, block.v, block.gate))
-        key, value, steps = self._columns
+        key, value, steps = columns_of(self.block)
         tape.multiply(normed, ((block.q, 0), (block.k, key), (block.v, value)), fed)
         tape.multiply(normed, ((block.gate, 0),), gates)
         ends = tape.weights.constant(("decays", decays), lambda: np.array([*decays, *[1.0] * len(decays)], np.float32))
@@ -53,17 +53,11 @@ class LightningAttentionEmitter(RecurrentEmitter):
 
     def emit_states(self, tape: Tape) -> None:
         """See `Emitter.emit_states`."""
-        heads, (key, value, steps) = self.block.recurrence, self._columns
+        heads, (key, value, steps) = self.block.recurrence, columns_of(self.block)
         row = FedRow(Rows(tape.buffers["fed"], self._width), 0, key, value, steps, steps + heads.n_heads)
         self._recur(tape, heads, self._placed[0], row, tape.buffers["recurred"])
 
     @property
-    def _columns(self) -> tuple[int, int, int]:
-        """Where keys, values and decays are in a token's row."""
-        block = self.block
-        return (block.q.n_out, block.q.n_out + block.k.n_out, block.q.n_out + block.k.n_out + block.v.n_out)
-
-    @property
     def _width(self) -> int:
         """Floats of a token's row."""
-        return self._columns[2] + 2 * self.block.recurrence.n_heads
+        return columns_of(self.block)[2] + 2 * self.block.recurrence.n_heads

@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Pointer
     from augury.backends.numba_cuda.tape import Operand, Rows, Tape
-    from augury.blocks import Block, Convolution, LinearRecurrence, Norm, SequenceState
+    from augury.blocks import (
+        Block,
+        Convolution,
+        KimiDeltaAttention,
+        LightningAttention,
+        LinearRecurrence,
+        Norm,
+        SequenceState,
+    )
     from augury.types import ModelOptions
 
-__all__ = ["FedRow", "PlacedState", "RecurrentEmitter"]
+__all__ = ["FedRow", "PlacedState", "RecurrentEmitter", "columns_of"]
 
 
 @frozen(eq=False)
@@ -45,6 +53,12 @@ class FedRow:
     value: int
     step: int  # decays, or betas where decays are made of them
     beta: int
+
+
+def columns_of(block: KimiDeltaAttention | LightningAttention) -> tuple[int, int, int]:
+    """Where keys, values and decays are in a token's row, behind its queries."""
+    key, value = block.q.n_out, block.q.n_out + block.k.n_out
+    return key, value, value + block.v.n_out
 
 
 class RecurrentEmitter(Emitter):

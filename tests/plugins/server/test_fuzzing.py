@@ -1,6 +1,6 @@
 """The OpenAPI document, fuzzed: whatever is asked, the server answers, and as the document says.
 
-Some 7,500 requests, the same in every run. For others: `schemathesis run URL/openapi.json --max-examples 200 --seed N`.
+More than 7,000 requests, the same in every run. For others: `schemathesis run URL/openapi.json --max-examples 200 --seed N`.
 """
 
 import subprocess
