@@ -24,6 +24,7 @@ _START_BYTES = 192 << 20  # measured: 102 MiB for what all commands import
 def main() -> int:
     """Run the command that this process was started for; see `augury.cli.command_line.main`."""
     _open_streams()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded one by one, which has no use for threads
     if (lack := _lack_of_address_space()) is not None:
         sys.stderr.write(f"augury: {lack}\n")
         return lack.exit_code

@@ -297,8 +297,8 @@ class Sampler:
     def _all(self, logits: Pass, row: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """All tokens that are allowed, by rising id, and their logits; `_NO_TOKEN` where the row is not finite."""
         values = logits.rows()[row]
-        if not np.isfinite(values.max()):
-            return _NO_TOKEN, values[:1]
+        if not np.isfinite(best := values.max(keepdims=True)):
+            return _NO_TOKEN, best
         ids = np.arange(len(values), dtype=np.int32) if allowed is None else np.flatnonzero(allowed).astype(np.int32)
         return ids, values[ids]
 

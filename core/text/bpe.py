@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -160,7 +159,6 @@ def _build(ids: dict[str, int], merges: list[str], pre: PreTokenizer) -> tokeniz
     """Build the library's tokenizer."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text has no use for threads, of which forks would be warned
     merges = list(dict.fromkeys(merges))  # of two that are alike the first counts, where the library takes the last
     pairs = [(merge[:at], merge[at + 1 :]) for merge in merges if (at := merge.find(" ", 1)) > 0]
     if len(pairs) < len(merges):

@@ -111,8 +111,6 @@ class ChatTemplate:
             return self._rendered(messages, names, add_generation_prompt=add_generation_prompt)
         except ValueError as error:
             raise OptionError(f"messages hold what JSON cannot write: {error}") from error
-        except OSError as error:
-            raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
         except Refusal as error:
             raise OptionError(f"the model's chat template refuses these messages: {error}") from error
         except Failure as error:
@@ -128,7 +126,10 @@ class ChatTemplate:
             "bos_token": self._special_text("bos"),
             "eos_token": self._special_text("eos"),
         }
-        return self._renderer.render(self.source, names, self._now())
+        try:
+            return self._renderer.render(self.source, names, self._now())
+        except OSError as error:
+            raise CapacityError(f"the process that renders chat templates cannot be started: {error}") from error
 
     def _can_write(self) -> bool:
         """Whether the template works at all."""

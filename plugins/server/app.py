@@ -8,7 +8,9 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib import metadata
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -94,6 +96,7 @@ class _Gate:
         self._app = app
         self._server = server
         self._keys = [key.encode() for key in server.options.api_keys]
+        self._hosts = {urlsplit(origin).hostname for origin in server.options.cors_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._refusal(Request(scope))) is not None:
@@ -127,9 +130,8 @@ class _Gate:
         if self._keys and not self._is_known(request):
             told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
             return RequestError(401, told, code="invalid_api_key")
-        if not self._is_welcome(request):
-            told = "a web page of another origin asks for a change, and --cors-origins does not name that origin"
-            return RequestError(403, told, code="origin_not_allowed")
+        if (error := self._page_refusal(request)) is not None:
+            return error
         limit, length = self._server.options.max_body_bytes, request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:  # one that does not say it is counted as it comes
             return RequestError(413, f"the body has {length} bytes, this server takes {limit} (--max-body-size)")
@@ -138,6 +140,28 @@ class _Gate:
         except RequestError as error:
             return error
         return None
+
+    def _page_refusal(self, request: Request) -> RequestError | None:
+        """Why a web page may not ask this."""
+        if not (self._keys or self._names_this_machine(request)):
+            told = f"the server is asked as {request.headers['host']!r}, which is no name of this machine"
+            more = "ask by its address, or start it with --cors-origins and the origin that is meant, or with an API key"
+            return RequestError(403, f"{told}; {more}", code="host_not_allowed")
+        if not self._is_welcome(request):
+            told = "a web page of another origin asks for a change, and --cors-origins does not name that origin"
+            return RequestError(403, told, code="origin_not_allowed")
+        return None
+
+    def _names_this_machine(self, request: Request) -> bool:
+        """Whether a request over the loopback asks for this machine, and not for a page's name that was made to mean it."""
+        if not _is_loopback((request.scope.get("server") or ("",))[0]) or "*" in self._server.options.cors_origins:
+            return True
+        try:
+            name = (urlsplit(f"//{request.headers.get('host', '')}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        # of addresses, and of names without a dot or with these ends, no page can make other ones
+        return "." not in name or name.endswith((".localhost", ".internal")) or name in self._hosts or _is_address(name)
 
     def _is_welcome(self, request: Request) -> bool:
         """Whether a page that asks for more than to read is the server's own or named; none asks where nothing is told."""
@@ -156,6 +180,18 @@ class _Gate:
         given = token.strip(" ") if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         # every key is compared whole, so that the time tells nothing
         return any([hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys])  # noqa: C419
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ip_address(name).is_loopback
 
 
 def _answer(error: RequestError, path: str) -> JSONResponse:

@@ -12,6 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from attrs import frozen
 
@@ -69,7 +70,7 @@ class _Flags:
     sleep_idle_seconds: int = option(
         -1, ge=-1, help="seconds without a request after which the model is unloaded until the next one; -1: never"
     )
-    no_ui: bool = option(False, help="leave out the page at /")
+    no_ui: bool = option(False, aliases=["no-webui"], help="leave out the page at /")
     ssl_key_file: str | None = option(None, help="serve HTTPS with this private key (PEM)")
     ssl_cert_file: str | None = option(None, help="serve HTTPS with this certificate (PEM)")
 
@@ -170,6 +171,9 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
             raise OptionError(f"{file} cannot be read")
     if slot_path is not None and not slot_path.is_dir():
         raise OptionError(f"--slot-save-path is {slot_path}, expected a folder that exists")
+    for origin in _words(flags.cors_origins):
+        if not (origin in ("*", "localhost") or _is_origin(origin)):
+            raise OptionError(f"--cors-origins names {origin!r}, expected *, localhost or origins such as https://chat.example")
     keys = [*_words(flags.api_key)]
     if keys_file is not None:
         lines = [line.strip() for line in read_text(keys_file).splitlines()]
@@ -195,6 +199,15 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         ssl_key_file=key_file,
         ssl_cert_file=cert_file,
     )
+
+
+def _is_origin(text: str) -> bool:
+    """Whether it is a scheme and a host, as browsers name origins."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}"
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -25,6 +25,7 @@ router = api_router()
 _NEEDED = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 _REPOSITORY = "myproject\n"  # what llama.cpp calls it, and the file that is written, where nobody says
 _FILE = "filename\n"
+_SHARE = 8  # of the context is left for an answer without a limit
 _SNIPPET = "\n\n--- snippet ---\n\n"  # before each text of a model without a token for that
 
 
@@ -48,12 +49,13 @@ class InfillRequest(CompletionFields):
 @router.post("/infill", responses=STREAMED)
 async def infill(body: InfillRequest, http: Request, server: Serving) -> Any:
     """Fill a gap."""
-    tokenizer, limit = server.engine.tokenizer, body.n_predict or 0
-    n_ctx = server.engine.config["n_ctx"] - max(limit, 0)
+    tokenizer, n_ctx = server.engine.tokenizer, server.engine.config["n_ctx"]
+    limit = server.options.params.get("max_tokens") if body.n_predict is None else body.n_predict
     if tokenizer is None or (missing := [word for name, word in _NEEDED.items() if name not in tokenizer.fim]):
         lacks = "tokenizer" if tokenizer is None else f"token for the {', the '.join(missing)} of a gap"
         raise RequestError(501, f"infill is not supported by this model: it has no {lacks}; use /completion")
-    tokens = await to_thread.run_sync(infill_tokens, body, tokenizer, n_ctx)
+    n_answer = n_ctx // _SHARE if limit is None or limit < 0 else limit
+    tokens = await to_thread.run_sync(infill_tokens, body, tokenizer, n_ctx - n_answer)
     return await answer(body, [tokens], http, server, is_list=body.n_cmpl > 1)
 
 

@@ -8,7 +8,7 @@ from augury.errors import OptionError, UnsupportedError
 from augury.plugins.server.fields import Fields
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "PromptObject", "mixed_tokens", "prompt_tokens"]
+__all__ = ["Prompt", "PromptObject", "mixed_tokens", "needed", "prompt_tokens"]
 
 
 class PromptObject(Fields):
@@ -50,8 +50,17 @@ def mixed_tokens(prompt: Any, tokenizer: Tokenizer | None, *, add_special: bool,
             found.append(text)
         elif not isinstance(text, str):
             raise OptionError("prompt holds tokens beside whole prompts; put the tokens into a list of their own")
-        elif tokenizer is None:
-            raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
         else:
-            found += tokenizer.encode(text, add_special=add_special and i == 0, parse_special=parse_special)
+            found += needed(tokenizer).encode(text, add_special=add_special and i == 0, parse_special=parse_special)
     return found
+
+
+def needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, where there is a text.
+
+    Raises:
+        UnsupportedError: The model has none.
+    """
+    if tokenizer is None:
+        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
+    return tokenizer

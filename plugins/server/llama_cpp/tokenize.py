@@ -10,11 +10,10 @@ from anyio import to_thread
 from augury.errors import UnsupportedError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
-from augury.plugins.server.llama_cpp.prompts import mixed_tokens
+from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.server import Server, Serving
 from augury.text.chat_template import ChatTemplate
-from augury.text.tokenizer import Tokenizer
 
 __all__ = ["n_prompt_tokens", "router"]
 
@@ -39,7 +38,7 @@ class DetokenizeRequest(Fields):
 @router.post("/tokenize")
 def tokenize(body: TokenizeRequest, server: Serving) -> dict[str, Any]:
     """Give the tokens of a text."""
-    tokenizer = _tokenizer(server)
+    tokenizer = needed(server.engine.tokenizer)
     tokens = mixed_tokens(body.content, tokenizer, add_special=body.add_special, parse_special=body.parse_special)
     if not body.with_pieces:
         return {"tokens": tokens}
@@ -49,7 +48,7 @@ def tokenize(body: TokenizeRequest, server: Serving) -> dict[str, Any]:
 @router.post("/detokenize")
 def detokenize(body: DetokenizeRequest, server: Serving) -> dict[str, str]:
     """Give the text of tokens, special ones included."""
-    return {"content": _tokenizer(server).decode(body.tokens, skip_special=False)}
+    return {"content": needed(server.engine.tokenizer).decode(body.tokens, skip_special=False)}
 
 
 @router.post("/apply-template")
@@ -84,12 +83,6 @@ def _with_template(server: Server, method: Callable[..., Any]) -> Callable[[Mapp
     return lambda params: method(
         template, params["messages"], tools=params.get("tools"), kwargs=params.get("chat_template_kwargs")
     )
-
-
-def _tokenizer(server: Server) -> Tokenizer:
-    if server.engine.tokenizer is None:
-        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
-    return server.engine.tokenizer
 
 
 def _piece(found: bytes) -> str | list[int]:

@@ -11,11 +11,11 @@ from anyio import to_thread
 from pydantic import Field
 from starlette.requests import Request
 
-from augury.errors import UnsupportedError
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed
 from augury.plugins.server.json_route import api_router
+from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Server, Serving
 
 __all__ = ["EmbeddingRequest", "router"]
@@ -59,10 +59,7 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
 
 def _tokens(server: Server, inputs: Sequence[Any]) -> list[list[int]]:
     """The token ids of texts, or token ids as they are."""
-    tokenizer = server.engine.tokenizer
-    if tokenizer is None and any(isinstance(each, str) for each in inputs):
-        raise UnsupportedError("this model has no tokenizer that augury can read; give token ids instead of text")
-    return [tokenizer.encode(each, parse_special=True) if tokenizer and isinstance(each, str) else each for each in inputs]
+    return [mixed_tokens(each, server.engine.tokenizer, add_special=True) for each in inputs]
 
 
 def _encoded(vector: np.ndarray, encoding: str) -> list[float] | str:

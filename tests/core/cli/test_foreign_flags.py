@@ -129,6 +129,11 @@ def test_another_name_means_the_same(words, expected):
     assert {key: args[key] for key in expected} == expected
 
 
+def test_the_page_has_two_names():
+    flags = parser_of("serve").flags
+    assert flags["--no-webui"] is flags["--no-ui"]
+
+
 @pytest.mark.parametrize(
     ("words", "params"),
     [

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import vocabularies
 
-from augury.errors import ModelFileError, OptionError, UnsupportedError
+from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.text.chat_template import ChatTemplate
-from augury.text.renderer import Renderer
+from augury.text.renderer import Failure, Renderer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHATML = (
@@ -217,6 +217,13 @@ def test_a_template_that_goes_on_and_on_is_a_model_file_error():
     template = ChatTemplate("{{ 9 ** 999999999 }}")
     template._renderer = Renderer(seconds=0.05)
     with pytest.raises(ModelFileError, match=r"chat_template takes more than 0.05 s of processor time; give a prompt instead"):
+        template.render(HELLO)
+
+
+def test_a_process_that_cannot_be_started_again_is_a_capacity_error(monkeypatch):
+    template, raised = ChatTemplate("x"), [Failure("fails"), OSError("no more processes")]
+    monkeypatch.setattr(template._renderer, "render", lambda *_: (_ for _ in ()).throw(raised.pop(0)))
+    with pytest.raises(CapacityError, match="cannot be started: no more processes"):
         template.render(HELLO)
 
 

@@ -1,3 +1,4 @@
+import os
 import threading
 
 import numpy as np
@@ -133,6 +134,12 @@ def test_a_megabyte_is_encoded_whole():
         tokenizer = vocabularies.tokenizer(name)
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
+
+
+def test_other_tokenizers_of_the_process_stay_as_they_are(monkeypatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    load_tokenizer(vocabularies.tiny()).encode("ab")
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
 def test_a_text_that_the_library_gives_up_on_is_a_capacity_error():

@@ -21,11 +21,11 @@ KEY = {"Authorization": "Bearer two"}
 MARK = "Zanzibar-marmalade"
 
 
-def in_process(options):
+def in_process(options, url="http://server"):
     """A client of an app without a model, which has a route that fails."""
     app = make_app(Server(options, lambda _: None))
     app.add_api_route("/static/fault", lambda: 1 // 0)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://server")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=url)
 
 
 def test_every_promise_names_tests_that_exist():
@@ -134,6 +134,36 @@ def test_a_page_that_is_not_named_changes_nothing(headers, is_refused):
     changing, reading = asyncio.run(ask())
     assert (changing.status_code == 403) == is_refused
     assert reading.status_code != 403  # what it reads, the browser keeps from it
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "is_refused"),
+    [
+        *(
+            (host, {}, True)
+            for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "EVIL.example.", "[", "1.2")
+        ),
+        *(
+            (host, {}, False)
+            for host in ("127.0.0.1", "127.0.0.1:8080", "[::1]:8080", "192.168.1.2", "LOCALHOST:8080", "desk", "")
+        ),
+        *((host, {}, False) for host in ("augury.localhost", "host.docker.internal:8080", "localhost.")),
+        ("evil.example", {"api_keys": ("two",)}, False),
+        ("evil.example", {"cors_origins": ("*",)}, False),
+        ("page.example:8080", {"cors_origins": ("https://page.example",)}, False),
+        ("evil.example", {"cors_origins": ("https://page.example", "localhost")}, True),
+    ],
+)
+def test_a_page_cannot_make_its_name_mean_this_machine(host, options, is_refused):
+    async def ask(url, path, **headers):
+        async with in_process(ServerOptions(**options), url) as client:
+            return (await client.get(path, headers={"Host": host, **KEY, **headers})).status_code
+
+    page = {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+    assert (asyncio.run(ask("http://127.0.0.1:8080", "/props", **page)) == 403) == is_refused
+    assert asyncio.run(ask("http://[::1]:8080", "/props")) in ((403,) if is_refused else (503,))
+    assert asyncio.run(ask("http://10.0.0.7:8080", "/props")) == 503  # other machines may call this one as they like
+    assert asyncio.run(ask("http://127.0.0.1:8080", "/health")) == 503
 
 
 def test_a_fault_is_told_by_its_kind_alone():

@@ -29,6 +29,12 @@ def test_llama_vscode_warms_the_cache_and_is_answered(client):
     assert found["timings"]["cache_n"] > 0
 
 
+def test_an_answer_without_a_limit_has_room(client):
+    found = ask(client, input_prefix="def area(r):\n" * 500, input_suffix="\n", ignore_eos=True, t_max_predict_ms=-1)
+    assert found["tokens_evaluated"] == 448  # of 512
+    assert found["tokens_predicted"] > 64
+
+
 def test_adapters_are_refused_by_name(client):
     answer = client.post("/infill", json=FIM | {"lora": [{"id": 0, "scale": 0.5}]})
     assert (answer.status_code, "lora is" in answer.json()["error"]["message"]) == (400, True)
