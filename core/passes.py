@@ -66,6 +66,10 @@ class Pass(ABC):
     def rows(self) -> np.ndarray:
         """All rows, (r, V) float32; a view that the next pass overwrites."""
 
+    def row(self, row: int) -> np.ndarray:
+        """One of them, (V,): where rows are far away the others stay there."""
+        return self.rows()[row]
+
     def features(self, name: str) -> np.ndarray:
         """What `Batch.features` asked for by this name, (n, F) float32, of all tokens of the pass in the batch's order.
 

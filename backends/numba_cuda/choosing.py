@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +17,11 @@ from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_token
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device
 
-__all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Chooser", "Found", "Logits", "Wanted"]
+__all__ = ["KERNELS", "MAX_GATHERED", "MAX_K", "Begun", "Chooser", "Found", "Logits", "Wanted"]
 
 MAX_K = 256  # best tokens that are looked for on the device; of more the row is read
-MAX_GATHERED = 1024  # logits that are gathered there
+MAX_GATHERED = 4096  # logits that are gathered there; of more ids of a row the row is read
+_MAX_FORESEEN = 256  # of a slot: penalties look at 64 tokens, what a constraint allows is another set each time
 KERNELS = (best_of_chunks, best_tokens, sums_of_chunks, gather_logits)
 _K_STEP = 8  # what is asked for grows with the tokens that penalties look at: it is not computed again for each
 
@@ -80,6 +83,15 @@ class Found:
     normalizers: np.ndarray
 
 
+@frozen(eq=False)
+class Begun:
+    """What was begun to be found for a pass before it is asked for: tokens by row, rising, and where their logits come to."""
+
+    wanted: Wanted = Wanted()
+    ids: Mapping[int, np.ndarray] = MappingProxyType({})
+    places: Mapping[int, int] = MappingProxyType({})
+
+
 class Chooser:
     """Finds what is wanted of all rows of a pass at once, and before it is asked for, if it was wanted of the last pass."""
 
@@ -87,20 +99,36 @@ class Chooser:
         self.device, self.logits = device, logits
         self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
         self._asked = Wanted()
+        self._asked_ids: dict[int, np.ndarray] = {}  # by slot, what the last pass with rows of it was asked for
         n_top, n_sums = 2 * MAX_TOKENS * MAX_K, 2 * MAX_TOKENS * logits.n_chunks(logits.n_vocab)
         self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
-        self._places = device.allocate(4 * MAX_GATHERED, "scratch").at(0)
+        self._places, self._gathered = (device.allocate(4 * MAX_GATHERED, "scratch").at(0) for _ in range(2))
         self._staged_top, self._staged_sums = device.staging(n_top), device.staging(n_sums)
         self._staged_chunks = device.staging(n_sums // 2)
-        self._staged_places = device.staging(MAX_GATHERED)
+        self._staged_places, self._staged_gathered = device.staging(MAX_GATHERED), device.staging(MAX_GATHERED)
 
-    def begin_pass(self, n_rows: int) -> Wanted:
-        """Begin to find, after a pass of so many rows was begun, what was wanted of the last one."""
-        wanted, self.n_of_chunks = Wanted(), self.logits.n_vocab
-        if n_rows:
-            wanted, self._asked = self._asked, Wanted()
-            self.begin(n_rows, self.logits.n_vocab, wanted)
-        return wanted
+    def begin_pass(self, row_slots: np.ndarray, tokens: np.ndarray, slots: np.ndarray) -> Begun:
+        """Begin to find, after a pass was begun, what was wanted of the last one.
+
+        Args:
+            row_slots: (r,) of each row of logits.
+            tokens: (n,) of the pass. What penalties look at of a text changes by these alone.
+            slots: (n,) of each token.
+        """
+        self.n_of_chunks, n_rows = self.logits.n_vocab, len(row_slots)
+        if not n_rows:
+            return Begun()
+        wanted, self._asked = self._asked, Wanted()
+        self.begin(n_rows, self.logits.n_vocab, wanted)
+        ids: dict[int, np.ndarray] = {}
+        for slot in [each for each in self._asked_ids if each in row_slots]:
+            wanted_ids = np.union1d(self._asked_ids.pop(slot), tokens[slots == slot])
+            ids |= dict.fromkeys(np.flatnonzero(row_slots == slot).tolist(), wanted_ids)
+        ends = np.cumsum([0, *(len(each) for each in ids.values())]).tolist()
+        if not ids or ends[-1] > MAX_GATHERED:
+            return Begun(wanted)
+        self._begin_gather(np.concatenate([each + row * self.logits.n_vocab for row, each in ids.items()]))
+        return Begun(wanted, ids, dict(zip(ids, ends, strict=False)))
 
     def begin(self, n_rows: int, n: int, wanted: Wanted) -> None:
         """Begin to find what is wanted of the first n tokens of each row."""
@@ -141,17 +169,30 @@ class Chooser:
             self._asked = asked
         return asked
 
+    def ask_ids(self, slot: int, ids: np.ndarray) -> None:
+        """The next pass of a slot may be asked for the logits of these tokens, too."""
+        known = self._asked_ids.get(slot)
+        ids = ids if known is None else np.union1d(known, ids)
+        if len(ids) <= _MAX_FORESEEN:
+            self._asked_ids[slot] = ids
+
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
         """The logits (m,) of some tokens of a row, MAX_GATHERED at most."""
-        n = len(ids)
-        self._staged_places[:n] = ids
-        self._staged_places[:n] += row * self.logits.n_vocab
-        self.device.send(self._staged_places[:n], self._places)
-        arguments = (self.logits.at, self._places, self._top, n)
-        self.device.launch(Launch(gather_logits, (-(-n // WARP), 1, 1), WARP, arguments))
-        self.device.fetch(self._top, self._staged_top[:n])
+        self._begin_gather(ids + row * self.logits.n_vocab)
         self.device.wait()
-        return self._staged_top[:n].view(np.float32).copy()
+        return self.gathered(len(ids))
+
+    def _begin_gather(self, places: np.ndarray) -> None:
+        n = len(places)
+        self._staged_places[:n] = places
+        self.device.send(self._staged_places[:n], self._places)
+        arguments = (self.logits.at, self._places, self._gathered, n)
+        self.device.launch(Launch(gather_logits, (-(-n // WARP), 1, 1), WARP, arguments))
+        self.device.fetch(self._gathered, self._staged_gathered[:n])
+
+    def gathered(self, n: int) -> np.ndarray:
+        """The first n logits that were gathered last, once that is over."""
+        return self._staged_gathered[:n].view(np.float32).copy()
 
 
 def _normalizers(sums: np.ndarray, best: np.ndarray) -> np.ndarray:

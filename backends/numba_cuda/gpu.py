@@ -47,7 +47,7 @@ class Gpu(Device):
         self._pinned: list[int] = []
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
-        self._is_closed = False
+        self._is_closed = self._is_busy = False
         self._call("cuInit", 0)
         if number >= (n := self._call("cuDeviceGetCount")):
             raise UnsupportedError(f"there is no GPU {number}; expected a number below {n}, see nvidia-smi -L")
@@ -66,6 +66,7 @@ class Gpu(Device):
         self.stream = self._call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
         self._marks = [self._call("cuEventCreate", driver.CUevent_flags.CU_EVENT_DEFAULT.value) for _ in range(2)]
         self._n_marks = 0
+        self._seconds: float | None = None
 
     def prepare(self, kernels: Iterable[Kernel], progress: Progress) -> None:
         """See `Device.prepare`: all are loaded before a graph is recorded, during which nothing may be."""
@@ -128,12 +129,14 @@ class Gpu(Device):
         self._n_marks += 1
 
     def wait(self) -> float | None:
-        """See `Device.wait`."""
-        self._enter()
-        self._call("cuStreamSynchronize", self.stream)
-        if self._n_marks < 2 or self._n_marks % 2:
-            return None
-        return float(self._call("cuEventElapsedTime", *self._marks)) / 1000.0
+        """See `Device.wait`: where nothing was begun since the last time, the driver is not asked."""
+        if self._is_busy:
+            self._enter()
+            self._call("cuStreamSynchronize", self.stream)
+            is_timed = self._n_marks >= 2 and self._n_marks % 2 == 0
+            self._seconds = float(self._call("cuEventElapsedTime", *self._marks)) / 1000.0 if is_timed else None
+            self._is_busy = False
+        return self._seconds
 
     def close(self) -> None:
         """See `Device.close`."""
@@ -167,7 +170,8 @@ class Gpu(Device):
         return Buffer(n_bytes, address)
 
     def _enter(self) -> None:
-        """Make the context this thread's: another GPU's may be, as a draft model's."""
+        """Make the context this thread's: another GPU's may be, as a draft model's. Something is begun then."""
+        self._is_busy = True
         if getattr(_current, "gpu", None) is not self:
             self._call("cuCtxSetCurrent", self._context)
             _current.gpu = self

@@ -41,7 +41,7 @@ class CudaModel(Model):
         self.identity = identity
         self._lowering, self._device = lowering, device
         self._inputs, self._told = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
-        self._moves = device.allocate(4 * 3 * MAX_TOKENS, "scratch").at(0)
+        self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._chooser = Chooser(device, Logits(*places, info.n_vocab))
         self._programs: dict[tuple[Size, Parts], Program] = {}
@@ -59,6 +59,7 @@ class CudaModel(Model):
             raise AuguryError(f"model {self.info.name!r} is closed")
         check_batch(batch, self._n_tokens_known, self.info, self.state_spec, self.features)
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
+        self._device.wait()  # until the staging arrays are free
         self._move(batch)
         if self._sequences is not None:
             self._begin_sequences(self._sequences, batch, tree)
@@ -71,6 +72,7 @@ class CudaModel(Model):
         for start in range(0, n, self._n_most):
             span = slice(start, min(start + self._n_most, n))
             first, end = np.searchsorted(batch.rows, (span.start, span.stop))
+            self._device.wait()
             passed = self._pass(batch, tree, span, parts)
             if first == 0 and end == n_rows and not features and span.stop == n:
                 return passed  # the last tokens alone have logits, as of a prompt
@@ -84,17 +86,17 @@ class CudaModel(Model):
         positions = batch.positions[span]
         rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
         n = len(positions)
-        self._device.wait()  # until the staging arrays are free
         self._write_inputs(batch, tree, span, rows)
         if batch.hidden is not None:
             self._device.write(self._lowering.hidden, np.ascontiguousarray(batch.hidden[span]))
         self._device.mark()
         if n:
             self._program(size_of(n, int(positions.max())), parts).run()
-        begun = self._chooser.begin_pass(len(rows))
+        row_slots = batch.slots[span][rows]
+        begun = self._chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
-        return DevicePass(self._chooser, self._told, len(rows), features, self.info.n_vocab, begun)
+        return DevicePass(self._chooser, self._told, row_slots, features, self.info.n_vocab, begun)
 
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start
@@ -126,7 +128,6 @@ class CudaModel(Model):
     def _begin_sequences(self, sequences: Sequences, batch: Batch, tree: Tree | None) -> None:
         """Do what is to be done to states of sequences before a batch."""
         sequences.begin(batch, tree)
-        self._device.wait()
         for _ in sequences.write_first(self._inputs):
             if self._states is None:
                 self._states = self._lowering.states(self._inputs, self._told)
@@ -152,8 +153,11 @@ class CudaModel(Model):
         if self._sequences is not None:  # where all that were accepted are named, whether they move or not
             moves = moves[moves[:, 1] != moves[:, 2]]
         for start in range(0, len(moves), MAX_TOKENS):
-            some = np.ascontiguousarray(moves[start : start + MAX_TOKENS], np.int32)
-            self._device.write(self._moves, some)
+            some = moves[start : start + MAX_TOKENS]
+            if start:
+                self._device.wait()
+            self._staged_moves[: 3 * len(some)] = some.reshape(-1)
+            self._device.send(self._staged_moves[: 3 * len(some)], self._moves)
             for launch in self._lowering.moving(self._moves, len(some)):
                 self._device.launch(launch)
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import evolve
 
-from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, Chooser, Found, Wanted
+from augury.backends.numba_cuda.choosing import MAX_GATHERED, MAX_K, Begun, Chooser, Found, Wanted
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.passes import ArrayPass, Pass
 from augury.types import read_only
@@ -25,13 +26,15 @@ class DevicePass(Pass):
         self,
         chooser: Chooser,
         told: np.ndarray,
-        n_rows: int,
+        row_slots: np.ndarray,
         features: Mapping[str, tuple[Pointer, int, int]],
         n: int,
-        begun: Wanted,
+        begun: Begun,
     ) -> None:
-        self._chooser, self._told, self._n_rows, self._features, self._n = chooser, told, n_rows, features, n
-        self._begun = begun
+        self._chooser, self._told, self._row_slots, self._features, self._n = chooser, told, row_slots, features, n
+        self._begun, self._n_rows = begun, len(row_slots)
+        self._gathered = np.empty(0, np.float32)
+        self._rows: dict[int, np.ndarray] = {}
         self._read: np.ndarray | None = None
         self._found: Found | None = None
         self._seconds: float | None = None
@@ -42,7 +45,8 @@ class DevicePass(Pass):
         if not self._is_over:
             self._seconds, self._is_over = self._chooser.device.wait(), True
             self._told = self._told.copy()
-            self._found = self._chooser.found(self._n_rows, self._n, self._begun)
+            self._found = self._chooser.found(self._n_rows, self._n, self._begun.wanted)
+            self._gathered = self._chooser.gathered(sum(map(len, self._begun.ids.values())))
         return self._seconds
 
     def argmax(self) -> np.ndarray:
@@ -59,22 +63,29 @@ class DevicePass(Pass):
         """See `Pass.top_k`."""
         k = max(0, min(k, self._n))
         if not 0 < k <= MAX_K:
-            return ArrayPass(self.rows()).top_k(rows, k)
+            return ArrayPass(np.stack([self.row(row) for row in rows])).top_k(np.arange(len(rows), dtype=np.int32), k)
         found = self._all(Wanted(k))
         return found.ids[rows, :k], found.values[rows, :k]
 
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
         """See `Pass.gather`."""
+        self.wait()
         if self._found is not None and len(ids) == 1:  # a token that was chosen from the best ones
             known = np.flatnonzero(self._found.ids[row] == ids[0])
             if len(known):
                 values: np.ndarray = self._found.values[row, known]
                 return values
-        if self._read is None and len(ids) <= MAX_GATHERED:
-            self.wait()
-            return self._chooser.gather(row, ids)
-        found: np.ndarray = self.rows()[row, ids]
-        return found
+        if len(ids) > MAX_GATHERED or row in self._rows or self._read is not None:
+            of_row: np.ndarray = self.row(row)[ids]
+            return of_row
+        self._chooser.ask_ids(int(self._row_slots[row]), ids)
+        if row in self._begun.ids and len(ids):
+            foreseen = self._begun.ids[row]
+            at = np.minimum(np.searchsorted(foreseen, ids), len(foreseen) - 1)
+            if np.array_equal(foreseen[at], ids):
+                gathered: np.ndarray = self._gathered[self._begun.places[row] + at]
+                return gathered
+        return self._chooser.gather(row, ids)
 
     def log_normalizer(self, row: int) -> float:
         """See `Pass.log_normalizer`."""
@@ -100,6 +111,16 @@ class DevicePass(Pass):
             self._read = read_only(whole[:, : self._n])
         return self._read
 
+    def row(self, row: int) -> np.ndarray:
+        """See `Pass.row`: the others stay where they are."""
+        if self._read is not None:
+            return super().row(row)
+        if row not in self._rows:
+            whole = np.empty(self._chooser.logits.n_vocab, np.float32)
+            self._chooser.device.read(self._chooser.logits.at.at(row * whole.nbytes), whole)
+            self._rows[row] = read_only(whole[: self._n])
+        return self._rows[row]
+
     def features(self, name: str) -> np.ndarray:
         """See `Pass.features`."""
         if name not in self._features:
@@ -112,4 +133,7 @@ class DevicePass(Pass):
     def first(self, n: int) -> Pass:
         """See `Pass.first`."""
         self.wait()
-        return DevicePass(self._chooser, self._told, self._n_rows, self._features, n, Wanted())
+        begun = evolve(self._begun, wanted=Wanted())
+        narrowed = DevicePass(self._chooser, self._told, self._row_slots, self._features, n, begun)
+        narrowed._gathered, narrowed._seconds, narrowed._is_over = self._gathered, self._seconds, True
+        return narrowed

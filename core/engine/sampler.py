@@ -296,7 +296,7 @@ class Sampler:
 
     def _all(self, logits: Pass, row: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """All tokens that are allowed, by rising id, and their logits; `_NO_TOKEN` where the row is not finite."""
-        values = logits.rows()[row]
+        values = logits.row(row)
         if not np.isfinite(best := values.max(keepdims=True)):
             return _NO_TOKEN, best
         ids = np.arange(len(values), dtype=np.int32) if allowed is None else np.flatnonzero(allowed).astype(np.int32)
@@ -328,7 +328,7 @@ class Sampler:
         Raises:
             OptionError: A processor failed, or left nothing.
         """
-        values = logits.rows()[row].copy()
+        values = logits.row(row).copy()
         if not np.isfinite(values.max()):
             return ArrayPass(values[None])
         ids = np.arange(len(values), dtype=np.int32)

@@ -102,9 +102,11 @@ class PassedLogits:
         device.write(places[1], logits)
         self.chooser = Chooser(device, Logits(*places, logits.shape[1]))
 
-    def __call__(self, n):
-        """A pass over the first n tokens."""
+    def __call__(self, n, tokens=None, slots=None):
+        """A pass over the first n logits of each row, or of as many as there are tokens, which are of slots."""
         device, logits = self.chooser.device, self.chooser.logits
-        device.launch(logits.best_of_chunks(self.n_rows, logits.n_vocab))
+        tokens = np.arange(self.n_rows, dtype=np.int32) if tokens is None else tokens
+        slots = np.zeros(len(tokens), np.int32) if slots is None else slots
+        device.launch(logits.best_of_chunks(len(tokens), logits.n_vocab))
         told = device.staging(2 * MAX_TOKENS)  # best tokens are another program's
-        return DevicePass(self.chooser, told, self.n_rows, {}, n, self.chooser.begin_pass(self.n_rows))
+        return DevicePass(self.chooser, told, slots, {}, n, self.chooser.begin_pass(slots, tokens, slots))

@@ -50,4 +50,4 @@ def test_what_the_last_pass_was_asked_for_comes_with_the_next_one(monkeypatch):
 
     assert [asked(), asked(), asked()] == [3, 1, 1]
     passes(150).wait()
-    assert passes(150)._begun == Wanted(), "the pass before was asked for nothing"
+    assert passes(150)._begun.wanted == Wanted(), "the pass before was asked for nothing"

@@ -15,6 +15,7 @@ from augury.backends.numba_cuda.backend import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.device import ELEMENTS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import simulator
+from augury.backends.numba_cuda.kernels.inputs import SIZE
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
@@ -104,6 +105,7 @@ class Driver:
         return (graph,)
 
     def do_cuGraphLaunch(self, graph, stream):
+        self.graph = graph
         for name, arguments in graph:
             self.does(name, *arguments)
         return ()
@@ -183,6 +185,32 @@ def test_graphs_and_single_launches_give_what_the_simulator_gives(driver, tmp_pa
         assert np.array_equal(each[0], each[2])
 
 
+def test_a_round_is_one_graph_and_one_wait(driver, tmp_path):
+    write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
+    model, row = load(tmp_path / "tiny.gguf"), np.zeros(1, np.int32)
+
+    def calls(tokens, start, *, moves=()):
+        driver.calls.clear()
+        batch = attrs.evolve(run_of(tokens, start=start), accepted=np.array(moves, np.int32).reshape(-1, 3))
+        passed = model.forward(batch)
+        asked = driver.calls.count("cuStreamSynchronize")
+        passed.wait()
+        passed.argmax(), passed.top_k(row, 4), passed.gather(0, np.array([3, 8]))
+        return asked, [each for each in driver.calls if each not in ("cuEventRecord", "cuEventElapsedTime", "cuCtxSetCurrent")]
+
+    for i in range(2):  # a graph is recorded of the first pass of a size, which also learns what is asked for
+        calls([5 + i], i)
+    best, gathered = ["cuLaunchKernel", "cuMemcpyDtoHAsync"], ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuMemcpyDtoHAsync"]
+    copied = {name: arguments[2] for name, arguments in driver.graph if name.startswith("cuMemcpy")}
+    assert copied == {"cuMemcpyHtoDAsync": 4 * SIZE, "cuMemcpyDtoHAsync": 512}
+    assert len(driver.graph) == 2 + sum(name == "cuLaunchKernel" for name, _ in driver.graph)
+    pass_of_one = ["cuGraphLaunch", *best, *gathered, "cuStreamSynchronize"]
+    assert calls([7], 2) == (0, pass_of_one)
+    moving = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuLaunchKernel"]  # of keys and of values
+    assert calls([8], 2, moves=[(0, 2, 1)]) == (0, [*moving, *pass_of_one])
+    model.close()
+
+
 def test_what_does_not_fit_is_refused_with_the_numbers(driver, tmp_path):
     write_tiny_model(tmp_path / "tiny.gguf")
     driver.free = 1 << 16
@@ -206,9 +234,12 @@ def test_each_gpu_is_called_in_its_own_context(driver):
     gpus = [Gpu(0), Gpu(0)]
     driver.calls.clear()
     for gpu in (*gpus, *gpus):
-        gpu.wait()
-        gpu.wait()
-    assert driver.calls == ["cuCtxSetCurrent", "cuStreamSynchronize", "cuStreamSynchronize"] * 4
+        for _ in range(2):
+            gpu.mark()
+            gpu.wait()
+            gpu.wait()
+    calls = ["cuEventRecord", "cuStreamSynchronize", "cuEventRecord", "cuStreamSynchronize", "cuEventElapsedTime"]
+    assert driver.calls == ["cuCtxSetCurrent", *calls] * 4, "and is not asked where nothing was begun"
     for gpu in gpus:
         gpu.close()
 
