@@ -9,6 +9,7 @@ from attrs import frozen
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
+from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
@@ -82,6 +83,10 @@ class Lowering:
                 reader, kept = emitters[0], self._layers[layer.mixer.source][0]
                 assert isinstance(reader, AttentionEmitter) and isinstance(kept, AttentionEmitter)  # noqa: PT018
                 reader.caches = kept.caches
+        chooser = None
+        for emitter in (emitters[0] for emitters in self._layers if emitters):
+            if isinstance(emitter, LatentAttentionEmitter):
+                chooser = emitter.chooser = chooser if emitter.block.reuses_choice else emitter.chooser
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)
         of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._emitters)

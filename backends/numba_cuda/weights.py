@@ -18,7 +18,7 @@ from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer
-    from augury.blocks import ModelPlan, Norm, Vector
+    from augury.blocks import Integers, ModelPlan, Norm, Vector
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
@@ -133,6 +133,10 @@ class Weights:
     def vector(self, vector: Vector) -> Pointer:
         """A vector as float32."""
         return self._hold(vector, lambda: self._floats(vector.weight, vector.shapes[vector.weight]))
+
+    def integers(self, part: Integers) -> Pointer:
+        """Whole numbers as int32."""
+        return self._hold(part, lambda: self._file.tensor(part.weight, part.shape).data.view(np.int32))
 
     def flat(self, name: str, shape: tuple[int, ...], n_times: int = 1, columns: int = 1) -> Pointer:
         """A small tensor of some shape as float32, one number after the other.

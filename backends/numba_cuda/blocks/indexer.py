@@ -1,56 +1,129 @@
-"""`BlockIndexer`: the blocks of positions that attention takes part in, for each KV head by itself."""
+"""`BlockIndexer` and `Indexer`: what chooses the positions that attention sees."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.cache import Cache
-from augury.backends.numba_cuda.kernels.choice import CHOOSE_BLOCKS
+from augury.backends.numba_cuda.kernels.attention import SPLIT
+from augury.backends.numba_cuda.kernels.choice import CHOOSE_BLOCKS, SCORE, choose
 from augury.backends.numba_cuda.kernels.dialect import THREADS
-from augury.backends.numba_cuda.tape import tokens_of
+from augury.backends.numba_cuda.tape import Rows, tokens_of
+from augury.blocks import BlockIndexer, PoolIndexer
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from augury.backends.numba_cuda.device import Pointer
-    from augury.backends.numba_cuda.tape import Rows, Tape
-    from augury.blocks import BlockIndexer
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.blocks import Indexer, Linear
     from augury.types import ModelOptions
 
-__all__ = ["BlockChooser"]
+__all__ = ["Chooser", "choice", "chooser_of"]
 
 
-class BlockChooser:
-    """Scores blocks by keys of its own, and writes down which are chosen.
+class Chooser(ABC):
+    """Scores positions, or blocks of them, and writes down which are chosen, until another one does.
 
     Attributes:
-        cache: Of these keys.
-        n_blocks: Of a context.
+        linears: Whose products it compares, side by side: first of what attention's queries are made of, then of norm(x).
+        caches: What it keeps.
+        size: Positions of a block.
+        n_lists: Choices of a token: one, or one for each KV head.
+        n_blocks: Of a choice.
     """
 
+    linears: list[Linear]
+    caches: list[Cache]
+    n_lists = 1
+
+    def __init__(self, size: int, options: ModelOptions) -> None:
+        self.size, self.n_ctx = size, options.n_ctx
+        self.n_blocks = options.n_ctx // size + 1
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:
+        """See `Emitter.buffers`."""
+        return dict.fromkeys(("scores of blocks", "chosen blocks"), 4 * tokens_of(n_splits) * self.n_lists * self.n_blocks)
+
+    @abstractmethod
+    def emit(self, tape: Tape, rows: Rows) -> None:
+        """Write the choice, once rows begin with the products."""
+
+
+class BlockChooser(Chooser):
+    """Keeps a key of every position; the score of a block is the largest of its positions'."""
+
     def __init__(self, block: BlockIndexer, options: ModelOptions) -> None:
+        super().__init__(block.size, options)
         if not block.n_local:
             raise UnsupportedError(
                 "an indexer that does not always choose the last block is not computed here; use backend reference"
             )
-        self.block, self._n_ctx = block, options.n_ctx
-        self.cache = Cache("cache_type_k", 1, block.k.n_out, options)
-        self.n_blocks = -(-options.n_ctx // block.size)
+        self._block, self.linears = block, [block.q, block.k]
+        self._cache = Cache("cache_type_k", 1, block.k.n_out, options)
+        self.caches, self.n_lists = [self._cache], block.q.n_out // block.k.n_out
 
-    @property
-    def n_groups(self) -> int:
-        """KV heads."""
-        return self.block.q.n_out // self.block.k.n_out
+    def emit(self, tape: Tape, rows: Rows) -> None:
+        """See `Chooser.emit`."""
+        block, dim, cache = self._block, self._block.k.n_out, self._cache
+        heads = (Heads(self.n_lists, dim, block.q_norm), Heads(1, dim, block.k_norm, cache))
+        prepare(tape, rows, self.n_ctx, *heads, rope=block.rope)
+        places = (rows.at, cache.codes, cache.halves, tape.buffers["scores of blocks"], tape.buffers["chosen blocks"])
+        sizes = (rows.width, dim, block.size, block.n_chosen, block.n_local, self.n_ctx, self.n_lists, self.n_blocks)
+        tape.add(CHOOSE_BLOCKS[cache.kept_as], (self.n_lists, tape.size.n_tokens), THREADS, *places, *sizes)
 
-    def buffers(self, n_splits: int) -> Mapping[str, int]:
-        """See `Emitter.buffers`."""
-        return dict.fromkeys(("scores of blocks", "chosen blocks"), 4 * tokens_of(n_splits) * self.n_groups * self.n_blocks)
 
-    def emit(self, tape: Tape, q: Rows) -> Pointer:
-        """Write the choice; returns where it is: 1 or 0 for each block, (n, n_groups, n_blocks)."""
-        block, chosen = self.block, tape.buffers["chosen blocks"]
-        places = (q.at, self.cache.codes, self.cache.halves, tape.buffers["scores of blocks"], chosen)
-        sizes = (q.width, block.k.n_out, block.size, block.n_chosen, block.n_local, self._n_ctx, self.n_groups, self.n_blocks)
-        tape.add(CHOOSE_BLOCKS[self.cache.kept_as], (self.n_groups, tape.size.n_tokens), THREADS, *places, *sizes)
-        return chosen
+class PositionChooser(Chooser):
+    """Keeps a key of every position."""
+
+    def __init__(self, block: Indexer, options: ModelOptions) -> None:
+        super().__init__(1, options)
+        self._block, self.linears = block, [block.q, block.k, block.weights]
+        self._cache = Cache("cache_type_k", 1, block.k.n_out, options)
+        self.caches = [self._cache]
+
+    def emit(self, tape: Tape, rows: Rows) -> None:
+        """See `Chooser.emit`."""
+        block, dim = self._block, self._block.k.n_out
+        heads = (Heads(block.q.n_out // dim, dim), Heads(1, dim, block.k_norm, self._cache))
+        prepare(tape, rows, self.n_ctx, *heads, rope=block.rope)
+        _choose(tape, self, rows, self._cache, dim, block.n_chosen, block.q.n_out + dim)
+
+
+def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_chosen: int, shares: int) -> None:
+    """Write that blocks are scored by a key each, and chosen.
+
+    Args:
+        tape: Written on.
+        chooser: Of blocks.
+        rows: Beginning with queries.
+        keys: A block's is in the cell of its last position.
+        dim: Of keys.
+        n_chosen: Blocks, at most.
+        shares: The column where the weights of heads begin.
+    """
+    scores, n_tokens = tape.buffers["scores of blocks"], tape.size.n_tokens
+    n_heads, n_most = chooser.linears[0].n_out // dim, min(chooser.n_blocks, tape.size.n_splits * SPLIT // chooser.size)
+    sizes = (rows.width, n_heads, dim, shares, chooser.size, chooser.n_ctx, chooser.n_blocks)
+    grid = (-(-n_most // THREADS), n_tokens)
+    tape.add(SCORE[keys.kept_as], grid, THREADS, rows.at, keys.codes, keys.halves, scores, *sizes, n_chosen)
+    tape.add(choose, (n_tokens,), THREADS, scores, tape.buffers["chosen blocks"], chooser.size, n_chosen, chooser.n_blocks)
+
+
+def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: ModelOptions) -> Chooser | None:
+    """What chooses for an attention, if anything does."""
+    if indexer is None:
+        return None
+    assert not isinstance(indexer, PoolIndexer)
+    return BlockChooser(indexer, options) if isinstance(indexer, BlockIndexer) else PositionChooser(indexer, options)
+
+
+def choice(tape: Tape, chooser: Chooser | None) -> tuple[Pointer, int, int, int]:
+    """What `attend` is told of a choice: where it is, the size of blocks, how far on a token's is, and a KV head's."""
+    if chooser is None:
+        return tape.inputs, 0, 0, 0
+    of_group = chooser.n_blocks if chooser.n_lists > 1 else 0
+    return tape.buffers["chosen blocks"], chooser.size, chooser.n_lists * chooser.n_blocks, of_group

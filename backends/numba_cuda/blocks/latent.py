@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import FOREVER, factors_of, turns_of
+from augury.backends.numba_cuda.blocks.attention import FOREVER
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+from augury.backends.numba_cuda.blocks.heads import factors_of, turns_of
+from augury.backends.numba_cuda.blocks.indexer import Chooser, choice, chooser_of
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.dialect import WARP
@@ -31,9 +33,13 @@ __all__ = ["LatentAttentionEmitter"]
 
 
 class LatentAttentionEmitter(Emitter):
-    """Keeps latents and turned values of every position, in cells that `Batch` names: (slots, n_ctx, L + R)."""
+    """Keeps latents and turned values of every position, in cells that `Batch` names: (slots, n_ctx, L + R).
 
-    known = ("rope", "q_down", "q_norm", "temperature", "turned_norm", "window", "gate")
+    Attributes:
+        chooser: What chooses the positions that it attends to, its own or that of a layer before; None: all are.
+    """
+
+    known = ("rope", "q_down", "q_norm", "temperature", "turned_norm", "window", "gate", "indexer", "reuses_choice", "sinks")
     block: LatentAttention
 
     def __init__(self, block: LatentAttention, options: ModelOptions) -> None:
@@ -43,7 +49,10 @@ class LatentAttentionEmitter(Emitter):
             raise UnsupportedError(
                 f"rows of {block.cached_dim} values, backend numba-cuda keeps {expected}; choose another one"
             )
+        if block.window is not None and (block.indexer is not None or block.reuses_choice):
+            raise UnsupportedError("a choice of what a window shows is not computed here; use backend reference")
         self._cache = Cache("cache_type_k", 1, block.cached_dim, options)
+        self.chooser = self._own = chooser_of(block.indexer, options)
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -52,7 +61,9 @@ class LatentAttentionEmitter(Emitter):
         widths = {"kept": block.kv.n_out, "heads": block.q.n_out, "queries": n_heads * block.cached_dim}
         widths |= {"down": 0 if block.q_down is None else block.q_down.n_out}
         widths |= {"gates": 0 if block.gate is None else block.gate.n_out}
+        widths |= {"compared": 0 if self._own is None else sum(each.n_out for each in self._own.linears)}
         return {
+            **({} if self._own is None else self._own.buffers(n_splits)),
             **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
             "rows of heads": 4 * n_rows * max(block.latent_dim, block.values.n_out),
             "parts of attention": 4 * tokens_of(n_splits) * n_heads * n_splits * (block.cached_dim + 2),
@@ -64,11 +75,16 @@ class LatentAttentionEmitter(Emitter):
 
     def bytes_per_position(self) -> int:
         """See `Emitter.bytes_per_position`."""
-        return self._cache.bytes_per_position()
+        return sum(cache.bytes_per_position() for cache in self._caches)
+
+    @property
+    def _caches(self) -> Sequence[Cache]:
+        return [self._cache, *(() if self._own is None else self._own.caches)]
 
     def place(self, device: Device) -> None:
         """See `Emitter.place`."""
-        self._cache.place(device)
+        for cache in self._caches:
+            cache.place(device)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
@@ -76,29 +92,44 @@ class LatentAttentionEmitter(Emitter):
         kept, heads = Rows(buffers["kept"], block.kv.n_out), Rows(buffers["heads"], block.q.n_out)
         gates = Rows(buffers["gates"], 0 if block.gate is None else block.gate.n_out)
         parts = [block.q_down or block.q, block.kv, *([] if block.gate is None else [block.gate])]
-        normed = tape.norm(block.norm, parts)
+        compared = [] if self._own is None else self._own.linears
+        asked = [block.q, *compared[:1]]
+        normed = asking = tape.norm(block.norm, [*parts, *compared[0 if block.q_down is None else 1 :]])
         tape.multiply(normed, ((block.kv, 0),), kept)
         if block.gate is not None:
             tape.multiply(normed, ((block.gate, 0),), gates)
         if block.q_down is not None:
             down = Rows(buffers["down"], block.q_down.n_out)
             tape.multiply(normed, ((block.q_down, 0),), down)
-            normed = tape.operand("low", block.q.n_in, [block.q])
-            tape.put(down, down.width, normed, block.q_norm)
-        tape.multiply(normed, ((block.q, 0),), heads)
+            asking = tape.operand("low", block.q.n_in, asked)
+            tape.put(down, down.width, asking, block.q_norm)
+        tape.multiply(asking, ((block.q, 0),), heads)
+        if self._own is not None:
+            self._choose(tape, self._own, asking, normed)
         tiles = self._tiles(tape)
         self._prepare(tape, kept, heads, self._absorb(tape, heads, tiles))
         self._attend(tape)
         to = tape.operand("split heads", block.latent_dim, [block.values])
         window = min(block.window or 0, FOREVER)
         sizes = (block.n_heads, block.cached_dim, tape.size.n_splits, window, block.latent_dim)
-        self._add(tape, merge_latents, (buffers["parts of attention"],), to, block.n_heads * n, sizes)
+        sinks = tape.inputs if block.sinks is None else tape.weights.vector(block.sinks)
+        places = (buffers["parts of attention"], sinks)
+        self._add(tape, merge_latents, places, to, block.n_heads * n, sizes, (int(block.sinks is not None),))
         rows = Rows(buffers["rows of heads"], block.values.n_out)
         tape.multiply_tiles(to, [block.values], rows, tiles)
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
         gate = (gates.width, 0 if block.gate is None else block.o.n_in // gates.width)
         self._add(tape, join_heads, (rows.at, gates.at), mixed, n, (rows.width, block.o.n_in), gate)
         tape.leave(mixed, block.o)
+
+    @staticmethod
+    def _choose(tape: Tape, chooser: Chooser, asking: Operand, normed: Operand) -> None:
+        """Write what positions are attended to."""
+        (q, *others), columns = chooser.linears, np.cumsum([0, *(each.n_out for each in chooser.linears)]).tolist()
+        rows = Rows(tape.buffers["compared"], columns[-1])
+        tape.multiply(asking, ((q, 0),), rows)
+        tape.multiply(normed, list(zip(others, columns[1:-1], strict=True)), rows)
+        chooser.emit(tape, rows)
 
     def _absorb(self, tape: Tape, heads: Rows, tiles: Tiles) -> Pointer:
         """Write what the first parts of queries are multiplied to, head by head; where there are none, 0."""
@@ -147,17 +178,17 @@ class LatentAttentionEmitter(Emitter):
     def _prepare(self, tape: Tape, kept: Rows, heads: Rows, absorbed: Pointer) -> None:
         block, weights, cache, n_ctx = self.block, tape.weights, self._cache, self.options.n_ctx
         norms = (block.kv_norm, block.turned_norm)
-        turns, n_pairs, is_interleaved, factors = kept.at, 0, 0, kept.at
+        turns, factors, turned = kept.at, kept.at, (0, 0, 0)
         if block.rope is not None:
             turns = turns_of(weights, block.rope, n_ctx)
-            n_pairs, is_interleaved = len(block.rope.frequencies), int(block.rope.is_interleaved)
+            turned = (len(block.rope.frequencies), block.rope.offset, int(block.rope.is_interleaved))
         if block.temperature is not None:
             factors = factors_of(weights, block.temperature, n_ctx)
         weights_of = [kept.at if norm is None else weights.norm(norm) for norm in norms]
         kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
         places = (kept.at, heads.at, absorbed, tape.buffers["queries"], *weights_of, turns, factors, cache.codes, cache.halves)
         sizes = (kept.width, heads.width, block.n_heads, heads.width // block.n_heads)
-        dims = (block.latent_dim, block.cached_dim - block.latent_dim, n_pairs, is_interleaved)
+        dims = (block.latent_dim, block.cached_dim - block.latent_dim, *turned)
         rest = (int(block.temperature is not None), cache.number, n_ctx, tape.size.n_tokens)
         grid, eps = (block.n_heads + 1, tape.size.n_tokens), [0.0 if norm is None else norm.eps for norm in norms]
         tape.add(prepare_latents, grid, WARP, *places, *sizes, *dims, *kinds, *rest, *eps)
@@ -166,16 +197,17 @@ class LatentAttentionEmitter(Emitter):
         """Write attention whose keys and values are the same rows."""
         block, cache, n_splits = self.block, self._cache, tape.size.n_splits
         queries, parts, dim = tape.buffers["queries"], tape.buffers["parts of attention"], block.cached_dim
-        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, tape.inputs, parts)
+        chosen, *of_blocks = choice(tape, self.chooser)
+        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, chosen, parts)
         sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
         grid = (n_splits, block.n_heads, tape.size.n_tokens)
         kernel = ATTEND[cache.kept_as, cache.kept_as]
-        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, 0, 0, block.scale, 0.0)
+        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, block.scale, 0.0)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
-        return self._cache.slot_memory(slot, n)
+        return [part for cache in self._caches for part in cache.slot_memory(slot, n)]
 
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""
-        return self._cache.moving(moves, n)
+        return [launch for cache in self._caches for launch in cache.moving(moves, n)]

@@ -30,6 +30,7 @@ GATINGS = {
     Gating.SOFTMAX: experts.SOFTMAX,
     Gating.SIGMOID: experts.SIGMOID,
     Gating.SOFTMAX_OF_CHOSEN: experts.SOFTMAX_OF_CHOSEN,
+    Gating.SQRT_SOFTPLUS: experts.SQRT_SOFTPLUS,
 }
 
 
@@ -156,9 +157,12 @@ class MixtureEmitter(Emitter):
         wanted = 1 if tape.size.n_tokens == 1 else max(2, 2 * n_rows // n_experts)
         tile = next((each for each in TILES if each >= wanted), TILES[-1])
         bias = buffers["router"] if router.bias is None else tape.weights.vector(router.bias)
-        places = (buffers["router"], buffers["scores of experts"], bias, buffers["weights of experts"], buffers["routes"])
+        table = tape.inputs if router.token_experts is None else tape.weights.integers(router.token_experts)
+        scores, weights = buffers["scores of experts"], buffers["weights of experts"]
+        places = (buffers["router"], scores, bias, table, weights, buffers["routes"])
         sizes = (self._n_most, n_experts, n_experts + 1, router.n_used, GATINGS[router.gating])
-        flags = (int(router.bias is not None), int(router.is_normalised), router.n_groups, router.n_groups_used, router.n_alike)
+        groups = (router.n_groups, router.n_groups_used, router.n_alike)
+        flags = (int(router.bias is not None), int(router.token_experts is not None), int(router.is_normalised), *groups)
         tape.add(experts.route, (1,), THREADS, *places, *sizes, *flags, int(block.shared_gate is not None), tile, router.scale)
         n_tiles = min(n_rows, n_experts + n_rows // tile)
         return Tiles(buffers["routes"].at(4 * experts.TILES * self._n_most), n_tiles, tile)

@@ -112,7 +112,7 @@ _SCORES, _MIX = ({name: make(function) for name, function in each.items()} for m
 def _attend(type_k, type_v):
     scores_of, mixed = _SCORES[type_k], _MIX[type_v]
 
-    @kernel("jfwhwhfjf" + 12 * "i" + "rr", name=f"attend_{type_k}_{type_v}")
+    @kernel("jfwhwhfjf" + 13 * "i" + "rr", name=f"attend_{type_k}_{type_v}")
     def attend(
         inputs,
         rows,
@@ -134,7 +134,8 @@ def _attend(type_k, type_v):
         n_splits,
         has_slopes,
         block_size,
-        n_blocks,
+        chosen_stride,
+        group_stride,
         scale,
         cap,
     ):
@@ -145,7 +146,8 @@ def _attend(type_k, type_v):
             rows: (n, stride), each beginning with the heads of queries.
             keys, key_halves, values, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
             slopes: (n_heads,) what a score loses for each position that lies between.
-            chosen: (n, n_kv_heads, n_blocks) not 0 for blocks of `block_size` positions that are seen; 0: all are.
+            chosen: (n, chosen_stride), of each group of heads `group_stride` further on, or of all the same, not 0 for blocks
+                of `block_size` positions that are seen; 0: all are.
             parts: (n, n_heads, n_splits, value_dim + 2).
             window: How many positions a token sees; 0: all.
             chunk: It sees none before the last multiple of that; 0: all.
@@ -165,7 +167,7 @@ def _attend(type_k, type_v):
         thread = cuda.threadIdx.x
         group = quotient(head, quotient(n_heads, n_kv_heads))
         base = (inputs[SLOTS + t] * n_kv_heads + group) * length
-        chosen_at = (t * n_kv_heads + group) * n_blocks
+        chosen_at = t * chosen_stride + group * group_stride
         start = t * stride + head * head_dim
         slope = slopes[head] if has_slopes else np.float32(0)
         most = scores_of(

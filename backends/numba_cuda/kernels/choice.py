@@ -1,28 +1,145 @@
-"""Which blocks of positions tokens attend to: those with the highest scores, see `augury.blocks.BlockIndexer`."""
+"""Which positions, or blocks of them, tokens attend to: those with the highest scores, see `augury.blocks.indexer`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.cells import DOT
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP, cuda, kernel, lane, larger, quotient, warp_max
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS,
+    WARP,
+    add,
+    bits_of,
+    cuda,
+    fma,
+    kernel,
+    lane,
+    larger,
+    quotient,
+    together,
+    warp_max,
+)
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of
+from augury.backends.numba_cuda.kernels.norm import sum_of_block
 
 _WARPS = THREADS // WARP
 _LOWEST, _HIGHEST = float("-inf"), float("inf")
 
 
 @lane
-def _is_chosen(scores, start, n, n_chosen, i):
-    """Whether fewer than `n_chosen` of n scores are higher than the i-th, or equal and before it."""
-    score, n_before = scores[start + i], 0
-    for j in range(n):
-        if scores[start + j] > score or (scores[start + j] == score and j < i):
-            n_before += 1
-    return np.int32(1 if n_before < n_chosen else 0)
+def _is_above(score, i, key, bound):
+    """Whether a score is higher than that of a key, or the same and before a bound: bits that rise with the scores."""
+    bits = bits_of(score)
+    order = np.uint32(~bits) if bits >> np.uint32(31) else np.uint32(bits | np.uint32(0x80000000))
+    return order > key or (order == key and i < bound)
 
 
-def _choose(kind):
+@lane
+def _count(scores, start, n, key, bound, first):
+    """How many of every n-th score are above, see `_is_above`: a float, exact up to 2^24."""
+    total = np.float32(0)
+    for i in range(first, n, THREADS):
+        if _is_above(scores[start + i], i, key, bound):
+            total = add(total, np.float32(1))
+    return total
+
+
+@lane
+def _mark(scores, start, n, key, bound, chosen, first):
+    for i in range(first, n, THREADS):
+        chosen[start + i] = 1 if _is_above(scores[start + i], i, key, bound) else 0
+
+
+@together
+def _count_all(scores, start, n, key, bound, parts):
+    total = sum_of_block(_count(scores, start, n, key, bound, cuda.threadIdx.x), parts)
+    cuda.syncthreads()  # all have read what is written next
+    return total
+
+
+@together
+def _choose_best(scores, start, n, n_chosen, chosen, parts):
+    """Write 1 for the highest of n scores, of equal ones the first, else 0. All threads of a block take part.
+
+    The least score that is chosen is found bit by bit, by counting; of equal ones then where the last one is.
+    """
+    key, bound, n_above, n_wanted = np.uint32(0), np.int32(n), np.float32(n), np.float32(n_chosen)
+    if n > n_chosen:
+        for i in range(32):
+            if n_above > n_wanted:
+                higher = np.uint32(key | np.uint32(np.uint32(0x80000000) >> np.uint32(i)))
+                n_higher = _count_all(scores, start, n, higher, n, parts)
+                if n_higher >= n_wanted:
+                    key, n_above = higher, n_higher
+        if n_above > n_wanted:
+            low = np.int32(0)
+            while bound - low > 1:
+                middle = np.int32((low + bound) >> 1)
+                if _count_all(scores, start, n, key, middle, parts) <= n_wanted:
+                    low = middle
+                else:
+                    bound = middle
+            bound = low
+    _mark(scores, start, n, key, bound, chosen, cuda.threadIdx.x)
+
+
+def _score(dot):
+    @lane
+    def score_of(inputs, t, rows, start, keys, halves, base, n_heads, dim, shares, position):
+        """The sum over heads of a weight times what of q k is positive."""
+        cell, total = base + cell_of(inputs, t, position), np.float32(0)
+        for head in range(n_heads):
+            product = larger(dot(rows, start + head * dim, keys, halves, cell, dim), np.float32(0))
+            total = fma(rows[start + shares + head], product, total)
+        return total
+
+    return score_of
+
+
+def _score_kernel(kind):
+    score_of = _score(DOT[kind])
+
+    @kernel("jfwhf" + 8 * "i", name=f"score_{kind}")
+    def score(inputs, rows, keys, halves, scores, stride, n_heads, dim, shares, size, length, n_blocks, n_chosen):
+        """Score blocks of `size` positions that a token sees whole, where not all are chosen; a thread for each.
+
+        Args:
+            inputs: Of the pass.
+            rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on their weights.
+            keys, halves: Planes of keys, see `cells`, (slots, length, …), by the cells of the last positions of blocks.
+            scores: (n, n_blocks).
+            n_chosen: Blocks, at most.
+        """
+        t = cuda.blockIdx.y
+        if t >= inputs[N_TOKENS]:
+            return
+        block, n_seen = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, quotient(inputs[POSITIONS + t] + 1, size)
+        if block >= n_seen or n_seen <= n_chosen:
+            return
+        base, position = inputs[SLOTS + t] * length, (block + 1) * size - 1
+        scores[t * n_blocks + block] = score_of(inputs, t, rows, t * stride, keys, halves, base, n_heads, dim, shares, position)
+
+    return score
+
+
+SCORE = {kind: _score_kernel(kind) for kind in DOT}
+"""Kernels by the type of the cache of keys."""
+
+
+@kernel("jfjiii")
+def choose(inputs, scores, chosen, size, n_chosen, n_blocks):
+    """Write 1 for those blocks (n, n_blocks) with the highest scores of all that a token sees whole, and for the one after."""
+    t = cuda.blockIdx.x
+    if t >= inputs[N_TOKENS]:
+        return
+    parts = cuda.shared.array(_WARPS, np.float32)
+    n_seen = quotient(inputs[POSITIONS + t] + 1, size)
+    _choose_best(scores, t * n_blocks, n_seen, n_chosen, chosen, parts)
+    if cuda.threadIdx.x == 0:
+        chosen[t * n_blocks + n_seen] = 1
+
+
+def _choose_blocks(kind):
     dot = DOT[kind]
 
     @lane
@@ -49,6 +166,7 @@ def _choose(kind):
         group, t = cuda.blockIdx.x, cuda.blockIdx.y
         if t >= inputs[N_TOKENS]:
             return
+        parts = cuda.shared.array(_WARPS, np.float32)
         thread, last = cuda.threadIdx.x, inputs[POSITIONS + t]
         i, n_seen = thread % WARP, quotient(last, size) + 1
         at, base = (t * n_groups + group) * n_blocks, inputs[SLOTS + t] * length
@@ -59,11 +177,10 @@ def _choose(kind):
             if i == 0:
                 scores[at + block] = most if block < n_seen - n_local else np.float32(_HIGHEST)
         cuda.syncthreads()
-        for block in range(thread, n_seen, THREADS):
-            chosen[at + block] = _is_chosen(scores, at, n_seen, n_chosen, block)
+        _choose_best(scores, at, n_seen, n_chosen, chosen, parts)
 
     return choose_blocks
 
 
-CHOOSE_BLOCKS = {kind: _choose(kind) for kind in DOT}
+CHOOSE_BLOCKS = {kind: _choose_blocks(kind) for kind in DOT}
 """Kernels by the type of the cache of keys."""

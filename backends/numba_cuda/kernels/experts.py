@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.activation import sigmoid
+from augury.backends.numba_cuda.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cuda.kernels.dialect import (
     THREADS,
     WARP,
@@ -28,16 +28,17 @@ from augury.backends.numba_cuda.kernels.dialect import (
     mul,
     quotient,
     remainder,
+    root,
     together,
     warp_barrier,
     warp_best,
     warp_max,
     warp_sum,
 )
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
 from augury.backends.numba_cuda.kernels.quantise import quantise
 
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = range(3)
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
 PLACES, SOURCES, STARTS, TILES, SECTIONS = 1, 2, 3, 4, 8
 _WARPS = THREADS // WARP
 _NEVER, _TAKEN = -1e30, -3e38
@@ -71,6 +72,8 @@ def _scores(logits, start, values, to, bias, n, i, gating, total, has_bias):
             value = div(values[to + j], np.float32(total))
         elif gating == SIGMOID:
             value = sigmoid(logits[start + j])
+        elif gating == SQRT_SOFTPLUS:
+            value = root(softplus(logits[start + j]))
         else:
             value = logits[start + j]
         values[to + j] = value
@@ -171,12 +174,13 @@ def _list_tile(routes, n_most, n, place):
         routes[tiles] = total
 
 
-@kernel("jffffjiiiiiiiiiiiir")
+@kernel("jfffjfj" + 13 * "i" + "r")
 def route(
     inputs,
     logits,
     values,
     bias,
+    table,
     weights,
     routes,
     n_most,
@@ -185,6 +189,7 @@ def route(
     k,
     gating,
     has_bias,
+    has_table,
     is_normalised,
     n_groups,
     n_groups_used,
@@ -200,6 +205,7 @@ def route(
         logits: (n, width); what follows those of the experts is the shared one's, if `has_share`.
         values: (n, 2 * n_experts + n_groups), to work in.
         bias: (n_experts,) that is added to scores.
+        table: (V, k), of tokens' ids what is chosen whatever the scores, if `has_table`.
         weights: (n, k + 1), at the end the shared expert's.
         routes: See this module.
         n_most: Rows of a pass.
@@ -225,7 +231,8 @@ def route(
             warp_barrier()
             _rule_out(values, scores, sums, n_experts, size, i)
         for j in range(k):
-            expert = quotient(_take_best(values, scores, n_experts, i), n_alike)
+            best = table[inputs[TOKENS + t] * k + j] if has_table else _take_best(values, scores, n_experts, i)
+            expert = quotient(best, n_alike)
             if i == 0:
                 routes[t * k + j] = expert
                 weights[at + j] = values[to + expert]

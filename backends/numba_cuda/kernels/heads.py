@@ -14,15 +14,16 @@ MAX_DIM = 512  # of a head
 
 
 @lane
-def turned_value(head, turns, i, n_pairs, is_interleaved, start):
-    """Value i of a head, of whose pairs `turns` has the cosines and sines from `start` on; what follows them stays."""
-    if i >= 2 * n_pairs:
+def turned_value(head, turns, i, n_pairs, offset, is_interleaved, start):
+    """Value i of a head, of whose pairs, from `offset` on, `turns` has cosines and sines from `start` on; others stay."""
+    at = i - offset
+    if at < 0 or at >= 2 * n_pairs:
         return head[i]
     if is_interleaved:
-        pair, is_first, other = i // 2, i % 2 == 0, i ^ 1
+        pair, is_first, other = at // 2, at % 2 == 0, offset + (at ^ 1)
     else:
-        is_first = i < n_pairs
-        pair = i if is_first else i - n_pairs
+        is_first = at < n_pairs
+        pair = at if is_first else at - n_pairs
         other = i + n_pairs if is_first else i - n_pairs
     cosine, sine = turns[start + 2 * pair], turns[start + 2 * pair + 1]
     return fma(head[i], cosine, mul(head[other], -sine if is_first else sine))
@@ -43,7 +44,7 @@ def norm_head(head, weight, group, dim, kind, eps, parts):
     _norm_values(head, weight, at, dim, cuda.threadIdx.x, mean, inverse, kind)
 
 
-@kernel("j" + 6 * "f" + "bhbh" + 15 * "i" + "rrrr")
+@kernel("j" + 6 * "f" + "bhbh" + 16 * "i" + "rrrr")
 def prepare_heads(
     inputs,
     rows,
@@ -62,6 +63,7 @@ def prepare_heads(
     head_dim,
     value_dim,
     n_pairs,
+    offset,
     is_interleaved,
     is_rope_first,
     q_kind,
@@ -82,7 +84,7 @@ def prepare_heads(
         inputs: Of the pass.
         rows: (n, stride), each of all heads of queries, then of keys, then of values.
         q_norm, k_norm, v_norm: Of every head weights, and the bias if there is one, where `q_kind` and so on say how to norm.
-        turns: (positions, n_pairs, 2).
+        turns: (positions, n_pairs, 2), of pairs from `offset` on.
         factors: (positions,) what queries are multiplied with.
         key_codes, key_halves, value_codes, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
         is_rope_first: Whether queries and keys are turned before they are normed.
@@ -113,7 +115,7 @@ def prepare_heads(
     cuda.syncthreads()
     at = inputs[POSITIONS + t] * 2 * n_pairs
     for j in range(i, dim, WARP):
-        turned[j] = staged[j] if is_value else turned_value(staged, turns, j, n_pairs, is_interleaved, at)
+        turned[j] = staged[j] if is_value else turned_value(staged, turns, j, n_pairs, offset, is_interleaved, at)
     if kind != NOTHING and is_normed_last:
         norm_head(turned, weight, group, dim, kind, eps, parts)
     if kept_as == NOT_KEPT:

@@ -37,7 +37,7 @@ def split_heads(inputs, x, out, quantised, factors, sums, stride, head_dim, size
         quantise(value, thread % WARP, quantised, factors, sums, row * (width // WARP) + unit)
 
 
-@kernel("j" + 8 * "f" + "bh" + 14 * "i" + "rr")
+@kernel("j" + 8 * "f" + "bh" + 15 * "i" + "rr")
 def prepare_latents(
     inputs,
     kept,
@@ -57,6 +57,7 @@ def prepare_latents(
     n_latent,
     n_turned,
     n_pairs,
+    offset,
     is_interleaved,
     latent_kind,
     turned_kind,
@@ -88,6 +89,7 @@ def prepare_latents(
     parts = cuda.shared.array(1, np.float32)
     is_query = head < n_heads
     position, dim = inputs[POSITIONS + t], n_latent + n_turned
+    turns_at = position * 2 * n_pairs
     source, start = kept, t * kept_stride + n_latent
     if is_query:
         source, start = heads, t * heads_stride + (head + 1) * head_dim - n_turned
@@ -97,7 +99,7 @@ def prepare_latents(
         norm_head(staged, turned_norm, 0, n_turned, turned_kind, turned_eps, parts)
     cuda.syncthreads()
     for j in range(i, n_turned, WARP):
-        row[n_latent + j] = turned_value(staged, turns, j, n_pairs, is_interleaved, position * 2 * n_pairs)
+        row[n_latent + j] = turned_value(staged, turns, j, n_pairs, offset, is_interleaved, turns_at)
     if is_query:
         factor = factors[position] if has_factors else np.float32(1)
         to = (t * n_heads + head) * dim
@@ -116,9 +118,25 @@ def prepare_latents(
     store_cell(row, staged, dim, kept_as, codes, halves, inputs[SLOTS + t] * length + inputs[CELLS + t])
 
 
-@kernel("jffbfj" + 9 * "i")
+@kernel("jfffbfj" + 10 * "i")
 def merge_latents(
-    inputs, parts, out, quantised, factors, sums, n_heads, dim, n_splits, window, size, width, n, as_floats, as_bytes
+    inputs,
+    parts,
+    sinks,
+    out,
+    quantised,
+    factors,
+    sums,
+    n_heads,
+    dim,
+    n_splits,
+    window,
+    size,
+    width,
+    n,
+    has_sinks,
+    as_floats,
+    as_bytes,
 ):
     """Merge the first `size` of `dim` values that splits gave, head by head, as floats, units, or both; see `merge_splits`."""
     row, thread = cuda.blockIdx.y, cuda.threadIdx.x
@@ -132,7 +150,8 @@ def merge_latents(
     if i < size:
         at = (t * n_heads + head) * n_splits * (dim + 2)
         first = first_seen(last, window) // SPLIT
-        value = merged(parts, at, n_splits, first, last // SPLIT + 1, dim, i, np.float32(_NONE))
+        sink = sinks[head] if has_sinks else np.float32(_NONE)
+        value = merged(parts, at, n_splits, first, last // SPLIT + 1, dim, i, sink)
     if as_floats:
         out[row * width + i] = value
     if as_bytes:

@@ -69,10 +69,22 @@ def test_how_many_launches_norms_take():
     assert n_steps((plain, attrs.evolve(plain, is_parallel=True, feed_forward=other))) == plan + 1, "a copy of what both see"
 
 
-def test_an_indexer_chooses_blocks_of_positions():
-    plan, tokens = VARIANTS["attention to chosen blocks"], PARTS["some_tokens"](20)
-    first, last = plan.layers
-    everything = attrs.evolve(plan, layers=(first, attrs.evolve(last, mixer=attrs.evolve(last.mixer, indexer=None))))
+def chooses(plan):
+    return any(getattr(layer.mixer, "indexer", None) is not None for layer in plan.layers)
+
+
+def without_indexers(layer):
+    """A layer that attends to all that it sees, where it may attend to less."""
+    nothing = {"indexer": None, "reuses_choice": False}
+    fields = [each.name for each in attrs.fields(type(layer.mixer)) if each.name in nothing]
+    return attrs.evolve(layer, mixer=attrs.evolve(layer.mixer, **{name: nothing[name] for name in fields}))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", [name for name in NAMES if chooses(VARIANTS[name])])
+def test_an_indexer_chooses_what_is_attended_to(name):
+    plan, tokens = VARIANTS[name], PARTS["some_tokens"](20)
+    everything = attrs.evolve(plan, layers=tuple(map(without_indexers, plan.layers)))
     right, other = (load("reference", each).forward(run_of(tokens)).rows() for each in (plan, everything))
     model = load("numba-cuda", plan)
     whole = model.forward(run_of(tokens)).rows().copy()

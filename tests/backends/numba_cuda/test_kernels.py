@@ -97,7 +97,7 @@ def test_attention_over_several_splits(name):
         at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts")
     ]
     sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
-    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0.25, cap))
+    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0, 0.25, cap))
     memory.device.launch(launch)
     places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "factors", "sums", "gates")]
     sizes = (N_HEADS, value_dim, n_splits, window, chunk, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
@@ -137,7 +137,7 @@ def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
     planes = dict(zip(names, (plane for pair in empty for plane in (pair[0], pair[-1])), strict=True))
     memory = Memory(inputs=made, rows=rows, **planes)
     nothing = [memory.at["rows"]] * 5
-    sizes = (width, n_heads, n_kv_heads, *dims, *(0,) * 7, TYPES[kind], TYPES[kind], length)
+    sizes = (width, n_heads, n_kv_heads, *dims, *(0,) * 8, TYPES[kind], TYPES[kind], length)
     places = (memory.at["inputs"], memory.at["rows"], *nothing, *(memory.at[name] for name in names))
     launch = Launch(prepare_heads, (n_heads + 2 * n_kv_heads, 3, 1), 32, (*places, *sizes, np.inf, 0.0, 0.0, 0.0))
     memory.device.launch(launch)

@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import experts, inputs
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.reference.formula import choose_experts
-from augury.blocks import Gating, Layer, Linear, MixtureOfExperts, Router
+from augury.blocks import Gating, Integers, Layer, Linear, MixtureOfExperts, Router
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
@@ -26,6 +26,7 @@ FAMILIES = (
 )
 TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
 N_EXPERTS, N_TOKENS, N_USED = 12, 5, 4
+TOKEN_IDS = [2, 0, 1, 1, 2]
 
 
 def loaded(name, backend, change=lambda plan: plan):
@@ -74,18 +75,19 @@ def test_many_tokens_share_a_pass():
     assert np.array_equal(np.concatenate(parts), whole)
 
 
-def routed(router, logits, bias):
+def routed(router, logits, bias, table):
     """The experts (n, k), weights (n, k), and tiles (m, 3) of what is routed."""
     device, n_most = SimulatedDevice(), inputs.MAX_TOKENS * N_USED
     told = np.zeros(inputs.SIZE, np.int32)
-    told[inputs.N_TOKENS] = len(logits)
-    arrays = {"inputs": told, "logits": logits, "values": np.zeros((N_TOKENS, 3 * N_EXPERTS), np.float32), "bias": bias}
+    told[inputs.N_TOKENS], told[inputs.TOKENS : inputs.TOKENS + len(logits)] = len(logits), TOKEN_IDS
+    arrays = {"inputs": told, "logits": logits}
+    arrays |= {"values": np.zeros((N_TOKENS, 3 * N_EXPERTS), np.float32), "bias": bias, "table": table}
     arrays |= {"weights": np.zeros((N_TOKENS, N_USED + 1), np.float32), "routes": np.zeros((8, n_most), np.int32)}
     at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
     for name, array in arrays.items():
         device.write(at[name], array)
-    sizes = (n_most, N_EXPERTS, N_EXPERTS, N_USED, GATINGS[router.gating], 1, int(router.is_normalised))
-    rest = (router.n_groups, router.n_groups_used, router.n_alike, 0, 2, router.scale)
+    sizes = (n_most, N_EXPERTS, N_EXPERTS, N_USED, GATINGS[router.gating], 1, int(router.token_experts is not None))
+    rest = (int(router.is_normalised), router.n_groups, router.n_groups_used, router.n_alike, 0, 2, router.scale)
     device.launch(Launch(experts.route, (1, 1, 1), THREADS, (*at.values(), *sizes, *rest)))
     for name in ("weights", "routes"):
         device.read(at[name], arrays[name])
@@ -107,11 +109,14 @@ def test_experts_are_chosen_and_weighed_as_the_reference_does(gating):
     rng = np.random.default_rng(2)
     logits = rng.integers(-3, 4, (N_TOKENS, N_EXPERTS)).astype(np.float32)  # some are equal
     bias = rng.integers(-1, 2, N_EXPERTS).astype(np.float32) / 4
-    for details in ({}, {"is_normalised": True, "scale": 2.5}, {"n_groups": 4, "n_groups_used": 2}, {"n_alike": 2}):
+    table = rng.integers(0, N_EXPERTS, (3, N_USED)).astype(np.int32)
+    by_token = {"token_experts": Integers("table", table.shape), "is_normalised": True}
+    for details in ({}, {"is_normalised": True, "scale": 2.5}, {"n_groups": 4, "n_groups_used": 2}, {"n_alike": 2}, by_token):
         router = Router(Linear("w", 1, N_EXPERTS), n_used=N_USED, gating=gating, **details)
-        chosen, weights = routed(router, logits, bias)
+        chosen, weights = routed(router, logits, bias, table)
         for t in range(N_TOKENS):
-            right, shares = choose_experts(router, logits[t].astype(np.float64), bias)
+            given = None if router.token_experts is None else table[TOKEN_IDS[t]]
+            right, shares = choose_experts(router, logits[t].astype(np.float64), bias, given)
             assert chosen[t].tolist() == right.tolist()
             assert np.allclose(weights[t], shares, rtol=1e-5)
 
@@ -120,6 +125,6 @@ def test_of_logits_that_are_no_numbers_come_none():
     logits = np.zeros((N_TOKENS, N_EXPERTS), np.float32)
     logits[2, 7] = np.nan
     router = Router(Linear("w", 1, N_EXPERTS), n_used=N_USED, gating=Gating.SIGMOID)
-    chosen, weights = routed(router, logits, np.zeros(N_EXPERTS, np.float32))
+    chosen, weights = routed(router, logits, np.zeros(N_EXPERTS, np.float32), np.zeros(1, np.int32))
     assert ((chosen >= 0) & (chosen < N_EXPERTS)).all()
     assert np.array_equal(np.isnan(weights).all(axis=1), np.arange(N_TOKENS) == 2)
