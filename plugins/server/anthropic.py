@@ -15,7 +15,7 @@ from starlette.requests import Request
 from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import EngineFields, Fields, Texts
+from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields, Texts
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.completion import stop_type
@@ -157,7 +157,7 @@ class OutputConfig(Fields):
 class CountRequest(EngineFields):
     """A conversation."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=N_MESSAGES)
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = ToolChoice(type="auto")

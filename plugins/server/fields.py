@@ -11,8 +11,10 @@ from augury.engine.sampling import SAMPLER_LETTERS, sampling_options
 from augury.plugins.server.errors import RequestError
 from augury.types import Token
 
-__all__ = ["IGNORED", "EngineFields", "Fields", "RequestFields", "Texts", "draft_origin"]
+__all__ = ["IGNORED", "N_FIELDS", "N_MESSAGES", "EngineFields", "Fields", "RequestFields", "Texts", "draft_origin"]
 
+N_FIELDS = 256  # of an object; none has as many
+N_MESSAGES = 1 << 14  # of a conversation
 _N_ERRORS = 100  # that are looked at to tell of one; a body of many megabytes can have millions
 
 IGNORED = (
@@ -49,6 +51,8 @@ class Fields(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _limit_errors(cls, data: Any, handler: Callable[[Any], Any]) -> Any:
+        if isinstance(data, dict) and len(data) > N_FIELDS:
+            raise ValueError(f"there are {len(data)} fields, expected {N_FIELDS} at most")
         try:
             return handler(data)
         except ValidationError as error:

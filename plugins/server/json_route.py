@@ -1,21 +1,28 @@
 """Bodies are JSON as its standard has it: no NaN, no infinity, no half of a surrogate pair, nothing nested without end.
 
 Python's own parser takes all of these, and whatever echoes one in its answer, an error among others, could not be written.
+
+Answers of megabytes are written in pieces, on other threads: `long_answer`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-__all__ = ["api_router"]
+from augury.plugins.server.errors import RequestError
+from augury.plugins.server.fields import N_FIELDS
+
+__all__ = ["api_router", "long_answer"]
+
+_N_CHARS = 1 << 16
 
 
 def api_router() -> APIRouter:
@@ -23,12 +30,31 @@ def api_router() -> APIRouter:
     return APIRouter(route_class=_Route)
 
 
+def long_answer(pieces: Iterable[str]) -> StreamingResponse:
+    """An answer whose JSON these pieces are; a piece should not take longer to make than the event loop may wait."""
+
+    def parts() -> Iterator[str]:
+        part, n = list[str](), 0
+        for piece in pieces:
+            part.append(piece)
+            n += len(piece)
+            if n > _N_CHARS:
+                yield "".join(part)
+                part, n = [], 0
+        yield "".join(part)
+
+    return StreamingResponse(parts(), media_type="application/json")  # which asks for each part on another thread
+
+
 class _Request(Request):
     async def json(self) -> Any:
         try:
-            return from_json(await self.body(), allow_inf_nan=False)
+            found = from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None  # which FastAPI makes a 400
+        if isinstance(found, dict) and len(found) > N_FIELDS:
+            raise RequestError(400, f"the body has {len(found)} fields, expected {N_FIELDS} at most")
+        return found
 
 
 class _Route(APIRoute):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from anyio import to_thread
 from pydantic import AliasChoices, Field
+from pydantic_core import to_json
 from starlette.requests import Request
+from starlette.responses import Response
 
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed
-from augury.plugins.server.json_route import api_router
+from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Serving
 
@@ -32,15 +35,24 @@ class EmbeddingRequest(RequestFields):
     )
 
 
-@router.post("/embedding")
+@router.post("/embedding", response_model=list[dict[str, Any]])
 @router.post("/embeddings", include_in_schema=False)
-async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> list[dict[str, Any]]:
+async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts; without pooling every token, as it is."""
     prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer)
     pooling = body.pooling or server.engine.info.pooling or "none"
     found = await embed(server, http, prompts, pooling=pooling, normalize=False)
-    rows = [vector if vector.ndim > 1 else normalized(vector, body.embd_normalize)[None] for vector in found]
-    return [{"index": index, "embedding": each.tolist()} for index, each in enumerate(rows)]
+    return long_answer(_pieces(found, body.embd_normalize))
+
+
+def _pieces(found: Sequence[np.ndarray], p: int) -> Iterator[str]:
+    """The answer's JSON, a vector at a time."""
+    for index, each in enumerate(found):
+        yield f'{"," if index else "["}{{"index":{index},"embedding":['
+        for i, vector in enumerate(each if each.ndim > 1 else [normalized(each, p)]):
+            yield ("," if i else "") + to_json(vector.tolist(), inf_nan_mode="null").decode()
+        yield "]}"
+    yield "]"
 
 
 def normalized(vector: np.ndarray, p: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import Fields, draft_origin
+from augury.plugins.server.fields import N_MESSAGES, Fields, draft_origin
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
@@ -100,7 +100,7 @@ class Prediction(Fields):
 class ChatRequest(OpenAIFields):
     """A conversation that is to be continued."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=N_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=-1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)

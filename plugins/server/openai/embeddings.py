@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from anyio import to_thread
 from pydantic import Field
+from pydantic_core import to_json
 from starlette.requests import Request
+from starlette.responses import Response
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import RequestFields
 from augury.plugins.server.generation import embed
-from augury.plugins.server.json_route import api_router
+from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens
 from augury.plugins.server.server import Server, Serving
 
@@ -35,8 +37,8 @@ class EmbeddingRequest(RequestFields):
     normalize: bool = Field(default=True, description="scale to length 1")
 
 
-@router.post("/v1/embeddings")
-async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> dict[str, Any]:
+@router.post("/v1/embeddings", response_model=dict[str, Any])
+async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts."""
     n_embd, pooling = server.engine.info.n_embd, body.pooling or server.engine.info.pooling
     if pooling == "none":
@@ -48,13 +50,18 @@ async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> 
     inputs = body.input if is_several else [body.input]
     ids = await to_thread.run_sync(_tokens, server, inputs)
     found = await embed(server, http, ids, pooling=pooling, normalize=body.normalize)
-    data = [
-        {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
-        for i, vector in enumerate(found)
-    ]
     n_tokens = sum(map(len, ids))
-    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return {"object": "list", "data": data, "model": server.options.names[0], "usage": usage}
+    rest = {"model": server.options.names[0], "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}}
+    return long_answer(_pieces(found, body.encoding_format, rest))
+
+
+def _pieces(found: Sequence[np.ndarray], encoding: str, rest: dict[str, Any]) -> Iterator[str]:
+    """The answer's JSON, a vector at a time."""
+    yield '{"object":"list","data":['
+    for index, vector in enumerate(found):
+        one = {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
+        yield ("," if index else "") + to_json(one, inf_nan_mode="null").decode()
+    yield "]," + to_json(rest).decode()[1:]
 
 
 def _tokens(server: Server, inputs: Sequence[Any]) -> list[list[int]]:

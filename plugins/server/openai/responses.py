@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
-from augury.plugins.server.fields import EngineFields, Fields
+from augury.plugins.server.fields import N_MESSAGES, EngineFields, Fields
 from augury.plugins.server.generation import Pieces, generate
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.openai.response_output import Output, item_id
@@ -81,7 +81,7 @@ class ReasoningOptions(Fields):
 class ResponsesRequest(EngineFields):
     """A conversation that is to be continued."""
 
-    input: str | list[InputItem] = Field(min_length=1)
+    input: str | Annotated[list[InputItem], Field(max_length=N_MESSAGES)] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False

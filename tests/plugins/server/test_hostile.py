@@ -18,6 +18,7 @@ from augury.plugins.server import generation
 from augury.plugins.server.connection import Connection
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
+from augury.plugins.server.json_route import long_answer
 from augury.plugins.server.llama_cpp import completion
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
@@ -60,6 +61,8 @@ def calling(arguments):
         ("/completion", '{"prompt": "Hi", "n_probs": 49152}'),
         *(("/v1/chat/completions", f'{{"messages": {calling(given)}}}') for given in (DEEP, '{"x": NaN}', f'{{"x": {HALF}}}')),
         ("/v1/embeddings", json.dumps({"input": [[1]] * 2049})),
+        ("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "Hi"}] * 16385})),
+        ("/v1/responses", json.dumps({"input": [{"role": "user", "content": "Hi"}] * 16385})),
         *((path, json.dumps({"prompt": [[1]] * 2049})) for path in ("/v1/completions", "/completion")),
         ("/embedding", json.dumps({"content": [[1] * 500] * 20, "pooling": "none"})),
     ],
@@ -200,6 +203,31 @@ def test_embeddings_end_with_the_client_or_the_time(timeout_s):
     assert asyncio.run(ask()) == 504
     assert sum(groups) < 9
     assert not timeout_s or (groups, ended) == ([2, 2], [True])
+
+
+@pytest.mark.parametrize("where", ["body", "message"])
+def test_objects_of_too_many_fields_are_not_looked_into(client, where):
+    many = dict.fromkeys(map(str, range(300)), 1)
+    answer = client.post("/v1/chat/completions", json=many if where == "body" else {"messages": [many]})
+    assert answer.status_code == 400
+    assert "300 fields, expected 256 at most" in answer.text
+
+
+def test_long_answers_are_written_in_parts_beside_the_event_loop():
+    threads = set()
+
+    def pieces():
+        for piece in ("[", *["1," * 10_000] * 10, "1]"):
+            threads.add(threading.current_thread())
+            yield piece
+
+    async def ask():
+        return [part async for part in long_answer(pieces()).body_iterator]
+
+    parts = asyncio.run(ask())
+    assert json.loads("".join(parts)) == [1] * 100_001
+    assert max(map(len, parts)) < 100_000
+    assert threading.main_thread() not in threads
 
 
 def test_texts_of_biases_do_not_hold_up_the_event_loop():
