@@ -13,6 +13,7 @@ from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
+from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.tape import Operand, Rows, Size, Tape
 from augury.blocks import Attention, FeedForward, Turn
 from augury.types import StateSpec
@@ -87,6 +88,7 @@ class Lowering:
         for emitter in (emitters[0] for emitters in self._layers if emitters):
             if isinstance(emitter, LatentAttentionEmitter):
                 chooser = emitter.chooser = chooser if emitter.block.reuses_choice else emitter.chooser
+        self._streams = Streams(plan)
         self._emitters = [self._embedding, *(emitter for layer in self._layers for emitter in layer), self._output]
         n_bytes = sum(emitter.bytes_per_position() for emitter in self._emitters)
         of_sequence = sum(emitter.bytes_per_sequence() for emitter in self._emitters)
@@ -97,8 +99,8 @@ class Lowering:
         """Allocate what passes work in and what slots keep, and load the weights."""
         n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
         needed = dict.fromkeys(("x", "y", *self._asides(), *self.plan.features), 4 * MAX_TOKENS * n_embd)
-        for emitter in self._emitters:
-            for name, n_bytes in emitter.buffers(largest.n_splits).items():
+        for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
+            for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
         self.hidden = self.buffers.get("given", self.buffers["x"])
@@ -131,10 +133,12 @@ class Lowering:
         """What such a program does."""
         tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
         self._emit_embedding(tape, takes_hidden=parts.takes_hidden)
+        self._streams.begin(tape)
         for i in range(*parts.layers):
             self._emit_layer(tape, i)
             if (name := f"layer.{i}") in parts.features:
                 tape.copy(tape.x.at, self.buffers[name], 4 * size.n_tokens * tape.x.width)
+        self._streams.read(tape, self.plan.output.residual)
         if "output" in parts.features:
             at = self.buffers["output"]
             tape.norm_seen(self.plan.output.norm, Operand(at, at, at, at, tape.x.width, as_floats=True))
@@ -191,7 +195,13 @@ class Lowering:
             before = tape.put_aside()
         for block, emitter in zip(layer.blocks, self._layers[i], strict=True):
             tape.seen = tape.x if block is layer.feed_forward and not layer.is_parallel else before
+            if layer.residual is None:
+                emitter.emit(tape)
+                continue
+            tape.seen = tape.x
+            self._streams.read(tape, layer.connection(block))
             emitter.emit(tape)
+            self._streams.write(tape, layer.connection(block))
         tape.go_on()
         if layer.scale != 1.0 or layer.skip:
             embedded = Rows(self.buffers.get("embedded", tape.x.at), width)

@@ -181,6 +181,12 @@ class Tape:
         if norm is not None:
             self._norm(rows, size, norm, None, n_groups=n_groups)
 
+    def norm_groups(self, norm: Norm, x: Rows, size: int, n_groups: int, to: Operand) -> None:
+        """Norm groups of `size` values, each by itself and perhaps by weights of its own, for products of all of them."""
+        self._norm(x, size, norm, evolve(to, as_floats=True, as_bytes=False), n_groups=n_groups)
+        if to.as_bytes:
+            self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
+
     def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
         """Add the product of a matrix, or its norm, to the residual stream."""
         if post_norm is None:
@@ -232,13 +238,17 @@ class Tape:
     ) -> None:
         """Norm groups of rows, to which is added what was left; without a place to go to in place."""
         y, y_norm = left or (x, None)
-        weights = [x.at if each is None else self.weights.norm(each) for each in (y_norm, norm)]
+        n_alike = 1 if norm is None or norm.weight_shape is None else n_groups
+        weights = [x.at if y_norm is None else self.weights.norm(y_norm)]
+        weights += [x.at if norm is None else self.weights.norm(norm, n_alike)]
         eps = [0.0 if each is None else each.eps for each in (y_norm, norm)]
         y_kind = NOTHING if left is None else norm_kind(y_norm)
         kind = NOTHING if to is None and norm is None else norm_kind(norm)
-        n_out, to = (size, Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)) if to is None else (to.width, to)
+        n_out = size if to is None or n_groups > 1 else to.width
+        to = to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)
+        step = size * (2 if kind & BIASED else 1) if n_alike > 1 else 0
         places = (x.at, y.at, *weights, to.floats, to.quantised, to.factors, to.sums)
-        sizes = (x.width, y.width, size, n_out, to.width)
+        sizes = (x.width, y.width, size, n_out, to.width, step)
         flags = (int(is_output), int(to.as_floats), int(to.as_bytes), y_kind, kind)
         self.add(norm_rows, (self.size.n_tokens, n_groups), THREADS, *places, *sizes, *flags, *eps)
 

@@ -60,7 +60,7 @@ class Product:
         for key, array in arrays.items():
             device.write(self.at[key], array)
         names = ("inputs", "x", "x", "weight", "weight", "floats", "bytes", "factors", "sums")
-        sizes = (n_cols, 0, n_cols, n_cols, n_cols, 0, 1, 1, NOTHING, RMS, 0.0, 1e-6)
+        sizes = (n_cols, 0, n_cols, n_cols, n_cols, 0, 0, 1, 1, NOTHING, RMS, 0.0, 1e-6)
         device.launch(Launch(norm_rows, (n_tokens, 1, 1), THREADS, (*(self.at[name] for name in names), *sizes)))
         normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-6)
         fed = self._read("floats", (n_tokens, n_cols)) if self.fmt.is_float else self._rounded()

@@ -25,7 +25,7 @@ _ROWS = "rows of tables"
 class EmbeddingEmitter(Emitter):
     """Looks up the rows of tokens, and of positions."""
 
-    known = ("scale", "positions", "norm", "other", "layer_inputs")
+    known = ("scale", "positions", "norm", "other", "layer_inputs", "n_streams")
     block: Embedding
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's

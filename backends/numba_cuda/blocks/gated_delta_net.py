@@ -25,6 +25,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
     A token's row: queries, keys and values as the convolution leaves them, then decays and betas.
     """
 
+    known = ("norm", "has_sigmoid")
     block: GatedDeltaNet
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -56,7 +57,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         tape.add(decay, (-(-n // THREADS), tape.size.n_tokens), THREADS, fed.at, ends.at, dt, a, *columns, 1, 1, 1)
         self._emit_recurrence(tape)
         mixed, gates = tape.operand("mixed", block.o.n_in, [block.o]), Rows(inputs.at.at(4 * n_inputs), inputs.width)
-        self._gate(tape, y, gates, mixed, block.out_norm)
+        self._gate(tape, y, gates, mixed, block.out_norm, is_sigmoid=block.has_sigmoid)
         tape.leave(mixed, block.o)
 
     def emit_states(self, tape: Tape) -> None:

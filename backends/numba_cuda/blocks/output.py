@@ -22,7 +22,7 @@ __all__ = ["OutputEmitter"]
 class OutputEmitter(Emitter):
     """Computes logits, and tells of each row the best token and its logit."""
 
-    known = ("softcap",)
+    known = ("norm", "softcap", "residual")
     block: Output
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's

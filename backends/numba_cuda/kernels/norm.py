@@ -79,8 +79,8 @@ def _add_normed(x, start, y, at, size, first, step, weight, mean, inverse, kind)
 
 
 @lane
-def _value(x, weight, start, i, size, mean, inverse, kind):
-    return normed(x, start + i, weight, i, size, mean, inverse, kind) if i < size else np.float32(0)
+def _value(x, weight, start, at, i, size, mean, inverse, kind):
+    return normed(x, start + i, weight, at + i, size, mean, inverse, kind) if i < size else np.float32(0)
 
 
 @together
@@ -113,7 +113,7 @@ def moments(x, start, size, n_threads, kind, eps, parts):
     return mean, inverse_root(total, size, eps)
 
 
-@kernel("jfffffbfj" + 10 * "i" + "rr")
+@kernel("jfffffbfj" + 11 * "i" + "rr")
 def norm_rows(
     inputs,
     x,
@@ -129,6 +129,7 @@ def norm_rows(
     size,
     n_out,
     width,
+    step,
     is_output,
     as_floats,
     as_bytes,
@@ -146,7 +147,7 @@ def norm_rows(
         inputs: Of the pass.
         x: (n, stride).
         y: (n, y_stride).
-        y_weight, weight: (size,), with a bias (2, size).
+        y_weight, weight: (size,), with a bias (2, size); of the latter those of the next group come after `step`, or 0.
         out: (n, width), of each group `n_out` values; those beyond `size` are 0.
         quantised, factors, sums: Units, as many as `out` has.
     """
@@ -165,7 +166,7 @@ def norm_rows(
     mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
     i = thread % WARP
     for unit in range(thread // WARP, (n_out + WARP - 1) // WARP, _WARPS):
-        value = _value(x, weight, start, WARP * unit + i, size, mean, inverse, kind)
+        value = _value(x, weight, start, group * step, WARP * unit + i, size, mean, inverse, kind)
         if as_floats and WARP * unit + i < n_out:
             out[t * width + group * size + WARP * unit + i] = value
         if as_bytes:

@@ -1,0 +1,225 @@
+"""How blocks read and write several residual streams, see `augury.blocks.residual`: rows of n streams, `size` floats each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.activation import sigmoid
+from augury.backends.numba_cuda.kernels.dialect import (
+    SIMULATED,
+    THREADS,
+    WARP,
+    add,
+    cuda,
+    div,
+    exp,
+    fma,
+    kernel,
+    lane,
+    larger,
+    mul,
+    quotient,
+    warp_barrier,
+)
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_TOKENS
+from augury.backends.numba_cuda.kernels.norm import moments, normed, sum_of_block
+
+MAX_STREAMS = 8
+MAX_MIXED = 64  # streams, of those that layers begin
+STREAM_THREADS = 64 if SIMULATED else 128
+_SHARES = MAX_STREAMS * (2 + MAX_STREAMS)
+_HELD = MAX_STREAMS * STREAM_THREADS
+_WARPS = THREADS // WARP
+
+
+@lane
+def _share(coefficients, scales, base, at, i, n, eps, post_scale, post_eps):
+    """What becomes of coefficient i: a gate, of which the first n are for reading and n more for writing, or a score."""
+    part = min(quotient(i, n), 2)
+    value = fma(coefficients[at + i], scales[part], base[i])
+    if part == 0:
+        value = add(sigmoid(value), np.float32(eps))
+    elif part == 1:
+        value = fma(sigmoid(value), np.float32(post_scale), np.float32(post_eps))
+    return value
+
+
+@lane
+def _soften(comb, first, n, eps):
+    """Softmax of n numbers, plus eps."""
+    top, total = comb[first], np.float32(0)
+    for j in range(1, n):
+        top = larger(top, comb[first + j])
+    for j in range(n):
+        comb[first + j] = exp(add(comb[first + j], -top))
+        total = add(total, comb[first + j])
+    for j in range(n):
+        comb[first + j] = add(div(comb[first + j], total), np.float32(eps))
+
+
+@lane
+def _divide(comb, first, n, step, eps):
+    """Divide n numbers that are `step` apart by eps plus their sum."""
+    total = np.float32(eps)
+    for j in range(n):
+        total = add(total, comb[first + j * step])
+    for j in range(n):
+        comb[first + j * step] = div(comb[first + j * step], total)
+
+
+@lane
+def _read(streams, start, n, size, shares, seen, y, at, first):
+    for i in range(first, size, THREADS):
+        value = np.float32(0)
+        for stream in range(n):
+            value = fma(streams[start + stream * size + i], shares[stream], value)
+        seen[at + i], y[at + i] = value, np.float32(0)
+
+
+@kernel("j" + 7 * "f" + 4 * "i" + "rrr")
+def read_streams(
+    inputs,
+    streams,
+    coefficients,
+    scales,
+    base,
+    weights,
+    seen,
+    y,
+    n,
+    size,
+    n_made,
+    n_rounds,
+    eps,
+    post_scale,
+    post_eps,
+):
+    """Seen = the weighted sum of a token's streams, or without coefficients their mean; y = 0. A block takes a token.
+
+    Args:
+        inputs: Of the pass.
+        streams: (tokens, n, size).
+        coefficients, weights: (tokens, n_made), of which these are made: for reading, for writing, and (n, n) for mixing.
+        scales: One of each of these parts.
+        base: (n_made,).
+        seen, y: (tokens, size).
+        n_rounds: How often rows and columns of weights for mixing are divided by their sums.
+    """
+    t, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    if t >= inputs[N_TOKENS]:
+        return
+    shares = cuda.shared.array(_SHARES, np.float32)
+    for i in range(thread, n_made, THREADS):
+        shares[i] = _share(coefficients, scales, base, t * n_made, i, n, eps, post_scale, post_eps)
+    if n_made == 0 and thread < n:
+        shares[thread] = div(np.float32(1), np.float32(n))
+    cuda.syncthreads()
+    if n_made > 2 * n and thread < WARP:
+        if thread < n:
+            _soften(shares, (2 + thread) * n, n, eps)
+        for i in range(n_rounds):
+            if i > 0 and thread < n:
+                _divide(shares, (2 + thread) * n, n, 1, eps)
+            warp_barrier()
+            if thread < n:
+                _divide(shares, 2 * n + thread, n, n, eps)
+            warp_barrier()
+    cuda.syncthreads()
+    for i in range(thread, n_made, THREADS):
+        weights[t * n_made + i] = shares[i]
+    _read(streams, t * n * size, n, size, shares, seen, y, t * size, thread)
+
+
+@lane
+def _gated_mean(streams, gates, start, gates_at, n, size, i):
+    value = np.float32(0)
+    for stream in range(n):
+        at = stream * size + i
+        value = fma(streams[start + at], sigmoid(gates[gates_at + at]), value)
+    return mul(value, div(np.float32(1), np.float32(n)))
+
+
+@kernel("j" + 6 * "f" + 4 * "i")
+def read_gated_streams(inputs, streams, gates, injected, weights, seen, y, n, size, stride, has_weights):
+    """Seen = the mean of streams (tokens, stride) times sigmoid(gates), y = 0, weights for writing = 2 * sigmoid(injected)."""
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * STREAM_THREADS + cuda.threadIdx.x
+    if t >= inputs[N_TOKENS]:
+        return
+    if has_weights and i < n:
+        weights[t * n + i] = mul(np.float32(2), sigmoid(injected[t * n + i]))
+    if i < size:
+        seen[t * size + i] = _gated_mean(streams, gates, t * stride, t * n * size, n, size, i)
+        y[t * size + i] = np.float32(0)
+
+
+@lane
+def _write(streams, start, weights, at, given, held, first, comb, n, size):
+    """Write a value of each stream; a thread's `held` has room for what they were before."""
+    for stream in range(n if comb else 0):
+        held[first + stream * STREAM_THREADS] = streams[start + stream * size]
+    for stream in range(n):
+        value = streams[start + stream * size]
+        if comb:
+            value = np.float32(0)
+            for other in range(n):
+                value = fma(held[first + other * STREAM_THREADS], weights[at + comb + other * n + stream], value)
+        streams[start + stream * size] = fma(given, weights[at + stream], value)
+
+
+@kernel("jfffiiiii")
+def write_streams(inputs, streams, weights, y, n, size, stride, post, comb):
+    """Stream j = post[j] * y + the sum over i of comb[i, j] * stream i, or + stream j; a thread takes a value of y.
+
+    Args:
+        inputs: Of the pass.
+        streams: (tokens, n, size).
+        weights: (tokens, stride), from column `post` on those for writing, `comb` columns later those for mixing; 0: none.
+        y: (tokens, size).
+    """
+    t, thread = cuda.blockIdx.y, cuda.threadIdx.x
+    i = cuda.blockIdx.x * STREAM_THREADS + thread
+    if t >= inputs[N_TOKENS] or i >= size:
+        return
+    held = cuda.shared.array(_HELD, np.float32)
+    _write(streams, t * n * size + i, weights, t * stride + post, y[t * size + i], held, thread, comb, n, size)
+
+
+@lane
+def _sum_normed(x, start, weight, size, mean, inverse, kind, first):
+    total = np.float32(0)
+    for i in range(first, size, THREADS):
+        total = add(total, normed(x, start + i, weight, i, size, mean, inverse, kind))
+    return total
+
+
+@lane
+def _mix(streams, start, n, size, scores, seen, at, first):
+    top, total = scores[0], np.float32(0)
+    for stream in range(1, n):
+        top = larger(top, scores[stream])
+    for stream in range(n):
+        total = add(total, exp(add(scores[stream], -top)))
+    for i in range(first, size, THREADS):
+        value = np.float32(0)
+        for stream in range(n):
+            value = fma(exp(add(scores[stream], -top)), streams[start + stream * MAX_TOKENS * size + i], value)
+        seen[at + i] = div(value, total)
+
+
+@kernel("jfffiiir")
+def mix_streams(inputs, streams, weight, seen, n, size, kind, eps):
+    """Seen = the mean of streams (n, MAX_TOKENS, size), weighed by softmax of the sums of their norms; a block a token."""
+    t, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    if t >= inputs[N_TOKENS]:
+        return
+    scores, parts = cuda.shared.array(MAX_MIXED, np.float32), cuda.shared.array(_WARPS, np.float32)
+    for stream in range(n):
+        start = (stream * MAX_TOKENS + t) * size
+        mean, inverse = moments(streams, start, size, THREADS, kind, eps, parts)
+        cuda.syncthreads()  # all have read what is written next
+        total = sum_of_block(_sum_normed(streams, start, weight, size, mean, inverse, kind, thread), parts)
+        cuda.syncthreads()
+        if thread == 0:
+            scores[stream] = total
+    cuda.syncthreads()
+    _mix(streams, t * size, n, size, scores, seen, t * size, thread)

@@ -1,0 +1,174 @@
+"""How the connections of blocks with residual streams come onto a tape; see `augury.blocks.residual`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from augury.backends.numba_cuda.blocks.feed_forward import activate
+from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.norm import blend_rows
+from augury.backends.numba_cuda.kernels.streams import (
+    MAX_MIXED,
+    MAX_STREAMS,
+    STREAM_THREADS,
+    mix_streams,
+    read_gated_streams,
+    read_streams,
+    write_streams,
+)
+from augury.backends.numba_cuda.tape import Rows, Tape, norm_kind
+from augury.blocks import Activation, AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from augury.backends.numba_cuda.device import Pointer
+    from augury.blocks import Connection, Layer, ModelPlan
+
+__all__ = ["Streams"]
+
+_ALL, _NORMED, _LOW, _SEEN, _ADDED = "streams", "normed streams", "low streams", "seen streams", "added to streams"
+_COEFFICIENTS, _WEIGHTS, _GATES = "coefficients of streams", "weights of streams", "gates of streams"
+
+
+class Streams:
+    """What a plan's connections need, and their steps.
+
+    Where connections begin streams, these lie one after another, and x is the last of them. Where there are several from the
+    beginning, all of a token lie side by side, and x is what a block adds to them.
+    """
+
+    def __init__(self, plan: ModelPlan) -> None:
+        residuals = [layer.residual for layer in plan.layers if layer.residual is not None]
+        self._connections = [each for residual in residuals for each in residual.connections]
+        self._connections += [] if plan.output.residual is None else [plan.output.residual]
+        self._n_embd, self._n = plan.embedding.n_embd, plan.embedding.n_streams
+        n_begun = sum(isinstance(each, AttentionResidual) and each.begins for each in self._connections)
+        if self._n > MAX_STREAMS or n_begun >= MAX_MIXED:
+            most = f"{MAX_STREAMS} of them, or {MAX_MIXED} that layers begin"
+            raise UnsupportedError(f"{max(self._n, n_begun + 1)} residual streams, backend numba-cuda computes at most {most}")
+        self._n_begun = n_begun
+        if self._n > 1 and plan.output.residual is None:
+            raise UnsupportedError("several residual streams, of which the output reads one; use backend reference")
+        for layer in plan.layers:
+            _check(layer, self._n)
+
+    def buffers(self) -> Mapping[str, int]:
+        """Bytes of memory that connections work in, by name."""
+        row = 4 * MAX_TOKENS * self._n_embd
+        if self._n == 1:
+            return {"x": row * (1 + self._n_begun), _SEEN: row} if self._connections else {}
+        low = max([each.down.n_out for each in self._connections if isinstance(each, GatedHyperConnection)], default=0)
+        return {
+            **dict.fromkeys((_SEEN, _ADDED), row),
+            **dict.fromkeys((_ALL, _GATES), row * self._n),
+            **dict.fromkeys((_COEFFICIENTS, _WEIGHTS), 4 * MAX_TOKENS * self._n * (2 + self._n)),
+            _LOW: 4 * MAX_TOKENS * low,
+            **Tape.operand_buffers(_LOW, low),
+            **Tape.operand_buffers(_NORMED, self._n * self._n_embd),
+        }
+
+    def begin(self, tape: Tape) -> None:
+        """Write that all streams begin as x."""
+        if self._n == 1:
+            return
+        x, size = tape.x, self._n_embd
+        tape.settle()
+        for i in range(self._n):
+            sizes = (size, self._n * size, size, 0.0, 1.0)
+            grid = (-(-size // WARP), tape.size.n_tokens)
+            tape.add(blend_rows, grid, WARP, tape.buffers[_ALL].at(4 * i * size), x.at, *sizes)
+        tape.x = tape.seen = Rows(tape.buffers[_ADDED], size)
+
+    def read(self, tape: Tape, connection: Connection | None) -> None:
+        """Write what the next block sees, and let it add to nothing where that is not what it sees."""
+        match connection:
+            case AttentionResidual():
+                self._mix(tape, connection)
+            case HyperConnection(norm=norm, coefficients=coefficients):
+                normed = tape.operand(_NORMED, self._n * self._n_embd, [coefficients])
+                tape.put(self._all(tape), self._n * self._n_embd, normed, norm)
+                tape.multiply(normed, ((coefficients, 0),), Rows(tape.buffers[_COEFFICIENTS], coefficients.n_out))
+                places = (tape.weights.vector(connection.scales), tape.weights.vector(connection.base))
+                sizes = (coefficients.n_out, max(connection.n_rounds, 1))
+                self._read(tape, places, sizes, (connection.eps, connection.post_scale, connection.post_eps))
+            case GatedHyperConnection():
+                self._read_gated(tape, connection)
+            case StreamMean():
+                self._read(tape, (tape.x.at, tape.x.at), (0, 0), (0.0, 0.0, 0.0))
+            case AllStreams():
+                tape.x = tape.seen = self._all(tape)
+
+    def write(self, tape: Tape, connection: Connection | None) -> None:
+        """Write what becomes of the streams with what a block added."""
+        tape.settle()
+        match connection:
+            case HyperConnection(coefficients=made, n_streams=n):
+                self._write(tape, made.n_out, n, n if made.n_out > 2 * n else 0)
+            case GatedHyperConnection(inject=inject) if inject is not None:
+                self._write(tape, self._n, 0, 0)
+            case AllStreams():
+                tape.x = Rows(tape.buffers[_ADDED], self._n_embd)
+
+    def _all(self, tape: Tape) -> Rows:
+        return Rows(tape.buffers[_ALL], self._n * self._n_embd)
+
+    def _mix(self, tape: Tape, connection: AttentionResidual) -> None:
+        x, size, norm = tape.x, self._n_embd, connection.norm
+        tape.settle()
+        if norm is not None:
+            n = 1 + (x.at.offset - tape.buffers["x"].offset) // (4 * MAX_TOKENS * size)
+            tape.seen = Rows(tape.buffers[_SEEN], size)
+            places = (tape.buffers["x"], tape.weights.norm(norm), tape.seen.at)
+            tape.add(mix_streams, (tape.size.n_tokens,), THREADS, *places, n, size, norm_kind(norm), norm.eps)
+        if connection.begins:
+            tape.x = Rows(x.at.at(4 * MAX_TOKENS * size), size)
+            tape.blend(tape.x, x, 0.0, 0.0)
+
+    def _read(
+        self, tape: Tape, places: tuple[Pointer, Pointer], sizes: tuple[int, int], numbers: tuple[float, float, float]
+    ) -> None:
+        buffers = tape.buffers
+        tape.seen = Rows(buffers[_SEEN], self._n_embd)
+        rows = (buffers[_ALL], buffers[_COEFFICIENTS], *places, buffers[_WEIGHTS], tape.seen.at, tape.x.at)
+        tape.add(read_streams, (tape.size.n_tokens,), THREADS, *rows, self._n, self._n_embd, *sizes, *numbers)
+
+    def _read_gated(self, tape: Tape, connection: GatedHyperConnection) -> None:
+        buffers, size, inject = tape.buffers, self._n_embd, connection.inject
+        parts = [connection.down, *([] if inject is None else [inject])]
+        normed = evolve(tape.operand(_NORMED, self._n * size, parts), as_floats=True)
+        tape.norm_groups(connection.norm, self._all(tape), size, self._n, normed)
+        low, coefficients = Rows(buffers[_LOW], connection.down.n_out), Rows(buffers[_COEFFICIENTS], self._n)
+        tape.multiply(normed, ((connection.down, 0),), low)
+        if inject is not None:
+            tape.multiply(normed, ((inject, 0),), coefficients)
+        bent = tape.operand(_LOW, low.width, [connection.up])
+        activate(tape, Activation.SILU, low, None, bent, low.width)
+        tape.multiply(bent, ((connection.up, 0),), Rows(buffers[_GATES], self._n * size))
+        tape.seen = Rows(buffers[_SEEN], size)
+        places = (normed.floats, buffers[_GATES], coefficients.at, buffers[_WEIGHTS], tape.seen.at, tape.x.at)
+        grid = (-(-size // STREAM_THREADS), tape.size.n_tokens)
+        sizes = (self._n, size, normed.width, int(inject is not None))
+        tape.add(read_gated_streams, grid, STREAM_THREADS, *places, *sizes)
+
+    def _write(self, tape: Tape, stride: int, post: int, comb: int) -> None:
+        places, grid = (tape.buffers[_ALL], tape.buffers[_WEIGHTS], tape.x.at), -(-self._n_embd // STREAM_THREADS)
+        sizes = (self._n, self._n_embd, stride, post, comb)
+        tape.add(write_streams, (grid, tape.size.n_tokens), STREAM_THREADS, *places, *sizes)
+
+
+def _check(layer: Layer, n_streams: int) -> None:
+    """Refuse what would see or be added to one of several streams."""
+    odd = [name for name in ("beside", "apart", "turn") if getattr(layer, name) is not None] + [
+        "is_parallel"
+    ] * layer.is_parallel
+    if n_streams > 1:
+        odd += ["norm"] * (layer.norm is not None) + ["scale"] * (layer.scale != 1.0) + ["skip"] * bool(layer.skip)
+        routers = [block.router for block in layer.blocks if hasattr(block, "router")]
+        odd += ["Router.is_early"] * any(router.is_early for router in routers) + ["no residual"] * (layer.residual is None)
+    if odd and (n_streams > 1 or layer.residual is not None):
+        raise UnsupportedError(f"several residual streams in a layer with {odd[0]}; use backend reference")
