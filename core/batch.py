@@ -32,7 +32,8 @@ class Batch:
     `saves` before the first token.
 
     A pass may go through some `layers` alone, the output included: from the first ones on it drafts for its own model. Where
-    others computed the layers before, `hidden` takes on from them; they ask for `features` of their last layer, and no rows.
+    others computed the layers before, `hidden` takes on from them, perhaps through no layer more, but the output; they ask for
+    `features` of their last layer, and no rows.
 
     With `parents` a slot's tokens form a tree: several may have one position, so the j-th of a slot's tokens is stored in the
     cell j after the first, and a token attends to what its slot held before the pass, to its ancestors and to itself. Its
@@ -183,7 +184,9 @@ class Tree:
         return np.concatenate([np.arange(mark, dtype=np.int32), np.array(above[::-1], np.int32)])
 
 
-def check_batch(batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, features: Mapping[str, int]) -> None:
+def check_batch(
+    batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, features: Mapping[str, int], *, takes_hidden: bool = False
+) -> None:
     """Refuse a pass over positions, slots, tokens, layers or features that a model does not have: kernels do not check.
 
     Args:
@@ -192,6 +195,7 @@ def check_batch(batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, f
         info: `Model.info`.
         spec: `Model.state_spec`.
         features: `Model.features`.
+        takes_hidden: Whether it embeds no tokens, and so has to be given hidden states.
 
     Raises:
         CapacityError: A position, slot or cell does not exist, or a slot has more drafted tokens than are kept aside.
@@ -203,8 +207,8 @@ def check_batch(batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, f
         raise CapacityError(f"slot {batch.slots.max()} does not exist; there are {spec.n_slots}")
     if _is_outside(batch.tokens, n_tokens):
         raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_tokens - 1}")
-    if batch.layers is not None or batch.hidden is not None or batch.features:
-        _check_layers(batch, info, features)
+    if takes_hidden or batch.layers is not None or batch.hidden is not None or batch.features:
+        _check_layers(batch, info, features, takes_hidden=takes_hidden)
     if batch.accepted is not None and len(batch.accepted):
         _check_accepted(batch.accepted, spec)
     if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):
@@ -218,14 +222,14 @@ def _is_outside(indices: np.ndarray, n: int) -> bool:
     return bool(len(indices) and indices.view(np.uint32).max() >= n)
 
 
-def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int]) -> None:
+def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], *, takes_hidden: bool) -> None:
     first, end = batch.layers or (0, info.n_layers)
-    if not 0 <= first < end <= info.n_layers:
+    if not 0 <= first <= end <= info.n_layers or (first == end and batch.hidden is None and not takes_hidden):
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}")
     shape, found = (len(batch.tokens), info.n_embd), batch.hidden
-    if found is not None and "layer.0" not in features:
+    if found is not None and info.n_layers and "layer.0" not in features:
         raise OptionError("hidden states are given to a model that has several residual streams; leave them out")
-    if first if found is None else found.shape != shape or found.dtype != np.float32:
+    if (first or takes_hidden) if found is None else found.shape != shape or found.dtype != np.float32:
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
         raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")
     for name in batch.features:

@@ -25,12 +25,15 @@ class SlotStates:
     identity: str = ""  # of the model, and of all that its memory's layout depends on: only the same can restore what was saved
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
-        """Views of what a slot keeps of its first n positions, and of its sequence.
+        """Views of what a slot keeps of its first n positions, and of its sequence; or copies, see `slot_written`.
 
         Raises:
             UnsupportedError: The backend cannot save slots.
         """
         raise UnsupportedError(f"{type(self).__name__} cannot save slots")
+
+    def slot_written(self) -> None:
+        """What `slot_memory` gave last was written over; of copies that is to reach what they are copies of."""
 
     def save(self, slot: int, n: int) -> bytes:
         """The states of a slot's first n positions, of which there may be none, and its state of the sequence as it stands.
@@ -62,6 +65,7 @@ class SlotStates:
         for array in self.slot_memory(slot, n):
             array[...] = np.frombuffer(body[start : start + array.nbytes], array.dtype).reshape(array.shape)
             start += array.nbytes
+        self.slot_written()
 
     def copy(self, source: int, target: int, n: int) -> None:
         """Let a slot hold the first n positions of another, and its state of the sequence as it stands. Not during a pass.
@@ -76,6 +80,7 @@ class SlotStates:
             return
         for there, here in views:
             here[...] = there
+        self.slot_written()
 
     def _digest(self, n: int, body: Sequence[memoryview]) -> bytes:
         from xxhash import xxh3_128

@@ -92,8 +92,7 @@ class ModelInfo:
 
 CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")
 """The types that keys and values can be kept as."""
-CACHE_BLOCK = 32
-"""Neighbouring components of a head that share a scale in the types q8_0 and q4_0."""
+CACHE_BLOCK = 32  # neighbouring components of a head that share a scale in the types q8_0 and q4_0
 
 
 @frozen
@@ -142,6 +141,7 @@ class Allocation:
 
     purpose: str
     n_bytes: int
+    device: str = "CPU"  # in whose memory
 
 
 @frozen

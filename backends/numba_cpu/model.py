@@ -58,7 +58,8 @@ class NumbaCpuModel(Model):
         self.identity = f"numba-cpu, {self.info}, {lowering.options.cache_type_k}, {lowering.options.cache_type_v}"
         self.features = plan.features
         self._plan = plan
-        self._n_tokens_known = plan.embedding.n_vocab
+        self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)
+        self._takes_hidden = plan.embedding.weight is None
         self._arena = Arena()
         self._weights = Weights(file, plan, self._arena)
         self._weights.load(lowering.kernels(), n_threads, progress, keep=keep, n_free=n_free)
@@ -95,7 +96,7 @@ class NumbaCpuModel(Model):
         """Compute one pass."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
-        check_batch(batch, self._n_tokens_known, self.info, self.state_spec, self.features)
+        check_batch(batch, *self._known, takes_hidden=self._takes_hidden)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)

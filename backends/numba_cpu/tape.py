@@ -138,7 +138,7 @@ class Tape:
         self.buffers = buffers
         self.space = space
         self.y = buffers["y"]
-        self.logits = np.empty(0, np.int64)
+        self.logits = np.empty(step.Y // 8 + 1, np.int64)  # without an output nobody reads it
         self._arena = arena
         self._rows: list[list[int]] = []
         self._works: list[Work] = []
@@ -148,7 +148,9 @@ class Tape:
         self._pending: list[tuple[int, Norm | None]] = []  # what the next norm adds to x first, normed or as it is
 
     def program(self) -> Program:
-        """What was written."""
+        """What was written; a pass is over when every thread is through, so that a barrier ends it."""
+        if self._rows:
+            self._rows[-1][1] = 1
         return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features, self._hidden)
 
     def take_hidden(self) -> None:

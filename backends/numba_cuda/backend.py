@@ -77,7 +77,7 @@ class NumbaCuda(Backend):
         if probe.is_simulated():
             from augury.backends.numba_cuda.device import SimulatedDevice
 
-            return SimulatedDevice()
+            return SimulatedDevice(self.options.device)
         from augury.backends.numba_cuda.gpu import Gpu
 
         return Gpu(self.options.device, has_graphs=self.options.graphs)

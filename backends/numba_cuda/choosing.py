@@ -100,7 +100,7 @@ class Chooser:
         self.n_of_chunks = logits.n_vocab  # the first of a row's logits whose chunks' best ones are on the device
         self._asked = Wanted()
         self._asked_ids: dict[int, np.ndarray] = {}  # by slot, what the last pass with rows of it was asked for
-        n_top, n_sums = 2 * MAX_TOKENS * MAX_K, 2 * MAX_TOKENS * logits.n_chunks(logits.n_vocab)
+        n_top, n_sums = 2 * MAX_TOKENS * MAX_K, 2 * MAX_TOKENS * logits.n_chunks(logits.n_vocab or 1)
         self._top, self._sums = (device.allocate(4 * n, "scratch").at(0) for n in (n_top, n_sums))
         self._places, self._gathered = (device.allocate(4 * MAX_GATHERED, "scratch").at(0) for _ in range(2))
         self._staged_top, self._staged_sums = device.staging(n_top), device.staging(n_sums)

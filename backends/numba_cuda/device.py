@@ -79,7 +79,8 @@ class Program(ABC):
 class Device(ABC):
     """Where a model's memory is and its kernels run. Whatever is begun happens in the order in which it was begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.label = f"CUDA{number}"  # as llama.cpp calls it
         self._n_bytes: dict[str, int] = {}
 
     def allocate(self, n_bytes: int, purpose: str) -> Buffer:
@@ -95,7 +96,7 @@ class Device(ABC):
 
     def table(self) -> tuple[Allocation, ...]:
         """What is allocated, by purpose."""
-        return tuple(Allocation(purpose, n_bytes) for purpose, n_bytes in self._n_bytes.items())
+        return tuple(Allocation(purpose, n_bytes, self.label) for purpose, n_bytes in self._n_bytes.items())
 
     @abstractmethod
     def _allocate(self, n_bytes: int) -> Buffer: ...

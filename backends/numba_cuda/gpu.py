@@ -39,7 +39,7 @@ class Gpu(Device):
         Raises:
             UnsupportedError: There is no such GPU.
         """
-        super().__init__()
+        super().__init__(number)
         from cuda.bindings import driver
 
         self._driver, self._has_graphs = driver, has_graphs

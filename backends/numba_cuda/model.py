@@ -45,7 +45,8 @@ class CudaModel(Model):
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._chooser = Chooser(device, Logits(*places, info.n_vocab))
         self._programs: dict[tuple[Size, Parts], Program] = {}
-        self._n_tokens_known = lowering.plan.embedding.n_vocab
+        embedding = lowering.plan.embedding
+        self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
@@ -57,7 +58,8 @@ class CudaModel(Model):
         """Compute one pass."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
-        check_batch(batch, self._n_tokens_known, self.info, self.state_spec, self.features)
+        known = (self._n_tokens_known, self.info, self.state_spec, self.features)
+        check_batch(batch, *known, takes_hidden=self._takes_hidden)
         self._lowering.plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         self._device.wait()  # until the staging arrays are free
@@ -174,9 +176,8 @@ class CudaModel(Model):
             self._device.read(at, array)
         return [array for _, array in self._copies]
 
-    def restore(self, slot: int, data: bytes) -> None:
-        """See `Model.restore`: what it writes into the copies goes to the device."""
-        super().restore(slot, data)
+    def slot_written(self) -> None:
+        """See `Model.slot_written`: what was written into the copies goes to the device."""
         for at, array in self._copies:
             self._device.write(at, array)
 

@@ -63,7 +63,9 @@ __all__ = [
 
 
 def embed(block: Embedding, weights: Weights, batch: Batch) -> np.ndarray:
-    """Look up x = norm(scale * W[token] + positions[p]): n tokens → (n, E)."""
+    """Look up x = norm(scale * W[token] + positions[p]): n tokens → (n, E); zeros where there is nothing to look up."""
+    if block.weight is None:
+        return np.zeros((len(batch.tokens), block.n_embd))
     x = block.scale * weights.rows(block.weight, batch.tokens)
     if block.positions is not None:
         x = x + weights.rows(block.positions.weight, batch.positions)
@@ -238,7 +240,9 @@ def _limited(block: FeedForward | MixtureOfExperts, gate: np.ndarray, up: np.nda
 
 
 def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
-    """Logits (r, V) float32 = W norm(x), of the normed rows (r, E) that are asked for."""
+    """Logits (r, V) float32 = W norm(x), of the normed rows (r, E) that are asked for; (r, 0) without an output."""
+    if block.weight is None:
+        return np.zeros((len(normed), 0), np.float32)
     return softcap(weights.product(block.weight, normed), block.softcap).astype(np.float32)
 
 
@@ -275,7 +279,7 @@ STATELESS: dict[type, Any] = {
 }
 """What a block that keeps nothing adds to x, by its type."""
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
+    Embedding: {"weight", "scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *(
@@ -305,7 +309,7 @@ KNOWN: dict[type, Container[Any]] = {
     },
     Router: {"bias", "is_normalised", "scale", "n_groups", "n_groups_used", "norm", "is_early", "n_alike", "token_experts"},
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
-    Output: {"norm", "softcap", "residual"},
+    Output: {"norm", "weight", "softcap", "residual"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},

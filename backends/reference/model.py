@@ -57,7 +57,8 @@ class ReferenceModel(Model):
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
         weights = self._open()
-        check_batch(batch, self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
+        given, n_known = self._plan.embedding.weight is None, self._plan.embedding.n_vocab
+        check_batch(batch, n_known, self.info, self.state_spec, self.features, takes_hidden=given)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         for cache in self._caches.values():

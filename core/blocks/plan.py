@@ -19,14 +19,14 @@ from augury.blocks.recurrent import (
     Mamba2,
     ShortConvolution,
 )
-from augury.blocks.transformer import Attention, Projection
+from augury.blocks.transformer import Attention, Embedding, LayerInput, Output, Projection
 from augury.errors import CapacityError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from augury.blocks.experts import MixtureOfExperts
     from augury.blocks.parts import Block, Norm, Part, Turn
     from augury.blocks.residual import Connection, Residual
-    from augury.blocks.transformer import Elementwise, Embedding, FeedForward, LayerInput, Output
+    from augury.blocks.transformer import Elementwise, FeedForward
 
 __all__ = ["Layer", "Mixer", "ModelPlan"]
 
@@ -96,8 +96,8 @@ class ModelPlan:
 
     @property
     def n_vocab(self) -> int:
-        """V, how many logits a row has."""
-        return self.output.weight.n_out
+        """V, how many logits a row has; 0 of a stage without the output."""
+        return 0 if self.output.weight is None else self.output.weight.n_out
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -110,10 +110,16 @@ class ModelPlan:
 
         With several residual streams one of them alone says nothing.
         """
-        if self.embedding.n_streams > 1 or any(layer.turn or layer.residual for layer in self.layers):
-            return {"output": self.embedding.n_embd}
         n_embd = self.embedding.n_embd
-        return {f"layer.{i}": n_embd for i in range(len(self.layers))} | {"output": n_embd}
+        of_output = {} if self.output.weight is None else {"output": n_embd}
+        if self._has_streams:
+            return of_output
+        return {f"layer.{i}": n_embd for i in range(len(self.layers))} | of_output
+
+    @property
+    def _has_streams(self) -> bool:
+        """Whether there is more than one residual stream."""
+        return self.embedding.n_streams > 1 or any(layer.turn or layer.residual for layer in self.layers)
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in order."""
@@ -173,6 +179,33 @@ class ModelPlan:
         for each in (self.embedding, *self.layers, self.output):
             yield from _unknown(each, known)
 
+    def cuts(self) -> tuple[int, ...]:
+        """Before which layers it can be cut into stages, the number of layers included, which is before the output.
+
+        A stage is handed the residual stream and nothing else: there is to be one, and no layer may read what an earlier stage
+        keeps of its tokens.
+        """
+        return () if self._has_streams else tuple(cut for cut in range(1, len(self.layers) + 1) if self._is_cut(cut))
+
+    def _is_cut(self, cut: int) -> bool:
+        mixers = [mixer for layer in self.layers[cut:] for mixer in layer.mixers]
+        sources = [mixer.source for mixer in mixers if isinstance(mixer, Attention) and mixer.source is not None]
+        latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention) and (mixer.indexer or mixer.reuses_choice)]
+        return min(sources, default=cut) >= cut and not (latent and latent[0].reuses_choice)
+
+    def stage(self, first: int, end: int) -> ModelPlan:
+        """Layers from `first` to before `end`, two `cuts` or ends, as a model of their own.
+
+        The first stage embeds tokens; later ones are given hidden states, see `Batch.hidden`, and embed besides if their layers
+        make use of that. The last one has the output; earlier ones give the feature of their last layer.
+        """
+        layers, embedding, output = self.layers[first:end], self.embedding, self.output
+        if first and not any(layer.skip or isinstance(block, LayerInput) for layer in layers for block in layer.blocks):
+            embedding = Embedding(None, embedding.n_vocab, embedding.n_embd)
+        if end < len(self.layers):
+            output = Output(None, None)
+        return evolve(self, embedding=embedding, layers=tuple(_moved(layer, first) for layer in layers), output=output)
+
     def check_start(self, first: int) -> None:
         """Refuse a pass from a layer on that depends on more of earlier ones than the residual stream.
 
@@ -200,6 +233,13 @@ def _layer_for_context(layer: Layer, n_ctx: int) -> Layer:
     chosen = rope.long_frequencies if n_ctx > rope.n_ctx_short else rope.frequencies
     plain = evolve(rope, frequencies=chosen, long_frequencies=None, n_ctx_short=0)
     return evolve(layer, mixer=evolve(layer.mixer, rope=plain))
+
+
+def _moved(layer: Layer, first: int) -> Layer:
+    """A layer of a model that begins with this one of another."""
+    if not (isinstance(layer.mixer, Attention) and layer.mixer.source is not None):
+        return layer
+    return evolve(layer, mixer=evolve(layer.mixer, source=layer.mixer.source - first))
 
 
 def _unknown(part: Any, known: Mapping[type, Container[Any]]) -> Iterator[str]:

@@ -29,9 +29,12 @@ class LayerInputs:
 
 @frozen
 class Embedding(Block):
-    """x = norm(scale * W[token] + positions[p]) at position p, W of shape (V, E)."""
+    """x = norm(scale * W[token] + positions[p]) at position p, W of shape (V, E).
 
-    weight: str
+    Without a weight x is what `Batch.hidden` gives: it stands before a later stage of a model, see `ModelPlan.stage`.
+    """
+
+    weight: str | None
     n_vocab: int
     n_embd: int
     scale: float = 1.0
@@ -45,7 +48,8 @@ class Embedding(Block):
         """Its matrices, as products with them would be, and its norm."""
         given = self.layer_inputs
         inputs = () if given is None else (given.table, given.projection, given.norm)
-        return (Linear(self.weight, self.n_embd, self.n_vocab), *super().tensors(), *inputs)
+        rows = () if self.weight is None else (Linear(self.weight, self.n_embd, self.n_vocab),)
+        return (*rows, *super().tensors(), *inputs)
 
 
 @frozen
@@ -151,10 +155,13 @@ class Elementwise(Block):
 
 @frozen
 class Output(Block):
-    """logits = W norm(x)."""
+    """logits = W norm(x).
+
+    Without a weight there are none: it stands after an earlier stage of a model, see `ModelPlan.stage`.
+    """
 
     norm: Norm | None
-    weight: Linear  # E → V; the embedding's own tensor where the model ties them
+    weight: Linear | None  # E → V; the embedding's own tensor where the model ties them
     softcap: float | None = None  # logits l become softcap * tanh(l / softcap)
     residual: Connection | None = None  # what it reads in place of x
 

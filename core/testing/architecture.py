@@ -151,7 +151,8 @@ def _flaws(plan: ModelPlan, file: ModelFile) -> Iterator[tuple[Contract, str]]:
                 if found != expected:
                     yield SIZES, f"{what} of {type(block).__name__} {i} is {found}, {expected} fits the others"
     norm = () if plan.output.norm is None else (("norm", plan.output.norm.size),)
-    for what, size in (*norm, ("n_in", plan.output.weight.n_in)):
+    n_in = () if plan.output.weight is None else (("n_in", plan.output.weight.n_in),)
+    for what, size in (*norm, *n_in):
         if size != plan.embedding.n_embd:
             yield SIZES, f"{what} of the output is {size}, {plan.embedding.n_embd} fits the embedding"
     for what, number, is_good in _numbers(plan):

@@ -76,6 +76,7 @@ def connection(decoder: Decoder, name: str, n_parts: int, **others: Any) -> Hype
 def plain_output(decoder: Decoder) -> Output:
     """The last block, of families that take no note of a scale or bias of it."""
     output = decoder.output(has_bias=False)
+    assert output.weight is not None
     return attrs.evolve(output, weight=attrs.evolve(output.weight, scale=1.0))
 
 

@@ -96,7 +96,7 @@ EMITTERS: dict[type[Block], Callable[[Any, ModelOptions], Emitter]] = {
     Output: OutputEmitter,
 }
 KNOWN: dict[type, Container[Any]] = {
-    Embedding: {"scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
+    Embedding: {"weight", "scale", "positions", "norm", "other", "layer_inputs", "n_streams"},
     Attention: {
         *("norm", "rope", "q_norm", "k_norm", "v_norm", "out_norm", "post_norm", "has_joint_norms"),
         *(
@@ -142,7 +142,7 @@ KNOWN: dict[type, Container[Any]] = {
     LightningAttention: {"norm"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
     Convolution: {"bias", "stored", "dilation"},
-    Output: {"norm", "softcap", "residual"},
+    Output: {"norm", "weight", "softcap", "residual"},
     Layer: {"mixer", "feed_forward", "is_parallel", "skip", "norm", "beside", "turn", "apart", "scale", "residual"},
     Residual: {"feed_forward"},
     AllStreams: (),

@@ -73,6 +73,8 @@ class EmbeddingEmitter(Emitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block = self.block
+        if block.weight is None:
+            return
         self._look_up(tape, Linear(block.weight, block.n_embd, block.n_vocab), tape.space.x, TOKENS, block.scale)
         if block.positions is not None:
             self._look_up(tape, block.positions, tape.space.normed, POSITIONS)

@@ -50,10 +50,14 @@ class OutputEmitter(Emitter):
 
     def kernels(self) -> Sequence[Any]:
         """See `Emitter.kernels`."""
-        return (*[cap_logits] * (self.block.softcap is not None), *[gather_rows] * (self.block.norm is None))
+        has_no_norm = self.block.norm is None and self.block.weight is not None
+        return (*[cap_logits] * (self.block.softcap is not None), *[gather_rows] * has_no_norm)
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
+        if self.block.weight is None:
+            tape.norm_x(None)  # adds what was left
+            return
         rows = tape.norm(self.block.norm, is_output=True)
         tape.logits = tape.multiply("output", rows, ((self.block.weight, 0),), is_output=True)[0]
         if self.block.softcap is not None:

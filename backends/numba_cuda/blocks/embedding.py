@@ -25,7 +25,7 @@ _ROWS = "rows of tables"
 class EmbeddingEmitter(Emitter):
     """Looks up the rows of tokens, and of positions."""
 
-    known = ("scale", "positions", "norm", "other", "layer_inputs", "n_streams")
+    known = ("weight", "scale", "positions", "norm", "other", "layer_inputs", "n_streams")
     block: Embedding
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
@@ -40,6 +40,8 @@ class EmbeddingEmitter(Emitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block = self.block
+        if block.weight is None:
+            return
         _look_up(tape, Linear(block.weight, block.n_embd, block.n_vocab), tape.x, TOKENS, block.scale)
         if block.positions is not None:
             rows = Rows(tape.buffers[_ROWS], block.n_embd)

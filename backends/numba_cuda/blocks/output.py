@@ -22,11 +22,13 @@ __all__ = ["OutputEmitter"]
 class OutputEmitter(Emitter):
     """Computes logits, and tells of each row the best token and its logit."""
 
-    known = ("norm", "softcap", "residual")
+    known = ("norm", "weight", "softcap", "residual")
     block: Output
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `Emitter.buffers`."""
+        if self.block.weight is None:
+            return {"logits": 0, "best of chunks": 0, "best": 8 * MAX_TOKENS}
         return {
             "logits": 4 * MAX_TOKENS * self.block.weight.n_out,
             "best of chunks": Logits.n_bytes,
@@ -36,7 +38,10 @@ class OutputEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, n_vocab = self.block, self.block.weight.n_out
+        block = self.block
+        if block.weight is None:
+            return
+        n_vocab = block.weight.n_out
         normed, rows = tape.norm(block.norm, (block.weight,), is_output=True), Rows(tape.buffers["logits"], n_vocab)
         tape.multiply(normed, ((block.weight, 0),), rows, is_output=True)
         if block.softcap is not None:

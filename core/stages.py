@@ -1,0 +1,209 @@
+"""A model in stages: runs of its layers, each computed by a backend on a device of its own, in one pass.
+
+The residual stream goes from stage to stage by way of the host. All that a layer keeps of its tokens lies with its stage, so
+whatever is done to slots is done by every stage to its own part. A stage is to the bit what these layers are of the whole
+model on the same backend.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from attrs import frozen
+
+from augury.batch import Batch, check_batch
+from augury.interfaces import Backend, Model
+from augury.options import NoOptions
+from augury.passes import Pass
+from augury.types import ModelInfo, StateSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.blocks import ModelPlan
+    from augury.files.gguf import ModelFile
+    from augury.interfaces import Progress
+    from augury.types import Allocation, ModelOptions
+
+__all__ = ["Stage", "StagedBackend", "StagedModel"]
+
+
+@frozen(eq=False)
+class Stage:
+    """Layers from `first` to before `end`, and what computes them. The first embeds tokens, the last has the output."""
+
+    backend: Backend
+    first: int
+    end: int
+
+
+class StagedBackend(Backend):
+    """Loads each stage of a model with a backend of its own."""
+
+    name = "stages"
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        super().__init__(NoOptions())
+        self._stages = stages
+
+    def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
+        """What the slots of all stages will take."""
+        return _joined([each.backend.state_spec(plan.stage(each.first, each.end), options) for each in self._stages])
+
+    def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
+        """Load stage by stage."""
+        plan, models = plan.for_context(options.n_ctx), list[Model]()
+        try:
+            for stage in self._stages:
+                models.append(stage.backend.load(file, plan.stage(stage.first, stage.end), options, progress))
+        except BaseException:
+            for model in models:
+                model.close()
+            raise
+        return StagedModel(ModelInfo.of(file, plan), plan, self._stages, models)
+
+
+class StagedModel(Model):
+    """Passes through all stages, one after the other."""
+
+    def __init__(self, info: ModelInfo, plan: ModelPlan, stages: Sequence[Stage], models: Sequence[Model]) -> None:
+        self.info, self.features, self.state_spec = info, plan.features, _joined([model.state_spec for model in models])
+        self.n_threads = max(model.n_threads for model in models)
+        self.isa = "+".join(dict.fromkeys(model.isa for model in models))
+        self.identity = "; ".join(f"{stage.first}: {model.identity}" for stage, model in zip(stages, models, strict=True))
+        self._plan, self._stages = plan, list(zip(stages, models, strict=True))
+
+    def forward(self, batch: Batch) -> Pass:
+        """Compute one pass."""
+        started = perf_counter()
+        # as a whole, before the first stage changes anything
+        check_batch(batch, self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
+        first, end = batch.layers or (0, self.info.n_layers)
+        self._plan.check_start(first)
+        hidden, features = batch.hidden, dict[str, np.ndarray]()
+        *before, (last, model) = self._stages
+        for stage, earlier in before:
+            begin, until = max(first, stage.first), min(end, stage.end)
+            if begin >= until:
+                _keep_accepted(earlier, batch)
+                continue
+            sent = f"layer.{until - 1}"
+            wanted = {name: _of_stage(name, stage) for name in (*batch.features, sent) if _is_in(name, begin, until)}
+            part = _part(batch, earlier, (begin - stage.first, until - stage.first), hidden, tuple(wanted.values()))
+            passed = earlier.forward(attrs.evolve(part, rows=batch.rows[:0]))
+            found = {name: passed.features(own) for name, own in wanted.items()}
+            hidden, features = found[sent], features | found
+        layers = (max(first, last.first) - last.first, max(end, last.first) - last.first)
+        wanted = {name: _of_stage(name, last) for name in batch.features if name not in features}
+        part = _part(batch, model, layers, hidden, tuple(wanted.values()))
+        before_s = perf_counter() - started
+        return _StagedPass(model.forward(part), before_s, features, wanted)
+
+    def check(self) -> None:
+        """See `Model.check`."""
+        for _, model in self._stages:
+            model.check()
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:
+        """See `Model.slot_memory`."""
+        return [array for _, model in self._stages for array in model.slot_memory(slot, n)]
+
+    def slot_written(self) -> None:
+        """See `Model.slot_written`."""
+        for _, model in self._stages:
+            model.slot_written()
+
+    def memory_table(self) -> Sequence[Allocation]:
+        """Of all stages."""
+        return [line for _, model in self._stages for line in model.memory_table()]
+
+    def close(self) -> None:
+        """Close all stages."""
+        for _, model in self._stages:
+            model.close()
+
+
+class _StagedPass(Pass):
+    """The last stage's pass, with what earlier ones told, and the time that they took."""
+
+    def __init__(self, last: Pass, before_s: float, features: Mapping[str, np.ndarray], of_last: Mapping[str, str]) -> None:
+        self._last, self._before_s, self._features, self._of_last = last, before_s, features, of_last
+
+    def wait(self) -> float | None:
+        """See `Pass.wait`: earlier stages are over, the last one may still be computed."""
+        last_s = self._last.wait()
+        return None if last_s is None else self._before_s + last_s
+
+    def argmax(self) -> np.ndarray:
+        """See `Pass.argmax`."""
+        return self._last.argmax()
+
+    def top_k(self, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Pass.top_k`."""
+        return self._last.top_k(rows, k)
+
+    def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
+        """See `Pass.gather`."""
+        return self._last.gather(row, ids)
+
+    def log_normalizer(self, row: int) -> float:
+        """See `Pass.log_normalizer`."""
+        return self._last.log_normalizer(row)
+
+    def rows(self) -> np.ndarray:
+        """See `Pass.rows`."""
+        return self._last.rows()
+
+    def features(self, name: str) -> np.ndarray:
+        """See `Pass.features`."""
+        if name in self._of_last:
+            return self._last.features(self._of_last[name])
+        return self._features[name] if name in self._features else super().features(name)
+
+    def first(self, n: int) -> Pass:
+        """See `Pass.first`."""
+        return _StagedPass(self._last.first(n), self._before_s, self._features, self._of_last)
+
+
+def _joined(specs: Sequence[StateSpec]) -> StateSpec:
+    """What the slots of stages take together."""
+    return attrs.evolve(
+        specs[0],
+        n_bytes_per_position=sum(spec.n_bytes_per_position for spec in specs),
+        n_bytes_per_sequence=sum(spec.n_bytes_per_sequence for spec in specs),
+        can_keep_aside=all(spec.can_keep_aside for spec in specs),
+        draft_max=min((spec.draft_max for spec in specs if spec.draft_max is not None), default=None),
+    )
+
+
+def _part(batch: Batch, model: Model, layers: tuple[int, int], hidden: np.ndarray | None, features: tuple[str, ...]) -> Batch:
+    """What a stage has to do of a pass: some of its layers."""
+    is_whole = layers == (0, model.info.n_layers)
+    part = attrs.evolve(batch, layers=None if is_whole else layers, hidden=hidden, features=features)
+    if model.state_spec.n_bytes_per_sequence:
+        return part
+    accepted = None if part.accepted is None else part.accepted[part.accepted[:, 1] != part.accepted[:, 2]]
+    return attrs.evolve(part, accepted=accepted, is_drafted=None, restores=None, saves=None)
+
+
+def _keep_accepted(model: Model, batch: Batch) -> None:
+    """Let a stage that a pass does not go through do what concerns all layers; see `Batch`."""
+    saves = None if batch.saves is None else batch.saves[batch.saves[:, 1] == 0]
+    if any(each is not None and len(each) for each in (batch.accepted, batch.restores, saves)):
+        none, given = np.empty(0, np.int32), np.empty((0, model.info.n_embd), np.float32)
+        nothing = Batch(none, none, none, none, accepted=batch.accepted, restores=batch.restores, saves=saves)
+        model.forward(_part(nothing, model, (0, model.info.n_layers), given, ()))
+
+
+def _is_in(name: str, first: int, end: int) -> bool:
+    kind, _, number = name.partition(".")
+    return kind == "layer" and first <= int(number) < end
+
+
+def _of_stage(name: str, stage: Stage) -> str:
+    """What a stage calls a feature of the model."""
+    kind, _, number = name.partition(".")
+    return name if kind != "layer" else f"layer.{int(number) - stage.first}"

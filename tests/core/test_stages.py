@@ -1,0 +1,141 @@
+"""Models in stages: to the bit what the whole model is on the same backend, and lossless where stages have several."""
+
+import attrs
+import numpy as np
+import pytest
+from oracles.models import tiny_file
+from oracles.passes import run_of, tree_of
+from oracles.states import Text, assert_same_state, play
+
+from augury import Registry
+from augury.errors import OptionError, UnsupportedError
+from augury.interfaces import Progress
+from augury.loader import make_backend, plan_of
+from augury.stages import Stage, StagedBackend
+from augury.types import ModelOptions
+
+REGISTRY = Registry.discover()
+# a dense one, a hybrid, a mixture; later layers read keys of earlier ones and what is embedded; each embeds again
+CUTS = {
+    "llama-dense": (1, 2),
+    "jamba-dense": (1, 2),
+    "qwen3moe-moe": (1, 2),
+    "gemma4-e": (1, 2, 3, 4, 11, 12),
+    "talkie-dense": (1, 2),
+    "hrm_text-dense": (),
+}
+TOKENS = np.random.default_rng(3).integers(0, 100, 9).astype(np.int32)
+
+
+def staged(name, *backends, at=(1,), **options):
+    """A tiny model whose first layers, to before `at`, the first backend computes, and so on."""
+    file = tiny_file(name)
+    plan = plan_of(file, REGISTRY)
+    ends = (0, *at, len(plan.layers))
+    stages = [Stage(make_backend(REGISTRY, each), *ends[i : i + 2]) for i, each in enumerate(backends)]
+    device = stages[0].backend if len(stages) == 1 else StagedBackend(stages)
+    options = ModelOptions(**{"n_slots": 4, "n_ctx": 64, "threads": 2, "draft_max": 9, **options})
+    model = device.load(file, plan, options, Progress())
+    assert model.state_spec == device.state_spec(plan, options)
+    return model
+
+
+def all_that_passes_tell(model):
+    """Logits and features of a prompt, a tree, what follows its second path, early exits, and a slot that was copied."""
+    n_layers, names = model.info.n_layers, tuple(model.features)
+    is_drafted = bool(model.state_spec.n_bytes_per_sequence)
+
+    def drafted(batch):
+        return attrs.evolve(batch, is_drafted=np.ones(len(batch.tokens), bool)) if is_drafted else batch
+
+    passed = model.forward(attrs.evolve(run_of(TOKENS, rows=[2, 8]), features=names))
+    yield from [passed.rows(), *map(passed.features, names)]
+    yield model.forward(drafted(tree_of([5, 6, 7, 8], [-1, 0, 0, 2], start=9))).rows()
+    accepted = np.int32([[0, 9, 9], [0, 11, 10], [0, 12, 11]])
+    first = attrs.evolve(drafted(run_of([1, 2, 3], start=12)), layers=(0, 1), accepted=accepted)  # concerns all layers
+    yield model.forward(first).rows()
+    yield from (model.forward(attrs.evolve(first, layers=(0, end), accepted=None)).rows() for end in range(2, n_layers + 1))
+    yield model.forward(run_of([9], start=12)).rows()
+    model.restore(1, model.save(0, 13))
+    model.copy(1, 2, 13)
+    yield model.forward(attrs.evolve(run_of([3], start=13, slot=2), features=names[-1:])).features(names[-1])
+
+
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+@pytest.mark.parametrize("name", [name for name, cuts in CUTS.items() if cuts])
+def test_stages_of_one_backend_are_the_whole_model_to_the_bit(name, backend):
+    whole = staged(name, backend)
+    right = [array.copy() for array in all_that_passes_tell(whole)]
+    whole.close()
+    for cut in CUTS[name]:
+        model = staged(name, backend, backend, at=(cut,))
+        for found, expected in zip(all_that_passes_tell(model), right, strict=True):
+            assert np.array_equal(found, expected)
+        model.close()
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_model_is_cut_where_the_residual_stream_is_all_that_goes_on(name):
+    assert plan_of(tiny_file(name), REGISTRY).cuts() == CUTS[name]
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "jamba-dense"])  # of which one stage has a state per sequence
+@pytest.mark.parametrize("backends", [("reference", "numba-cpu"), ("numba-cpu", "reference", "numba-cpu")], ids="-".join)
+def test_drafts_leave_no_trace_in_stages_of_several_backends(name, backends):
+    model = staged(name, *backends, at=(1, 2)[: len(backends) - 1])
+    texts = [Text(slot, slot) for slot in range(3)]
+    for played in [
+        ((5, (), -1), (3, (-1, 0), 1), None),
+        ((1, (-1, 0, 1), 0), (1, (-1, -1, 1), 2), (4, (), -1)),
+        ((1, (), -1), (1, (-1, 0), -1), (1, (-1, 0, 1, 2), 8)),
+    ]:
+        play(model, texts, played, is_mixed=True)
+    for text in texts:
+        assert_same_state(model, text)
+    model.close()
+
+
+def test_a_stage_wants_hidden_states_and_has_no_logits():
+    plan, options = plan_of(tiny_file("llama-dense"), REGISTRY), ModelOptions(n_ctx=16, threads=1)
+    for name in ("reference", "numba-cpu"):
+        first, last = (
+            make_backend(REGISTRY, name).load(tiny_file("llama-dense"), plan.stage(*ends), options, Progress())
+            for ends in ((0, 1), (1, 2))
+        )
+        assert first.forward(run_of([1])).rows().shape == (1, 0)
+        assert list(first.features) == ["layer.0"]
+        with pytest.raises(OptionError, match="hidden states for a pass from layer 0 on are missing"):
+            last.forward(run_of([1]))
+
+
+def test_a_stage_that_cannot_be_loaded_closes_those_before(monkeypatch):
+    backends = [make_backend(REGISTRY, "reference") for _ in range(2)]
+    loaded, load = [], backends[0].load
+    monkeypatch.setattr(backends[0], "load", lambda *how: loaded.append(load(*how)) or loaded[0])
+
+    def refuse(*_):
+        raise UnsupportedError("no")
+
+    monkeypatch.setattr(backends[1], "load", refuse)
+    file = tiny_file("llama-dense")
+    with pytest.raises(UnsupportedError, match="no"):
+        StagedBackend([Stage(backends[0], 0, 1), Stage(backends[1], 1, 2)]).load(
+            file, plan_of(file, REGISTRY), ModelOptions(n_ctx=16), Progress()
+        )
+    with pytest.raises(Exception, match="closed"):
+        loaded[0].forward(run_of([1]))
+
+
+def test_a_pass_takes_the_time_of_all_stages(monkeypatch):
+    model = staged("llama-dense", "reference", "reference")
+    last = model._stages[-1][1]
+    passed = model.forward(run_of([1]))
+    assert passed.wait() is None, "what a stage without a clock of its own took, the caller's clock tells"
+    forward = last.forward
+    monkeypatch.setattr(last, "forward", lambda batch: timed(forward(batch)))
+    assert 2.0 < model.forward(run_of([1])).wait() < 60.0
+
+
+def timed(passed):
+    passed.wait = lambda: 2.0
+    return passed
