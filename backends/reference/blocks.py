@@ -84,7 +84,7 @@ def layer_inputs(block: Embedding, weights: Weights, batch: Batch, embedded: np.
 
 def layer_input(block: LayerInput, weights: Weights, x: np.ndarray, inputs: np.ndarray) -> np.ndarray:
     """What x (n, E) and the values made for its layer, of (n, layers, P), add to x."""
-    gates = np.array([activate(row, block.activation) for row in weights.product(block.gate, x)]).reshape(len(x), -1)
+    gates = activate(weights.product(block.gate, x), block.activation)
     return each_normed(weights.product(block.o, gates * inputs[:, block.index]), block.post_norm, weights)
 
 
@@ -96,10 +96,10 @@ def attention(
     Keys and values of all tokens are stored first; then each token reads its slot up to its own position, of a tree what
     lies on its path.
     """
-    normed, positions = each_normed(x, block.norm, weights), batch.positions.tolist()
+    normed, positions = each_normed(x, block.norm, weights), batch.positions
     queries = _heads(block, block.q, block.q_norm, weights, normed, positions)
-    cells = batch.positions if tree is None else tree.cells
-    places = list(zip(batch.slots.tolist(), positions, cells.tolist(), strict=True))
+    cells = positions if tree is None else tree.cells
+    places = list(zip(batch.slots.tolist(), positions.tolist(), cells.tolist(), strict=True))
     indexer = block.indexer
     compared = _compared(indexer, weights, normed, positions)
     if block.source is None:
@@ -140,18 +140,17 @@ def attention(
 
 
 def _compared(
-    indexer: BlockIndexer | PoolIndexer | None, weights: Weights, x: np.ndarray, positions: list[int]
+    indexer: BlockIndexer | PoolIndexer | None, weights: Weights, x: np.ndarray, positions: np.ndarray
 ) -> list[np.ndarray]:
     """The keys (n, 1, D_i) and queries (n, G, D_i) of an indexer, of x (n, E), or what it pools; nothing without one."""
     if indexer is None:
         return []
     if isinstance(indexer, PoolIndexer):
-        return [kept_to_pool(indexer.keys, weights, x, positions)[:, None]]
+        return [kept_to_pool(indexer.keys, weights, x, positions.tolist())[:, None]]
     made = []
     for linear, each_norm in ((indexer.k, indexer.k_norm), (indexer.q, indexer.q_norm)):
         heads = each_normed(weights.product(linear, x).reshape(len(x), -1, each_norm.size), each_norm, weights)
-        turned = [rotate(each, position, indexer.rope) for each, position in zip(heads, positions, strict=True)]
-        made.append(np.array(turned).reshape(heads.shape))
+        made.append(rotate(heads, positions, indexer.rope))
     return made
 
 
@@ -174,19 +173,19 @@ def projection(block: Projection, weights: Weights, x: np.ndarray) -> np.ndarray
 
 def elementwise(block: Elementwise, weights: Weights, x: np.ndarray) -> np.ndarray:
     """What an elementwise block adds to x (n, E): activation(norm(x))."""
-    return np.array([activate(row, block.activation) for row in each_normed(x, block.norm, weights)]).reshape(x.shape)
+    return activate(each_normed(x, block.norm, weights), block.activation)
 
 
 def feed_forward(block: FeedForward, weights: Weights, x: np.ndarray) -> np.ndarray:
     """What a feed-forward adds to x (n, E): post_norm(down(hidden_norm(activation(gate(n)) * up(n)))) with n = norm(x)."""
     normed = each_normed(x, block.norm, weights)
     ups = weights.product(block.up, normed)
-    gates = ups if block.gate is None else weights.product(block.gate, normed)
-    divisors = 1.0 if block.divisors is None else weights.vector(block.divisors.weight)
-    hidden = np.empty_like(gates)
-    for token, gate in enumerate(gates):
-        bent = activate(gate, block.activation, block.constants) if block.gate is None else _limited(block, gate, ups[token])
-        hidden[token] = bent / divisors
+    if block.gate is None:
+        hidden = activate(ups, block.activation, block.constants)
+    else:
+        hidden = _limited(block, weights.product(block.gate, normed), ups)
+    if block.divisors is not None:
+        hidden = hidden / weights.vector(block.divisors.weight)
     return each_normed(weights.product(block.down, each_normed(hidden, block.hidden_norm, weights)), block.post_norm, weights)
 
 
@@ -217,22 +216,24 @@ def _experts(block: MixtureOfExperts, weights: Weights, batch: Batch, normed: np
     bias = 0.0 if block.router.bias is None else weights.vector(block.router.bias.weight)
     table = block.router.token_experts
     from_table = [None] * len(normed) if table is None else weights.rows(table.weight, batch.tokens).astype(np.int64)
-    added = np.zeros((len(normed), block.down.n_out))
-    for token, seen in enumerate(normed):
-        for index, share in zip(*choose_experts(block.router, logits[token], bias, from_table[token]), strict=True):
-            taken = share * seen if block.weighs_input else seen
-            up = weights.product_of(block.up, index, taken)
-            if block.gate is None:
-                hidden = activate(up, block.activation, block.constants)
-            else:
-                hidden = _limited(block, weights.product_of(block.gate, index, taken), up)
-            given = weights.product_of(block.down, index, hidden)
-            added[token] += given if block.weighs_input else share * given
-    return added
+    made = [choose_experts(block.router, row, bias, given) for row, given in zip(logits, from_table, strict=True)]
+    chosen, shares = np.array([each for each, _ in made]), np.array([share for _, share in made])[:, :, None]
+    added = np.empty((*chosen.shape, block.down.n_out))
+    for index in set(chosen.ravel().tolist()):
+        tokens, places = np.nonzero(chosen == index)
+        taken = shares[tokens, places] * normed[tokens] if block.weighs_input else normed[tokens]
+        up = weights.product_of(block.up, index, taken)
+        if block.gate is None:
+            hidden = activate(up, block.activation, block.constants)
+        else:
+            hidden = _limited(block, weights.product_of(block.gate, index, taken), up)
+        added[tokens, places] = weights.product_of(block.down, index, hidden)
+    total: np.ndarray = (added if block.weighs_input else shares * added).sum(axis=1)
+    return total
 
 
 def _limited(block: FeedForward | MixtureOfExperts, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """What is hidden (F,), with what its block limits."""
+    """What is hidden (..., F), with what its block limits."""
     limit = math.inf if block.limit is None else block.limit
     if not block.limits_activated:
         gate, up, limit = np.minimum(gate, limit), up.clip(-limit, limit), math.inf
@@ -247,14 +248,14 @@ def output(block: Output, weights: Weights, normed: np.ndarray) -> np.ndarray:
 
 
 def _heads(
-    block: Attention, linear: Linear, norm: Norm | None, weights: Weights, x: np.ndarray, positions: list[int]
+    block: Attention, linear: Linear, norm: Norm | None, weights: Weights, x: np.ndarray, positions: np.ndarray
 ) -> np.ndarray:
     """Queries or keys (n, heads, D) of x (n, E), normed and turned."""
     heads = _clamped(weights.product(linear, x), block.clamp).reshape(len(x), -1, block.head_dim)
     before, after = (None, norm) if block.is_rope_first else (norm, None)
     heads = each_normed(heads, before, weights)
     if block.rope is not None:
-        heads = np.array([rotate(each, at, block.rope) for each, at in zip(heads, positions, strict=True)]).reshape(heads.shape)
+        heads = rotate(heads, positions, block.rope)
     return each_normed(heads, after, weights)
 
 

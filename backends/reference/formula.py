@@ -1,7 +1,7 @@
-"""What the parts of a layer compute, for one token, in float64.
+"""What the parts of a layer compute, in float64: for one token, or for rows of several, each as if it were alone.
 
-Each function sees a single token, so a token's result cannot depend on what else is in a pass: numpy and BLAS may round
-differently for arrays of other shapes, and here the shapes are the same however tokens are batched.
+A token's result cannot depend on what else is in a pass: numpy and BLAS may round sums differently for arrays of other shapes,
+and here what is summed has the same shape however tokens are batched.
 """
 
 from __future__ import annotations
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
 
     from augury.blocks import Attention, Rope
 
-__all__ = ["activate", "attend", "choose_experts", "gated", "norm", "rotate", "sigmoid", "softcap", "softmax"]
+__all__ = ["activate", "attend", "choose_experts", "gated", "norm", "products", "rotate", "sigmoid", "softcap", "softmax"]
 
 _OAI_LIMIT, _OAI_FACTOR = 7.0, 1.702
+
+
+def products(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """W x for every row of x: W (..., m, k), or one of them for all, and x (..., k) → (..., m).
+
+    Numerics: One matrix-vector product per row: a matrix-matrix product would add in an order that depends on how many rows
+    there are.
+    """
+    made: np.ndarray = np.matmul(matrices, x[..., None])[..., 0]
+    return made
 
 
 def norm(x: np.ndarray, eps: float, kind: NormKind = NormKind.RMS) -> np.ndarray:
@@ -33,36 +43,37 @@ def norm(x: np.ndarray, eps: float, kind: NormKind = NormKind.RMS) -> np.ndarray
 
     Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; Ba et al. 2016, "Layer Normalization".
     """
-    centred = x - np.mean(x, axis=-1, keepdims=True) if kind is NormKind.LAYER else x
-    mean_square = np.mean(centred * centred, axis=-1, keepdims=True)
+    n = x.shape[-1]
+    centred = x - np.add.reduce(x, axis=-1, keepdims=True) / n if kind is NormKind.LAYER else x
+    mean_square = np.add.reduce(centred * centred, axis=-1, keepdims=True) / n
     normed: np.ndarray = centred / np.sqrt(mean_square + eps)
     return normed
 
 
-def rotate(heads: np.ndarray, position: int, rope: Rope) -> np.ndarray:
-    """Turn the pairs of every head by angles that grow with the position.
+def rotate(heads: np.ndarray, positions: np.ndarray | int, rope: Rope) -> np.ndarray:
+    """Turn the pairs of every head by angles that grow with its token's position.
 
     With the angle t = position * frequencies[i], pair i (a, b) becomes magnitude * (a cos t - b sin t, a sin t + b cos t), so
     that a product of a query and a key depends on how far apart they are. Values beside the pairs stay as they are.
 
     Args:
-        heads: (heads, D).
-        position: Of the token, from 0.
+        heads: (..., heads, D).
+        positions: Of the tokens (...), from 0.
         rope: Frequencies (D_rot / 2,), magnitude and how pairs lie.
 
     Returns:
-        (heads, D).
+        (..., heads, D).
     """
     n_pairs, start = len(rope.frequencies), rope.offset
     if rope.is_interleaved:
         first, second = slice(start, start + 2 * n_pairs, 2), slice(start + 1, start + 2 * n_pairs, 2)
     else:
         first, second = slice(start, start + n_pairs), slice(start + n_pairs, start + 2 * n_pairs)
-    angles = position * rope.frequencies
+    angles = np.multiply.outer(positions, rope.frequencies)[..., None, :]
     cos, sin = rope.magnitude * np.cos(angles), rope.magnitude * np.sin(angles)
     turned = heads.copy()
-    turned[:, first] = heads[:, first] * cos - heads[:, second] * sin
-    turned[:, second] = heads[:, first] * sin + heads[:, second] * cos
+    turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
+    turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
     return turned
 
 
@@ -90,18 +101,15 @@ def attend(
     Source: Press et al. 2021, "Train Short, Test Long", for slopes; Xiao et al. 2023, "Efficient Streaming Language Models with
     Attention Sinks", for sinks.
     """
-    n_heads, n_kv_heads = len(queries), len(keys)
-    distances = np.arange(keys.shape[1] - 1, -1, -1)
-    mixed = np.empty((n_heads, values.shape[2]))
-    for head in range(n_heads):
-        group = head // (n_heads // n_kv_heads)
-        scores = softcap(block.scale * (keys[group] @ queries[head]), block.softcap)
-        if block.slopes is not None:
-            scores -= block.slopes[head] * distances
-        if chosen is not None:
-            scores = np.where(chosen[group], scores, -np.inf)
-        mixed[head] = softmax(scores, None if sinks is None else sinks[head]) @ values[group]
-    return mixed
+    n_kv_heads, n_seen, _ = keys.shape
+    by_group = queries.reshape(n_kv_heads, -1, queries.shape[1])
+    scores = softcap(block.scale * products(keys[:, None], by_group), block.softcap)
+    if block.slopes is not None:
+        scores -= np.reshape(block.slopes, (n_kv_heads, -1, 1)) * np.arange(n_seen - 1, -1, -1)
+    if chosen is not None:
+        scores = np.where(chosen[:, None], scores, -np.inf)
+    shares = softmax(scores, None if sinks is None else sinks.reshape(n_kv_heads, -1))
+    return products(values.swapaxes(1, 2)[:, None], shares).reshape(len(queries), -1)
 
 
 def softcap(x: np.ndarray, limit: float | None) -> np.ndarray:
@@ -117,7 +125,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def activate(x: np.ndarray, activation: Activation, constants: Sequence[float] = ()) -> np.ndarray:
-    """Bend the gate (F,) of a feed-forward: SiLU g / (1 + e^-g), GELU in its tanh approximation, or ReLU, squared or not.
+    """Bend the gate (..., F) of a feed-forward: SiLU g / (1 + e^-g), GELU in its tanh approximation, or ReLU, squared or not.
 
     Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)", section 2; So et al. 2021, "Primer", for squares;
     Huang and Schlag 2025, "Deriving Activation Functions Using Integration", for xIELU.
@@ -146,7 +154,7 @@ def activate(x: np.ndarray, activation: Activation, constants: Sequence[float] =
 def gated(
     gate: np.ndarray, up: np.ndarray, activation: Activation, limit: float = math.inf, constants: Sequence[float] = ()
 ) -> np.ndarray:
-    """The hidden values (F,) of a feed-forward with a gate: activation(gate) * up.
+    """The hidden values (..., F) of a feed-forward with a gate: activation(gate) * up.
 
     What the gate is activated to is at most `limit`, and `up` between it and its negative.
 
@@ -203,9 +211,10 @@ def _gelu(x: np.ndarray) -> np.ndarray:
     return bent
 
 
-def softmax(x: np.ndarray, sink: float | None = None) -> np.ndarray:
-    """e^x / sum(e^x) over (T,), with the sink's in the sum; the largest is subtracted first, lest e^x overflow."""
-    largest = x.max() if sink is None else max(x.max(), sink)
+def softmax(x: np.ndarray, sinks: np.ndarray | float | None = None) -> np.ndarray:
+    """e^x / sum(e^x) over (..., T), with e^sink of (...) in the sum; the largest is subtracted first, lest e^x overflow."""
+    sinks = -np.inf if sinks is None else sinks
+    largest = np.maximum(x.max(axis=-1), sinks)[..., None]
     powers: np.ndarray = np.exp(x - largest)
-    powers /= powers.sum() if sink is None else powers.sum() + math.exp(sink - largest)
+    powers /= np.add.reduce(powers, axis=-1, keepdims=True) + np.exp(np.asarray(sinks)[..., None] - largest)
     return powers

@@ -41,7 +41,7 @@ def pooled_row(pooling: Pooling, weights: Weights, kept: np.ndarray, position: i
     values = parts[:, 0]
     shares = np.full(values.shape, 1.0 / size)
     if pooling.weights is not None:
-        shares = np.array([softmax(column) for column in np.ascontiguousarray(parts[:, 1].T)]).T
+        shares = softmax(np.ascontiguousarray(parts[:, 1].T)).T
     row = each_normed((shares * values).sum(axis=0)[None], pooling.norm, weights)
     return row[0] if pooling.rope is None else rotate(row, position + 1 - size, pooling.rope)[0]
 

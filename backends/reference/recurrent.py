@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augury.backends.reference.formula import sigmoid
+from augury.backends.reference.formula import products, sigmoid
 from augury.backends.reference.weights import each_normed
 from augury.blocks import (
     Convolution,
@@ -303,8 +303,7 @@ def _of_heads(heads: LinearRecurrence, rows: np.ndarray) -> np.ndarray:
 
 def _read(state: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """S^T q of each head: (H, K, V) and (H, K) → (H, V)."""
-    read: np.ndarray = (state * rows[:, :, None]).sum(axis=1)
-    return read
+    return products(state.swapaxes(1, 2), rows)
 
 
 def _unit(rows: np.ndarray, eps: float) -> np.ndarray:

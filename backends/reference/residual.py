@@ -23,7 +23,7 @@ def read(connection: Connection | None, weights: Weights, streams: np.ndarray) -
     match connection:
         case AttentionResidual(norm=norm) if norm is not None:
             scores = each_normed(streams, norm, weights).sum(axis=2)
-            return _weighted(np.array([softmax(score) for score in scores]).reshape(scores.shape), streams)
+            return _weighted(softmax(scores), streams)
         case HyperConnection():
             return _weighted(_coefficients(connection, weights, streams)[0], streams)
         case GatedHyperConnection(norm=norm, down=down, up=up):

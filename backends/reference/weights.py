@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.reference.formula import norm
+from augury.backends.reference.formula import norm, products
 
 if TYPE_CHECKING:
     from augury.blocks import Linear, Matrices, ModelPlan, Norm, Rows
@@ -65,26 +65,23 @@ class Weights:
         Returns:
             (n, n_out) float64.
 
-        Numerics: One matrix-vector product per token and `_N_ROWS` rows: a matrix-matrix product would add in an order that
-        depends on how many tokens there are.
+        Numerics: See `products`.
         """
         matrix = _of_rows(self._arrays[layer.weight], layer.rows)
         y = np.empty((len(x), layer.n_out))
         for start in range(0, layer.n_out, _N_ROWS):
-            part = matrix[start : start + _N_ROWS].astype(np.float64)
-            for token, vector in enumerate(x):
-                y[token, start : start + _N_ROWS] = part @ vector
+            y[:, start : start + _N_ROWS] = products(matrix[start : start + _N_ROWS].astype(np.float64), x)
         y *= layer.scale
         if layer.bias is not None:
             y += layer.bias_scale * _of_rows(self.vector(layer.bias), None if layer.has_own_bias else layer.rows)
         return y
 
     def product_of(self, part: Matrices, index: int, x: np.ndarray) -> np.ndarray:
-        """The product of one matrix of several and one vector: x (n_in,) → (n_out,) float64."""
+        """The products of one matrix of several and vectors: x (..., n_in) → (..., n_out) float64."""
         stored = self._arrays[part.weight].reshape(part.n, -1, part.n_out if part.is_transposed else part.n_in)[index]
         rows = slice(part.first, part.first + (part.n_in if part.is_transposed else part.n_out))
         matrix = stored[rows].astype(np.float64)
-        y: np.ndarray = (np.ascontiguousarray(matrix.T) if part.is_transposed else matrix) @ x
+        y = products(np.ascontiguousarray(matrix.T) if part.is_transposed else matrix, x)
         if part.scales is not None:
             y *= part.scales[index]
         if part.bias is not None:
@@ -99,13 +96,12 @@ def each_normed(x: np.ndarray, block: Norm | None, weights: Weights) -> np.ndarr
     """
     if block is None:
         return x
-    weight = np.ones(1) if block.weight is None else weights.vector(block.weight)
-    bias = np.zeros(1) if block.bias is None else weights.vector(block.bias)
-    normed = np.empty_like(x)
-    for token, row in enumerate(x):
-        groups = row.reshape(-1, block.size)
-        normed[token] = (norm(groups, block.eps, block.kind) * weight + bias).reshape(row.shape)
-    return normed
+    normed = norm(x.reshape(len(x), -1, block.size), block.eps, block.kind)
+    if block.weight is not None:
+        normed *= weights.vector(block.weight)
+    if block.bias is not None:
+        normed += weights.vector(block.bias)
+    return normed.reshape(x.shape)
 
 
 def _of_rows(stored: np.ndarray, rows: Rows | None) -> np.ndarray:

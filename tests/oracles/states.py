@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 from oracles.passes import run_of
 
@@ -10,6 +12,7 @@ from augury.batch import Batch
 BLOCK = 16  # keys of so many positions lie together
 SPARE = 3  # a slot where fresh runs are computed to compare with
 CHAIN = tuple(range(-1, 8))
+RIGHT = WeakKeyDictionary()  # by model: the logits after a text
 
 
 class Text:
@@ -33,14 +36,15 @@ class Text:
         return tokens, np.array([start + len(path) - 1 for path in paths], np.int32), above, n_certain
 
     def expected(self, model):
-        """The logits of the share's rows, by fresh runs over each path."""
-        tokens, _, paths, start, _ = self.fed
-        rows = {}
-        for path in reversed(paths):
-            if path[-1] not in rows:  # a leaf
-                logits = model.forward(run_of([*self.tokens, *tokens[path]], slot=SPARE)).rows()[start:]
-                rows |= dict(zip(path, logits.copy(), strict=True))
-        return np.stack([rows[i] for i in range(len(paths))])
+        """The logits of the share's rows, by fresh runs over each path that no other run has covered."""
+        tokens, _, paths, _, _ = self.fed
+        rows = RIGHT.setdefault(model, {})
+        texts = [(*self.tokens.tolist(), *tokens[path].tolist()) for path in paths]
+        for text in reversed(texts):
+            if text not in rows:  # a leaf
+                logits = model.forward(run_of(text, slot=SPARE)).rows().copy()
+                rows |= {text[: i + 1]: row for i, row in enumerate(logits)}
+        return np.stack([rows[text] for text in texts])
 
     def keep(self, which):
         """Accept a path to one of the share's nodes, or none of the draft."""
