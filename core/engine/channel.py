@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,9 +50,9 @@ class Channel:
         """Cancel when `holder` is collected: by a reference's callback that no Ctrl-C can interrupt, as it could `__del__`."""
         self._held_by.append(weakref.ref(holder, self.cancels.append))
 
-    def deliver(self, piece: Token) -> None:
-        """Pass on a token."""
-        self.unread.append(piece)
+    def deliver(self, pieces: Iterable[Token]) -> None:
+        """Pass on the tokens of a round: who waits is woken once, and finds them all."""
+        self.unread.extend(pieces)
         self._wake(self.readers)
 
     def finish(self, outcome: Any) -> None:

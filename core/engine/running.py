@@ -107,6 +107,11 @@ class Stream:
             raise
         return piece
 
+    @property
+    def has_token(self) -> bool:
+        """Whether a token is there already: those of one round come together."""
+        return bool(self._channel.unread)
+
     def close(self) -> None:
         """Cancel the request unless it has ended."""
         self._channel.cancel()

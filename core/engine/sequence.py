@@ -271,7 +271,7 @@ class Sequence:
             is_drafted = i < len(emitted) - 1
             origin = (drafter if is_drafted else None, None if i else n_drafted)
             self.pieces.append(Token(token, text, *origin, *logprobs[i]))
-            self.channel.deliver(self.pieces[-1])
+        self.channel.deliver(self.pieces[len(self.pieces) - len(emitted) :])
         return len(emitted)
 
     def _finish_after(self, token: int) -> None:

@@ -20,7 +20,7 @@ from starlette.types import Message, Send
 from augury.errors import AuguryError
 from augury.plugins.server.errors import RequestError, as_request_error, error_body
 from augury.plugins.server.fields import EngineFields
-from augury.plugins.server.generation import Generation, Pieces, Until
+from augury.plugins.server.generation import Generation, Pieces, Until, do_nothing
 from augury.plugins.server.server import Server
 
 __all__ = ["STREAMED", "event", "stream"]
@@ -28,36 +28,55 @@ __all__ = ["STREAMED", "event", "stream"]
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 """What the OpenAPI document says of routes that may answer by server-sent events."""
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _PING = format_sse_event(comment="ping")
 """A keep-alive: clients ignore comments."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
     """A server-sent event with JSON, or with a text as it is."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return format_sse_event(data_str=text, event=name)
+    return format_sse_event(data_str=data if isinstance(data, str) else _encode(data), event=name)
 
 
 class _EventStream(StreamingResponse):
-    """Server-sent events, with a keep-alive after so many seconds without one; 0 or less: never."""
+    """Server-sent events: those of one round are sent together, which costs as little as one of them does.
 
-    def __init__(self, events: AsyncIterator[bytes], ping: bytes, interval_s: float) -> None:
+    After so many seconds without one there is a keep-alive; 0 or less: never.
+    """
+
+    def __init__(self, generation: Generation, events: AsyncIterator[bytes], ping: bytes, interval_s: float) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the second is for nginx
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._ping, self._interval_s, self._sent_at = ping, interval_s, 0.0
+        self._generation, self._ping, self._interval_s, self._sent_at = generation, ping, interval_s, 0.0
 
     async def stream_response(self, send: Send) -> None:
         """Send it all."""
         time = asyncio.get_running_loop().time
+        unsent = list[bytes]()
 
         async def send_now(message: Message) -> None:
             self._sent_at = time()
             await send(message)
 
+        async def send_unsent() -> None:
+            if unsent:
+                body = b"".join(unsent)
+                unsent.clear()
+                await send_now({"type": "http.response.body", "body": body, "more_body": True})
+
+        async def collect(message: Message) -> None:
+            if message.get("more_body"):
+                unsent.append(message["body"])
+            else:
+                await send_unsent()
+                await send_now(message)
+
+        self._generation.before_wait = send_unsent
         pinging = asyncio.create_task(self._keep_alive(send_now)) if self._interval_s > 0 else None
         try:
-            await super().stream_response(send_now)
+            await super().stream_response(collect)
         finally:
+            self._generation.before_wait = do_nothing  # it would hold itself
             if pinging is not None:
                 pinging.cancel()
 
@@ -110,4 +129,4 @@ async def stream(
             with suppress(RuntimeError):  # no loop any more
                 generation.cancel()
 
-    return _EventStream(told(), ping, interval_s)
+    return _EventStream(generation, told(), ping, interval_s)

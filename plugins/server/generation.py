@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from augury.types import Result, Token
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["Generation", "Pieces", "Until", "check_texts", "embed", "generate"]
+__all__ = ["Generation", "Pieces", "Until", "check_texts", "do_nothing", "embed", "generate"]
 
 _N_TEXTS = 2048  # of one request, as OpenAI's server takes them for embeddings
 
@@ -35,9 +35,14 @@ Until = Callable[[int, Token], int | None]
 
 
 class Generation:
-    """The answers to one request. When nobody holds it any more, they are cancelled."""
+    """The answers to one request. When nobody holds it any more, they are cancelled.
+
+    Attributes:
+        before_wait: Awaited by `pieces` whenever there is none to give yet.
+    """
 
     def __init__(self, runnings: Sequence[Running], timeout_s: float, found: asyncio.Queue[Any] | None) -> None:
+        self.before_wait: Callable[[], Awaitable[None]] = do_nothing
         self._runnings = runnings
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -89,9 +94,11 @@ class Generation:
         """Tokens as they come, each with the number of its answer, and at the end of each answer its result."""
         with self._limited():
             if len(self._runnings) == 1 and self._found is None:
-                async for token in self._runnings[0]:
+                async for token in (tokens := aiter(self._runnings[0])):
                     if (kept := self._kept(until, 0, token)) is not None:
                         yield 0, kept
+                    if not tokens.has_token:
+                        await self.before_wait()
                 yield 0, self._whole(0, self._runnings[0].result())
                 return
             found: asyncio.Queue[Any] = self._found or asyncio.Queue()
@@ -99,6 +106,8 @@ class Generation:
             try:
                 n_left = len(tasks)
                 while n_left:
+                    if found.empty():
+                        await self.before_wait()
                     i, piece = await found.get()
                     if isinstance(piece, BaseException):
                         raise piece
@@ -159,6 +168,10 @@ class Generation:
     async def _cancel_on_disconnect(self, http: Request) -> None:
         await _disconnect(http)
         self.cancel()
+
+
+async def do_nothing() -> None:
+    """What happens before `Generation.pieces` waits where nobody asks for anything."""
 
 
 async def _disconnect(http: Request) -> None:

@@ -95,7 +95,7 @@ def test_a_reader_that_waits_again_at_once_is_woken_by_the_next_token_alone():
 
     channel.readers.append(read_and_wait_again)
     for n in (1, 2):
-        channel.deliver(Token(n, ""))
+        channel.deliver([Token(n, "")])
         assert [token.token for token in woken] == [1, 2][:n]
 
 

@@ -1,6 +1,8 @@
 """What holds for every endpoint: keys, limits, origins, the form of errors, the life of the process."""
 
 import asyncio
+import http.client
+import json
 import signal
 import socket
 import threading
@@ -190,6 +192,30 @@ def test_a_stream_without_news_gives_a_sign_of_life(client, path, fields, sign):
         with client.stream("POST", path, json=fields | waiting, timeout=60) as queued:
             lines = queued.iter_lines()
             assert [next(lines) for _ in sign] == sign
+
+
+def test_the_events_of_a_round_are_sent_together(server):
+    asked = {"messages": [{"role": "user", "content": "Count to nine."}], "max_tokens": 32, "ignore_eos": True}
+    text = server.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+    foreseen = {
+        "stream": True,
+        "prediction": {"type": "content", "content": text},
+        "speculative": {"type": "prediction", "n_max": 7},
+    }
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
+    headers = {"Content-Type": "application/json", "Connection": "close"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(asked | foreseen), headers)
+    answer = connection.getresponse()
+    chunks, n = [], 1
+    while n:  # as they are on the wire
+        n = int(answer.fp.readline(), 16)
+        chunks.append(answer.fp.read(n))
+        answer.fp.readline()
+    connection.close()
+    events = [json.loads(line) for line in b"".join(chunks).decode().split("data: ") if line.startswith("{")]
+    assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == text
+    n_rounds = events[-1]["timings"]["rounds"]
+    assert len(chunks) <= n_rounds + 2  # the end of the answer, and that of the stream
 
 
 def test_several_answers_that_do_not_all_find_room_leave_nothing_behind(strict_server):
