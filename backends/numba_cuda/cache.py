@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.device import Launch
-from augury.backends.numba_cuda.kernels.cells import TYPES, halves_of, move_cells
+from augury.backends.numba_cuda.kernels.cells import F32, TYPES, halves_of, move_cells
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.errors import UnsupportedError
 
@@ -22,6 +22,8 @@ __all__ = ["Cache"]
 class Cache:
     """Heads of `dim` values of every position, in cells that `Batch` names: planes (slots, heads, n_ctx, halves).
 
+    They are kept as an option says, or as "f32".
+
     Attributes:
         kept_as: The cache type.
         number: What kernels call it.
@@ -33,13 +35,13 @@ class Cache:
     halves: Pointer
 
     def __init__(self, option: str, n_heads: int, dim: int, options: ModelOptions) -> None:
-        self.kept_as: str = getattr(options, option)
-        if self.kept_as not in TYPES:
+        self.kept_as: str = getattr(options, option, option)
+        if self.kept_as not in TYPES and option != "f32":
             known = ", ".join(TYPES)
             raise UnsupportedError(
                 f"{option} is {self.kept_as!r}, which backend numba-cuda does not keep; choose one of {known}"
             )
-        self.number = TYPES[self.kept_as]
+        self.number = TYPES.get(self.kept_as, F32)
         self._n_heads, self._n_ctx, self._n_slots = n_heads, options.n_ctx, options.n_slots
         self._n_halves = halves_of(self.kept_as, dim)
         self._planes: list[tuple[Pointer, int]] = []

@@ -6,6 +6,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
+from augury.backends.numba_cuda.blocks.compressed import CompressedAttentionEmitter
 from augury.backends.numba_cuda.blocks.elementwise import ElementwiseEmitter
 from augury.backends.numba_cuda.blocks.embedding import EmbeddingEmitter
 from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter
@@ -26,6 +27,7 @@ from augury.blocks import (
     Attention,
     AttentionResidual,
     BlockIndexer,
+    CompressedAttention,
     Convolution,
     Elementwise,
     Embedding,
@@ -52,6 +54,8 @@ from augury.blocks import (
     Norm,
     NormKind,
     Output,
+    PoolIndexer,
+    Pooling,
     Projection,
     Residual,
     Rope,
@@ -73,6 +77,7 @@ __all__ = ["EMITTERS", "KNOWN"]
 EMITTERS: dict[type[Block], type[Emitter]] = {
     Embedding: EmbeddingEmitter,
     Attention: AttentionEmitter,
+    CompressedAttention: CompressedAttentionEmitter,
     LatentAttention: LatentAttentionEmitter,
     Projection: ProjectionEmitter,
     Elementwise: ElementwiseEmitter,
@@ -105,6 +110,8 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     Convolution: {"bias", "stored"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
+    Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},
+    PoolIndexer: {"rope", "q_norm", "weights"},
     Rope: {"magnitude", "is_interleaved", "offset"},
     Rows: (),
     Temperature: {"offset"},

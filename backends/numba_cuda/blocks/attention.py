@@ -124,7 +124,7 @@ class AttentionEmitter(Emitter):
         window = (min(block.window or 0, FOREVER), min(block.chunk or 0, FOREVER))
         chosen, *of_blocks = choice(tape, self._chooser)
         read = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, chosen)
-        rest = (size.n_splits, int(has_slopes), *of_blocks, block.scale, block.softcap or 0.0)
+        rest = (size.n_splits, int(has_slopes), *of_blocks, 1, block.scale, block.softcap or 0.0)
         kernel, grid = ATTEND[keys.kept_as, values.kept_as], (size.n_splits, block.n_heads, size.n_tokens)
         tape.add(kernel, grid, ATTEND_THREADS, *read, parts, rows.width, *heads, *window, *rest)
         mixed = tape.operand("mixed", block.o.n_in, (block.o,))
@@ -132,7 +132,7 @@ class AttentionEmitter(Emitter):
         sinks = parts if block.sinks is None else tape.weights.vector(block.sinks)
         places = (parts, sinks, to.floats, to.quantised, to.factors, to.sums, gates)
         gate_size = 0 if block.gate is None else block.o.n_in // block.gate.n_out
-        sizes = (block.n_heads, block.value_dim, size.n_splits, *window, to.width)
+        sizes = (block.n_heads, block.value_dim, size.n_splits, *window, 0, 0, to.width)
         opened = (rows.width, gate_size, int(block.gate_kind is GateKind.SOFTPLUS))
         flags = (int(to.as_floats), int(to.as_bytes))
         grid = (warps_of(units_of(block.o.n_in)), size.n_tokens, 1)

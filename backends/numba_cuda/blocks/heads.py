@@ -44,8 +44,9 @@ def prepare(
     clamp: float | None = None,
     temperature: Temperature | None = None,
     is_rope_first: bool = False,
+    lag: int = 0,
 ) -> None:
-    """Write what becomes of rows that begin with the heads of queries, of keys, and of values."""
+    """Write what becomes of rows that begin with the heads of queries, of keys, and of values; see `prepare_heads`."""
     weights, nothing = tape.weights, rows.at
     keys, values = keys or Heads(0, queries.dim), values or Heads(0, queries.dim)
     heads = (queries, keys, values)
@@ -64,7 +65,7 @@ def prepare(
     numbers = (np.inf if clamp is None else clamp, *(0.0 if norm is None else norm.eps for norm in norms))
     places = (rows.at, *weights_of, turns, factors, *planes)
     grid = (queries.n + keys.n + values.n, tape.size.n_tokens)
-    tape.add(prepare_heads, grid, WARP, *places, *sizes, int(temperature is not None), *kept, n_ctx, *numbers)
+    tape.add(prepare_heads, grid, WARP, *places, *sizes, int(temperature is not None), *kept, n_ctx, lag, *numbers)
 
 
 def turns_of(weights: Weights, rope: Rope, n_ctx: int) -> Pointer:

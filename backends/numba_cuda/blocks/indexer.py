@@ -1,11 +1,15 @@
-"""`BlockIndexer` and `Indexer`: what chooses the positions that attention sees."""
+"""`BlockIndexer`, `Indexer` and `PoolIndexer`: what chooses the positions that attention sees."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
+from augury.backends.numba_cuda.blocks.pooling import Pooler
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.choice import CHOOSE_BLOCKS, SCORE, choose
@@ -15,14 +19,12 @@ from augury.blocks import BlockIndexer, PoolIndexer
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from augury.backends.numba_cuda.device import Pointer
-    from augury.backends.numba_cuda.tape import Tape
+    from augury.backends.numba_cuda.tape import Operand, Tape
     from augury.blocks import Indexer, Linear
     from augury.types import ModelOptions
 
-__all__ = ["Chooser", "choice", "chooser_of"]
+__all__ = ["Chooser", "choice", "chooser_of", "emit_choice"]
 
 
 class Chooser(ABC):
@@ -44,7 +46,7 @@ class Chooser(ABC):
         self.size, self.n_ctx = size, options.n_ctx
         self.n_blocks = options.n_ctx // size + 1
 
-    def buffers(self, n_splits: int) -> Mapping[str, int]:
+    def buffers(self, n_splits: int) -> dict[str, int]:
         """See `Emitter.buffers`."""
         return dict.fromkeys(("scores of blocks", "chosen blocks"), 4 * tokens_of(n_splits) * self.n_lists * self.n_blocks)
 
@@ -93,6 +95,28 @@ class PositionChooser(Chooser):
         _choose(tape, self, rows, self._cache, dim, block.n_chosen, block.q.n_out + dim)
 
 
+class PoolChooser(Chooser):
+    """Keeps what is pooled, and pooled keys."""
+
+    def __init__(self, block: PoolIndexer, options: ModelOptions) -> None:
+        super().__init__(block.keys.size, options)
+        self._block, self._pooler = block, Pooler(block.keys, "f32", options)
+        self.linears = [block.q, *self._pooler.linears, *([] if block.weights is None else [block.weights])]
+        self.caches = self._pooler.caches
+
+    def buffers(self, n_splits: int) -> dict[str, int]:
+        """See `Emitter.buffers`."""
+        return super().buffers(n_splits) | self._pooler.buffers()
+
+    def emit(self, tape: Tape, rows: Rows) -> None:
+        """See `Chooser.emit`."""
+        block, dim, q = self._block, self._block.keys.width, self._block.q
+        self._pooler.emit(tape, Rows(rows.at.at(4 * q.n_out), rows.width))
+        prepare(tape, rows, self.n_ctx, Heads(q.n_out // dim, dim, block.q_norm), rope=block.rope)
+        shares = 0 if block.weights is None else sum(each.n_out for each in self.linears[:-1])
+        _choose(tape, self, rows, self._pooler.rows, dim, block.n_chosen, shares)
+
+
 def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_chosen: int, shares: int) -> None:
     """Write that blocks are scored by a key each, and chosen.
 
@@ -103,13 +127,14 @@ def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_c
         keys: A block's is in the cell of its last position.
         dim: Of keys.
         n_chosen: Blocks, at most.
-        shares: The column where the weights of heads begin.
+        shares: The column where the weights of heads begin; 0: each is 1 / sqrt(dim).
     """
     scores, n_tokens = tape.buffers["scores of blocks"], tape.size.n_tokens
     n_heads, n_most = chooser.linears[0].n_out // dim, min(chooser.n_blocks, tape.size.n_splits * SPLIT // chooser.size)
     sizes = (rows.width, n_heads, dim, shares, chooser.size, chooser.n_ctx, chooser.n_blocks)
     grid = (-(-n_most // THREADS), n_tokens)
-    tape.add(SCORE[keys.kept_as], grid, THREADS, rows.at, keys.codes, keys.halves, scores, *sizes, n_chosen)
+    places = (rows.at, keys.codes, keys.halves, scores)
+    tape.add(SCORE[keys.kept_as], grid, THREADS, *places, *sizes, n_chosen, 1 / math.sqrt(dim))
     tape.add(choose, (n_tokens,), THREADS, scores, tape.buffers["chosen blocks"], chooser.size, n_chosen, chooser.n_blocks)
 
 
@@ -117,8 +142,18 @@ def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: Mo
     """What chooses for an attention, if anything does."""
     if indexer is None:
         return None
-    assert not isinstance(indexer, PoolIndexer)
+    if isinstance(indexer, PoolIndexer):
+        return PoolChooser(indexer, options)
     return BlockChooser(indexer, options) if isinstance(indexer, BlockIndexer) else PositionChooser(indexer, options)
+
+
+def emit_choice(tape: Tape, chooser: Chooser, asking: Operand, normed: Operand) -> None:
+    """Write a choice, with the products that it takes: of what attention's queries are made of, and of norm(x)."""
+    (q, *others), columns = chooser.linears, np.cumsum([0, *(each.n_out for each in chooser.linears)]).tolist()
+    rows = Rows(tape.buffers["compared"], columns[-1])
+    tape.multiply(asking, ((q, 0),), rows)
+    tape.multiply(normed, list(zip(others, columns[1:-1], strict=True)), rows)
+    chooser.emit(tape, rows)
 
 
 def choice(tape: Tape, chooser: Chooser | None) -> tuple[Pointer, int, int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cuda.blocks.attention import FOREVER
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import factors_of, turns_of
-from augury.backends.numba_cuda.blocks.indexer import Chooser, choice, chooser_of
+from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.dialect import WARP
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from augury.blocks import LatentAttention
     from augury.types import ModelOptions
 
-__all__ = ["LatentAttentionEmitter"]
+__all__ = ["LatentAttentionEmitter", "emit_rows", "tiles_of"]
 
 
 class LatentAttentionEmitter(Emitter):
@@ -105,8 +105,8 @@ class LatentAttentionEmitter(Emitter):
             tape.put(down, down.width, asking, block.q_norm)
         tape.multiply(asking, ((block.q, 0),), heads)
         if self._own is not None:
-            self._choose(tape, self._own, asking, normed)
-        tiles = self._tiles(tape)
+            emit_choice(tape, self._own, asking, normed)
+        tiles = tiles_of(tape, block.n_heads)
         self._prepare(tape, kept, heads, self._absorb(tape, heads, tiles))
         self._attend(tape)
         to = tape.operand("split heads", block.latent_dim, [block.values])
@@ -114,22 +114,13 @@ class LatentAttentionEmitter(Emitter):
         sizes = (block.n_heads, block.cached_dim, tape.size.n_splits, window, block.latent_dim)
         sinks = tape.inputs if block.sinks is None else tape.weights.vector(block.sinks)
         places = (buffers["parts of attention"], sinks)
-        self._add(tape, merge_latents, places, to, block.n_heads * n, sizes, (int(block.sinks is not None),))
+        emit_rows(tape, merge_latents, places, to, block.n_heads * n, sizes, (int(block.sinks is not None),))
         rows = Rows(buffers["rows of heads"], block.values.n_out)
         tape.multiply_tiles(to, [block.values], rows, tiles)
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
         gate = (gates.width, 0 if block.gate is None else block.o.n_in // gates.width)
-        self._add(tape, join_heads, (rows.at, gates.at), mixed, n, (rows.width, block.o.n_in), gate)
+        emit_rows(tape, join_heads, (rows.at, gates.at), mixed, n, (rows.width, block.o.n_in), gate)
         tape.leave(mixed, block.o)
-
-    @staticmethod
-    def _choose(tape: Tape, chooser: Chooser, asking: Operand, normed: Operand) -> None:
-        """Write what positions are attended to."""
-        (q, *others), columns = chooser.linears, np.cumsum([0, *(each.n_out for each in chooser.linears)]).tolist()
-        rows = Rows(tape.buffers["compared"], columns[-1])
-        tape.multiply(asking, ((q, 0),), rows)
-        tape.multiply(normed, list(zip(others, columns[1:-1], strict=True)), rows)
-        chooser.emit(tape, rows)
 
     def _absorb(self, tape: Tape, heads: Rows, tiles: Tiles) -> Pointer:
         """Write what the first parts of queries are multiplied to, head by head; where there are none, 0."""
@@ -142,38 +133,9 @@ class LatentAttentionEmitter(Emitter):
             Rows(tape.buffers["rows of heads"], block.latent_dim),
         )
         sizes = (heads.width, heads.width // block.n_heads, block.keys.n_in)
-        self._add(tape, split_heads, (heads.at,), to, n_rows, sizes)
+        emit_rows(tape, split_heads, (heads.at,), to, n_rows, sizes)
         tape.multiply_tiles(to, [block.keys], rows, tiles)
         return rows.at
-
-    @staticmethod
-    def _add(
-        tape: Tape,
-        kernel: Kernel,
-        places: Sequence[Pointer],
-        to: Operand,
-        n_rows: int,
-        sizes: Sequence[int],
-        more: Sequence[int] = (),
-    ) -> None:
-        """Write a kernel that makes an operand of some rows."""
-        operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
-        grid = (warps_of(units_of(to.width)), n_rows)
-        tape.add(kernel, grid, WARP * WARPS, *places, *operand, *sizes, to.width, tape.size.n_tokens, *more, *flags)
-
-    def _tiles(self, tape: Tape) -> Tiles:
-        """Which rows go through which head's matrix."""
-        n, n_heads = tape.size.n_tokens, self.block.n_heads
-        size = next((each for each in TILES if each >= n), TILES[-1])
-
-        def make() -> np.ndarray:
-            starts = np.arange(0, n, size)
-            firsts = np.arange(n_heads)[:, None] * n + starts
-            ends = np.arange(n_heads)[:, None] * n + np.minimum(starts + size, n)
-            table = np.stack([np.broadcast_to(np.arange(n_heads)[:, None], firsts.shape), firsts, ends], axis=2)
-            return np.array([firsts.size, *table.reshape(-1)], np.int32)
-
-        return Tiles(tape.weights.constant(("tiles", n_heads, n), make), n_heads * -(-n // size), size)
 
     def _prepare(self, tape: Tape, kept: Rows, heads: Rows, absorbed: Pointer) -> None:
         block, weights, cache, n_ctx = self.block, tape.weights, self._cache, self.options.n_ctx
@@ -202,7 +164,7 @@ class LatentAttentionEmitter(Emitter):
         sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
         grid = (n_splits, block.n_heads, tape.size.n_tokens)
         kernel = ATTEND[cache.kept_as, cache.kept_as]
-        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, block.scale, 0.0)
+        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, 1, block.scale, 0.0)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""
@@ -211,3 +173,33 @@ class LatentAttentionEmitter(Emitter):
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""
         return [launch for cache in self._caches for launch in cache.moving(moves, n)]
+
+
+def emit_rows(
+    tape: Tape,
+    kernel: Kernel,
+    places: Sequence[Pointer],
+    to: Operand,
+    n_rows: int,
+    sizes: Sequence[int],
+    more: Sequence[int] = (),
+) -> None:
+    """Write a kernel that makes an operand of some rows."""
+    operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
+    grid = (warps_of(units_of(to.width)), n_rows)
+    tape.add(kernel, grid, WARP * WARPS, *places, *operand, *sizes, to.width, tape.size.n_tokens, *more, *flags)
+
+
+def tiles_of(tape: Tape, n_heads: int) -> Tiles:
+    """Which rows go through which head's matrix."""
+    n = tape.size.n_tokens
+    size = next((each for each in TILES if each >= n), TILES[-1])
+
+    def make() -> np.ndarray:
+        starts = np.arange(0, n, size)
+        firsts = np.arange(n_heads)[:, None] * n + starts
+        ends = np.arange(n_heads)[:, None] * n + np.minimum(starts + size, n)
+        table = np.stack([np.broadcast_to(np.arange(n_heads)[:, None], firsts.shape), firsts, ends], axis=2)
+        return np.array([firsts.size, *table.reshape(-1)], np.int32)
+
+    return Tiles(tape.weights.constant(("tiles", n_heads, n), make), n_heads * -(-n // size), size)

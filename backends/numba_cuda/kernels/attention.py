@@ -37,7 +37,19 @@ _STAGED = 2 * ATTEND_THREADS  # values of groups of threads; of heads of 256 the
 _NONE = float("-inf")
 
 
-def _scores(dot):
+@lane
+def _own(position, size):
+    """The position whose cell has a row."""
+    return position
+
+
+@lane
+def _end(block, size):
+    """The position whose cell has the row that a block of positions was pooled to: its last."""
+    return (block + 1) * size - 1
+
+
+def _scores(dot, place):
     @lane
     def scores_of(
         inputs,
@@ -51,6 +63,7 @@ def _scores(dot):
         chosen,
         chosen_at,
         block_size,
+        pool,
         scale,
         cap,
         slope,
@@ -67,7 +80,8 @@ def _scores(dot):
             scores[i] = np.float32(_NONE)
             is_seen = first <= position <= last
             if is_seen and (block_size == 0 or chosen[chosen_at + quotient(position, block_size)] != 0):
-                score = mul(dot(q, start, keys, halves, base + cell_of(inputs, t, position), dim), np.float32(scale))
+                cell = base + cell_of(inputs, t, place(position, pool))
+                score = mul(dot(q, start, keys, halves, cell, dim), np.float32(scale))
                 scores[i] = fma(-np.float32(slope), np.float32(last - position), capped(score, cap))
                 most = larger(most, scores[i])
         return most
@@ -87,9 +101,9 @@ def _weights_of(scores, most, thread):
     return total
 
 
-def _mix(pair):
+def _mix(pair, place):
     @lane
-    def mixed(inputs, t, scores, values, halves, base, dim, i, split, first, last, group, n_groups):
+    def mixed(inputs, t, scores, values, halves, base, dim, i, split, first, last, pool, group, n_groups):
         """Values 2 i and 2 i + 1 of the mix of a group's positions: every n-th, of n groups."""
         a, b = np.float32(0), np.float32(0)
         start = split * SPLIT
@@ -98,7 +112,7 @@ def _mix(pair):
         if position < begin:
             position += n_groups
         while position < end:  # of a range that steps by a variable, numba divides to know its length
-            low, high = pair(values, halves, base + cell_of(inputs, t, position), dim, i)
+            low, high = pair(values, halves, base + cell_of(inputs, t, place(position, pool)), dim, i)
             a, b = fma(scores[position - start], low, a), fma(scores[position - start], high, b)
             position += n_groups
         return a, b
@@ -106,13 +120,11 @@ def _mix(pair):
     return mixed
 
 
-_SCORES, _MIX = ({name: make(function) for name, function in each.items()} for make, each in ((_scores, DOT), (_mix, PAIR)))
+def _attend(type_k, type_v, *, is_pooled=False):
+    place = _end if is_pooled else _own
+    scores_of, mixed = _scores(DOT[type_k], place), _mix(PAIR[type_v], place)
 
-
-def _attend(type_k, type_v):
-    scores_of, mixed = _SCORES[type_k], _MIX[type_v]
-
-    @kernel("jfwhwhfjf" + 13 * "i" + "rr", name=f"attend_{type_k}_{type_v}")
+    @kernel("jfwhwhfjf" + 14 * "i" + "rr", name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}")
     def attend(
         inputs,
         rows,
@@ -136,6 +148,7 @@ def _attend(type_k, type_v):
         block_size,
         chosen_stride,
         group_stride,
+        pool,
         scale,
         cap,
     ):
@@ -149,6 +162,7 @@ def _attend(type_k, type_v):
             chosen: (n, chosen_stride), of each group of heads `group_stride` further on, or of all the same, not 0 for blocks
                 of `block_size` positions that are seen; 0: all are.
             parts: (n, n_heads, n_splits, value_dim + 2).
+            pool: Of pooled rows, how many positions one stands for; what is said of positions is true of them instead.
             window: How many positions a token sees; 0: all.
             chunk: It sees none before the last multiple of that; 0: all.
             cap: Scores s become cap * tanh(s / cap); 0: they stay.
@@ -157,6 +171,8 @@ def _attend(type_k, type_v):
         if t >= inputs[N_TOKENS]:
             return
         last = inputs[POSITIONS + t]
+        if is_pooled:
+            last = quotient(last + 1, pool) - 1
         first = max(first_seen(last, window), first_of_chunk(last, chunk))
         if split * SPLIT > last or (split + 1) * SPLIT <= first:
             return
@@ -182,6 +198,7 @@ def _attend(type_k, type_v):
             chosen,
             chosen_at,
             block_size,
+            pool,
             scale,
             cap,
             slope,
@@ -205,7 +222,9 @@ def _attend(type_k, type_v):
             group = quotient(thread, n_pairs)
             if group < n_groups:
                 i = remainder(thread, n_pairs)
-                a, b = mixed(inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, group, n_groups)
+                a, b = mixed(
+                    inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, pool, group, n_groups
+                )
                 staged[group * value_dim + 2 * i] = a
                 staged[group * value_dim + 2 * i + 1] = b
             cuda.syncthreads()
@@ -216,7 +235,7 @@ def _attend(type_k, type_v):
                 parts[to + i] = value
         else:
             for i in range(thread, n_pairs, ATTEND_THREADS):
-                a, b = mixed(inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, 0, 1)
+                a, b = mixed(inputs, t, scores, values, value_halves, base, value_dim, i, split, first, last, pool, 0, 1)
                 parts[to + 2 * i] = a
                 parts[to + 2 * i + 1] = b
         if thread == 0:
@@ -228,19 +247,35 @@ def _attend(type_k, type_v):
 
 ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v in PAIR}
 """Kernels by the types of caches."""
+ATTEND_POOLED = {kind: _attend(kind, kind, is_pooled=True) for kind in DOT}
+"""Kernels by the type of a cache whose rows are keys and values both, and stand for blocks of positions."""
 
 
 @lane
-def merged(parts, at, n_splits, first, end, dim, i, sink):
-    """Value i of a head, from its splits in rising order; a sink of -inf is none."""
-    size, most = dim + 2, np.float32(sink)
+def _most_of(parts, at, first, end, dim, most):
+    """The largest score of some splits, or `most`."""
     for split in range(first, end):
-        most = larger(most, parts[at + split * size + dim])
-    total, value = exp(np.float32(sink) - most), np.float32(0)
+        most = larger(most, parts[at + split * (dim + 2) + dim])
+    return most
+
+
+@lane
+def _add_splits(parts, at, first, end, dim, i, most, total, value):
+    """Add to a sum of weights and to value i of a mix what some splits gave."""
     for split in range(first, end):
-        share = exp(parts[at + split * size + dim] - most)
-        total = fma(parts[at + split * size + dim + 1], share, total)
-        value = fma(parts[at + split * size + i], share, value)
+        share = exp(parts[at + split * (dim + 2) + dim] - most)
+        total = fma(parts[at + split * (dim + 2) + dim + 1], share, total)
+        value = fma(parts[at + split * (dim + 2) + i], share, value)
+    return total, value
+
+
+@lane
+def merged(parts, at, first, end, other_first, other_end, dim, i, sink):
+    """Value i of a head, from splits of two ranges in rising order; a sink of -inf is none."""
+    most = _most_of(parts, at, first, end, dim, np.float32(sink))
+    most = _most_of(parts, at, other_first, other_end, dim, most)
+    total, value = _add_splits(parts, at, first, end, dim, i, most, exp(np.float32(sink) - most), np.float32(0))
+    total, value = _add_splits(parts, at, other_first, other_end, dim, i, most, total, value)
     return div(value, total)
 
 
@@ -249,7 +284,7 @@ def _opened(gate, is_softplus):
     return softplus(gate) if is_softplus else sigmoid(gate)
 
 
-@kernel("jfffbfjf" + 12 * "i")
+@kernel("jfffbfjf" + 14 * "i")
 def merge_splits(
     inputs,
     parts,
@@ -264,6 +299,8 @@ def merge_splits(
     n_splits,
     window,
     chunk,
+    first_pooled,
+    pool,
     width,
     has_sinks,
     gate_stride,
@@ -278,6 +315,7 @@ def merge_splits(
         inputs: Of the pass.
         parts: See `attend`.
         sinks: (n_heads,) scores with nothing to mix.
+        first_pooled: The first split of pooled rows, of which one stands for `pool` positions; 0: there are none.
         gates: (n, gate_stride): each multiplies `gate_size` neighbouring values; 0: there are none.
     """
     t = cuda.blockIdx.y
@@ -295,7 +333,11 @@ def merge_splits(
         head = quotient(i, value_dim)
         at = (t * n_heads + head) * n_splits * (value_dim + 2)
         sink = sinks[head] if has_sinks else np.float32(_NONE)
-        value = merged(parts, at, n_splits, first, last // SPLIT + 1, value_dim, remainder(i, value_dim), sink)
+        pooled_end = first_pooled
+        if pool:
+            pooled_end += (quotient(last + 1, pool) + SPLIT - 1) // SPLIT
+        end = last // SPLIT + 1
+        value = merged(parts, at, first, end, first_pooled, pooled_end, value_dim, remainder(i, value_dim), sink)
         if gate_size:
             value = mul(value, _opened(gates[t * gate_stride + quotient(i, gate_size)], is_softplus))
     if as_floats:

@@ -12,6 +12,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
     add,
+    bits_of,
     cuda,
     div,
     float_of,
@@ -30,15 +31,15 @@ from augury.backends.numba_cuda.kernels.dialect import (
     warp_max,
 )
 
-NOT_KEPT, F16, Q8_0, Q4_0 = range(-1, 3)
+NOT_KEPT, F16, Q8_0, Q4_0, F32 = range(-1, 4)
 TYPES = {"f16": F16, "q8_0": Q8_0, "q4_0": Q4_0}
-"""What kernels are told that a cache type is."""
+"""What kernels are told that a cache type is. As F32 is kept what no user has a choice of."""
 BLOCK = 32  # values that share a scale
 
 
 def halves_of(name: str, dim: int) -> tuple[int, ...]:
     """How many halves of each plane a cell of `dim` values takes."""
-    return {"f16": (dim,), "q8_0": (dim // 2, dim // BLOCK), "q4_0": (dim // 4, dim // BLOCK)}[name]
+    return {"f32": (2 * dim,), "f16": (dim,), "q8_0": (dim // 2, dim // BLOCK), "q4_0": (dim // 4, dim // BLOCK)}[name]
 
 
 # Stores
@@ -77,6 +78,12 @@ def _two_codes(staged, i):
     return np.int8(np.int32(staged[low]) | np.int32(staged[low + 16]) << 4)
 
 
+@lane
+def _store_float(value, halves, at):
+    bits = bits_of(np.float32(value))
+    halves[2 * at], halves[2 * at + 1] = np.uint16(bits & np.uint32(0xFFFF)), np.uint16(bits >> np.uint32(16))
+
+
 @together
 def store_cell(values, staged, dim, kept_as, codes, halves, cell):
     """Keep `dim` values of a head in a cell; a warp does, whose lane i knows every 32nd value from the i-th on.
@@ -87,6 +94,10 @@ def store_cell(values, staged, dim, kept_as, codes, halves, cell):
     if kept_as == F16:
         for j in range(i, dim, WARP):
             halves[cell * dim + j] = _half(values[j])
+        return
+    if kept_as == F32:
+        for j in range(i, dim, WARP):
+            _store_float(values[j], halves, cell * dim + j)
         return
     for block in range(dim // BLOCK):
         value = values[BLOCK * block + i]
@@ -143,6 +154,17 @@ def _scale(halves, i):
 @lane
 def _two_halves(word):
     return float_of_half(word & np.uint32(0xFFFF)), float_of_half(word >> np.uint32(16))
+
+
+@lane
+def dot_f32(q, start, words, halves, cell, dim):
+    """Q k of floats, of which four neighbours are read at once."""
+    a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for i in range(0, dim, 4):
+        first, second, third, fourth = load16(words, cell * dim + i)
+        a, b = fma(q[start + i], float_of(first), a), fma(q[start + i + 1], float_of(second), b)
+        c, d = fma(q[start + i + 2], float_of(third), c), fma(q[start + i + 3], float_of(fourth), d)
+    return add(add(a, b), add(c, d))
 
 
 @lane

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.cells import DOT
+from augury.backends.numba_cuda.kernels.cells import DOT, dot_f32
 from augury.backends.numba_cuda.kernels.dialect import (
     THREADS,
     WARP,
@@ -85,27 +85,28 @@ def _choose_best(scores, start, n, n_chosen, chosen, parts):
 
 def _score(dot):
     @lane
-    def score_of(inputs, t, rows, start, keys, halves, base, n_heads, dim, shares, position):
+    def score_of(inputs, t, rows, start, keys, halves, base, n_heads, dim, shares, share, position):
         """The sum over heads of a weight times what of q k is positive."""
         cell, total = base + cell_of(inputs, t, position), np.float32(0)
         for head in range(n_heads):
             product = larger(dot(rows, start + head * dim, keys, halves, cell, dim), np.float32(0))
-            total = fma(rows[start + shares + head], product, total)
+            weight = rows[start + shares + head] if shares else np.float32(share)
+            total = fma(weight, product, total)
         return total
 
     return score_of
 
 
-def _score_kernel(kind):
-    score_of = _score(DOT[kind])
+def _score_kernel(kind, dot):
+    score_of = _score(dot)
 
-    @kernel("jfwhf" + 8 * "i", name=f"score_{kind}")
-    def score(inputs, rows, keys, halves, scores, stride, n_heads, dim, shares, size, length, n_blocks, n_chosen):
+    @kernel("jfwhf" + 8 * "i" + "r", name=f"score_{kind}")
+    def score(inputs, rows, keys, halves, scores, stride, n_heads, dim, shares, size, length, n_blocks, n_chosen, share):
         """Score blocks of `size` positions that a token sees whole, where not all are chosen; a thread for each.
 
         Args:
             inputs: Of the pass.
-            rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on their weights.
+            rows: (n, stride), each n_heads queries of `dim` values, from column `shares` on their weights; 0: each is `share`.
             keys, halves: Planes of keys, see `cells`, (slots, length, …), by the cells of the last positions of blocks.
             scores: (n, n_blocks).
             n_chosen: Blocks, at most.
@@ -117,12 +118,14 @@ def _score_kernel(kind):
         if block >= n_seen or n_seen <= n_chosen:
             return
         base, position = inputs[SLOTS + t] * length, (block + 1) * size - 1
-        scores[t * n_blocks + block] = score_of(inputs, t, rows, t * stride, keys, halves, base, n_heads, dim, shares, position)
+        scores[t * n_blocks + block] = score_of(
+            inputs, t, rows, t * stride, keys, halves, base, n_heads, dim, shares, share, position
+        )
 
     return score
 
 
-SCORE = {kind: _score_kernel(kind) for kind in DOT}
+SCORE = {kind: _score_kernel(kind, dot) for kind, dot in {**DOT, "f32": dot_f32}.items()}
 """Kernels by the type of the cache of keys."""
 
 

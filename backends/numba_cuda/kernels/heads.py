@@ -44,7 +44,7 @@ def norm_head(head, weight, group, dim, kind, eps, parts):
     _norm_values(head, weight, at, dim, cuda.threadIdx.x, mean, inverse, kind)
 
 
-@kernel("j" + 6 * "f" + "bhbh" + 16 * "i" + "rrrr")
+@kernel("j" + 6 * "f" + "bhbh" + 17 * "i" + "rrrr")
 def prepare_heads(
     inputs,
     rows,
@@ -73,6 +73,7 @@ def prepare_heads(
     keys_kept_as,
     values_kept_as,
     length,
+    lag,
     limit,
     q_eps,
     k_eps,
@@ -88,6 +89,7 @@ def prepare_heads(
         factors: (positions,) what queries are multiplied with.
         key_codes, key_halves, value_codes, value_halves: Planes of caches, see `cells`, (slots, n_kv_heads, length, …) each.
         is_rope_first: Whether queries and keys are turned before they are normed.
+        lag: Positions that heads are turned less than the token's.
         limit: Values lie between it and its negative.
     """
     t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
@@ -113,7 +115,7 @@ def prepare_heads(
     if kind != NOTHING and not is_normed_last:
         norm_head(staged, weight, group, dim, kind, eps, parts)
     cuda.syncthreads()
-    at = inputs[POSITIONS + t] * 2 * n_pairs
+    at = max(0, inputs[POSITIONS + t] - lag) * 2 * n_pairs
     for j in range(i, dim, WARP):
         turned[j] = staged[j] if is_value else turned_value(staged, turns, j, n_pairs, offset, is_interleaved, at)
     if kind != NOTHING and is_normed_last:

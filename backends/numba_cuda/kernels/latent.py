@@ -151,7 +151,7 @@ def merge_latents(
         at = (t * n_heads + head) * n_splits * (dim + 2)
         first = first_seen(last, window) // SPLIT
         sink = sinks[head] if has_sinks else np.float32(_NONE)
-        value = merged(parts, at, n_splits, first, last // SPLIT + 1, dim, i, sink)
+        value = merged(parts, at, first, last // SPLIT + 1, 0, 0, dim, i, sink)
     if as_floats:
         out[row * width + i] = value
     if as_bytes:

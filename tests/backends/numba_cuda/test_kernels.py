@@ -6,7 +6,7 @@ from oracles.cuda_products import in_order
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, merge_splits
 from augury.backends.numba_cuda.kernels.cells import TYPES
 from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
@@ -97,10 +97,10 @@ def test_attention_over_several_splits(name):
         at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts")
     ]
     sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
-    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0, 0.25, cap))
+    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0, 1, 0.25, cap))
     memory.device.launch(launch)
     places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "factors", "sums", "gates")]
-    sizes = (N_HEADS, value_dim, n_splits, window, chunk, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
+    sizes = (N_HEADS, value_dim, n_splits, window, chunk, 0, 0, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
     memory.device.launch(Launch(merge_splits, (width // 32, n, 1), 32, (*places, *sizes)))
     found = memory.read("out", (n, width))
     for t, position in enumerate(positions):
@@ -123,6 +123,36 @@ def test_attention_over_several_splits(name):
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
 
 
+@pytest.mark.sample(0)
+def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
+    dim, window, pool, n_splits, n_pooled, positions = 32, 5, 2, 3, 2, [2, 0, 514, 639]
+    n = len(positions)
+    (row_halves,), rows = kept(RNG.standard_normal((1, 1, N_CTX, dim)), "f16")
+    (pooled_halves,), pooled = kept(RNG.standard_normal((1, 1, N_CTX, dim)), "f16")
+    queries, chosen = RNG.standard_normal((n, dim)).astype(np.float32), RNG.integers(0, 2, (n, N_CTX // pool)).astype(np.int32)
+    parts, sinks = np.full(n * (n_splits + n_pooled) * (dim + 2), np.nan, np.float32), np.float32([0.7])
+    arrays = {"inputs": told(positions, [0] * n), "q": queries, "rows": row_halves, "pooled": pooled_halves, "chosen": chosen}
+    memory = Memory(**arrays, parts=parts, sinks=sinks, out=np.zeros((n, dim), np.float32))
+    at, run = memory.at, memory.device.launch
+    for kernel, cache, seen, how, grid, to in (
+        (ATTEND["f16", "f16"], "rows", (window, 0), (0, 0, 0, 1), n_splits, 0),
+        (ATTEND_POOLED["f16"], "pooled", (0, 0), (1, N_CTX // pool, 0, pool), n_pooled, 4 * n_splits * (dim + 2)),
+    ):
+        places = (at["inputs"], at["q"], *[at[cache]] * 4, at["q"], at["chosen"], at["parts"].at(to))
+        sizes = (dim, 1, 1, dim, dim, N_CTX, *seen, n_splits + n_pooled, 0, *how, 0.25, 0.0)
+        run(Launch(kernel, (grid, 1, n), ATTEND_THREADS, (*places, *sizes)))
+    places = (at["inputs"], at["parts"], at["sinks"], *[at["out"]] * 5)
+    sizes = (1, dim, n_splits + n_pooled, window, 0, n_splits, pool, dim, 1, 0, 0, 0, 1, 0)
+    run(Launch(merge_splits, (1, n, 1), 32, (*places, *sizes)))
+    for t, position in enumerate(positions):
+        ends = pool * np.arange((position + 1) // pool) + pool - 1
+        last, blocks = rows[0, 0, max(0, position + 1 - window) : position + 1], pooled[0, 0, ends[chosen[t, ends // pool] > 0]]
+        seen = np.concatenate([last, blocks])
+        powers = np.exp(0.25 * (seen @ queries[t]))
+        right = powers @ seen / (powers.sum() + np.exp(0.7))
+        assert np.allclose(memory.read("out", (n, dim))[t], right, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
     dims, n_heads, n_kv_heads, length, cells = (32, 64), 1, 2, 5, [3, 0, 4]
@@ -137,7 +167,7 @@ def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
     planes = dict(zip(names, (plane for pair in empty for plane in (pair[0], pair[-1])), strict=True))
     memory = Memory(inputs=made, rows=rows, **planes)
     nothing = [memory.at["rows"]] * 5
-    sizes = (width, n_heads, n_kv_heads, *dims, *(0,) * 8, TYPES[kind], TYPES[kind], length)
+    sizes = (width, n_heads, n_kv_heads, *dims, *(0,) * 8, TYPES[kind], TYPES[kind], length, 0)
     places = (memory.at["inputs"], memory.at["rows"], *nothing, *(memory.at[name] for name in names))
     launch = Launch(prepare_heads, (n_heads + 2 * n_kv_heads, 3, 1), 32, (*places, *sizes, np.inf, 0.0, 0.0, 0.0))
     memory.device.launch(launch)

@@ -1,0 +1,163 @@
+"""`CompressedAttention`: heads attend to one row of every token, and to one row of every block of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
+from augury.backends.numba_cuda.blocks.heads import Heads, prepare
+from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
+from augury.backends.numba_cuda.blocks.latent import emit_rows, tiles_of
+from augury.backends.numba_cuda.blocks.pooling import Pooler
+from augury.backends.numba_cuda.cache import Cache
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, merge_splits
+from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.heads import MAX_DIM
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
+from augury.backends.numba_cuda.kernels.matmul import TILES
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
+from augury.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.tape import Operand
+    from augury.blocks import CompressedAttention
+    from augury.types import ModelOptions
+
+__all__ = ["CompressedAttentionEmitter"]
+
+
+class CompressedAttentionEmitter(Emitter):
+    """Keeps a row of every position, what is pooled, and pooled rows.
+
+    What splits of positions give comes first among the parts of attention, then what splits of pooled rows give.
+    """
+
+    known = ("pooling", "indexer")
+    block: CompressedAttention
+
+    def __init__(self, block: CompressedAttention, options: ModelOptions) -> None:
+        super().__init__(block, options)
+        if block.head_dim % 8 or block.head_dim > MAX_DIM:
+            expected = f"multiples of 8 up to {MAX_DIM}"
+            raise UnsupportedError(
+                f"heads of {block.head_dim} values, backend numba-cuda computes {expected}; choose another one"
+            )
+        self._rows = Cache("cache_type_k", 1, block.head_dim, options)
+        self._pooler = None if block.pooling is None else Pooler(block.pooling, "cache_type_k", options)
+        self._chooser = chooser_of(block.indexer, options)
+
+    def buffers(self, n_splits: int) -> Mapping[str, int]:
+        """See `Emitter.buffers`."""
+        block, n_mixed = self.block, self.block.n_heads * self.block.head_dim
+        n_rows = MAX_TOKENS * block.groups.n + TILES[-1]  # a tile reads as many rows as it has room for
+        compared = [] if self._pooler is None else [self._pooler.linears]
+        compared += [] if self._chooser is None else [self._chooser.linears]
+        widths = {"down": block.q_down.n_out, "heads": n_mixed + block.head_dim, "mixed heads": n_mixed}
+        widths["compared"] = max([sum(each.n_out for each in linears) for linears in compared], default=0)
+        n_parts = block.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (block.head_dim + 2)
+        return {
+            **({} if self._pooler is None else self._pooler.buffers()),
+            **({} if self._chooser is None else self._chooser.buffers(n_splits)),
+            **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
+            "rows of heads": 4 * n_rows * block.groups.n_out,
+            "parts of attention": 4 * tokens_of(n_splits) * n_parts,
+            **Tape.operand_buffers("normed", block.q_down.n_in),
+            **Tape.operand_buffers("low", block.q.n_in),
+            **Tape.operand_buffers("split heads", block.groups.n_in, n_rows),
+            **Tape.operand_buffers("mixed", block.o.n_in),
+        }
+
+    def bytes_per_position(self) -> int:
+        """See `Emitter.bytes_per_position`."""
+        return sum(cache.bytes_per_position() for cache in self._caches)
+
+    def place(self, device: Device) -> None:
+        """See `Emitter.place`."""
+        for cache in self._caches:
+            cache.place(device)
+
+    @property
+    def _caches(self) -> Sequence[Cache]:
+        others = [each.caches for each in (self._pooler, self._chooser) if each is not None]
+        return [self._rows, *(cache for caches in others for cache in caches)]
+
+    def _n_pooled_splits(self, n_splits: int) -> int:
+        """Splits of pooled rows, where there are so many of positions."""
+        return 0 if self.block.pooling is None else -(-n_splits // self.block.pooling.size)
+
+    def emit(self, tape: Tape) -> None:
+        """See `Emitter.emit`."""
+        block, buffers, n_ctx, n_mixed = self.block, tape.buffers, self.options.n_ctx, self.block.n_heads * self.block.head_dim
+        pooled = [] if self._pooler is None else self._pooler.linears
+        chosen = [] if self._chooser is None else self._chooser.linears
+        normed = tape.norm(block.norm, [block.q_down, block.kv, *pooled, *chosen[1:]])
+        down, rows = Rows(buffers["down"], block.q_down.n_out), Rows(buffers["heads"], n_mixed + block.head_dim)
+        tape.multiply(normed, ((block.q_down, 0),), down)
+        tape.multiply(normed, ((block.kv, n_mixed),), rows)
+        low = tape.operand("low", block.q.n_in, [block.q, *chosen[:1]])
+        tape.put(down, down.width, low, block.q_norm)
+        tape.multiply(low, ((block.q, 0),), rows)
+        heads = (Heads(block.n_heads, block.head_dim, block.head_norm), Heads(1, block.head_dim, block.kv_norm, self._rows))
+        prepare(tape, rows, n_ctx, *heads, rope=block.rope)
+        if self._pooler is not None:
+            columns = np.cumsum([0, *(each.n_out for each in pooled)]).tolist()
+            products = Rows(buffers["compared"], columns[-1])
+            tape.multiply(normed, list(zip(pooled, columns[:-1], strict=True)), products)
+            self._pooler.emit(tape, products)
+        if self._chooser is not None:
+            emit_choice(tape, self._chooser, low, normed)
+        mixed = Rows(buffers["mixed heads"], n_mixed)
+        self._attend(tape, rows, mixed)
+        back = attrs.evolve(block.rope, frequencies=-block.rope.frequencies)
+        prepare(tape, mixed, n_ctx, Heads(block.n_heads, block.head_dim), rope=back)
+        tape.leave(self._join(tape, mixed), block.o)
+
+    def _attend(self, tape: Tape, rows: Rows, mixed: Rows) -> None:
+        """Write attention to rows of tokens and to pooled ones, whose splits are merged together."""
+        block, dim, parts, n_tokens = self.block, self.block.head_dim, tape.buffers["parts of attention"], tape.size.n_tokens
+        n_splits, n_pooled = tape.size.n_splits, self._n_pooled_splits(tape.size.n_splits)
+
+        def attend(cache: Cache, window: int, pool: int, chosen: tuple[Pointer, int, int, int], n: int, to: Pointer) -> None:
+            kernel = ATTEND[cache.kept_as, cache.kept_as] if pool == 1 else ATTEND_POOLED[cache.kept_as]
+            at, *of_blocks = chosen
+            places = (rows.at, cache.codes, cache.halves, cache.codes, cache.halves, rows.at, at, to)
+            sizes = (rows.width, block.n_heads, 1, dim, dim, self.options.n_ctx, window, 0, n_splits + n_pooled, 0)
+            grid = (n, block.n_heads, n_tokens)
+            tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, *of_blocks, pool, block.scale, 0.0)
+
+        attend(self._rows, block.window, 1, choice(tape, None), n_splits, parts)
+        pool = 0
+        if self._pooler is not None and block.pooling is not None:
+            at, size, stride, of_group = choice(tape, self._chooser)
+            pool = block.pooling.size
+            chosen = (at, min(size, 1), stride, of_group)  # not of positions, but of blocks
+            attend(self._pooler.rows, 0, pool, chosen, n_pooled, parts.at(4 * n_splits * (dim + 2)))
+        places = (parts, tape.weights.vector(block.sinks), *[mixed.at] * 4, mixed.at)
+        sizes = (block.n_heads, dim, n_splits + n_pooled, block.window, 0, n_splits, pool, mixed.width, 1, 0, 0, 0, 1, 0)
+        tape.add(merge_splits, (warps_of(units_of(mixed.width)), n_tokens, 1), WARP * WARPS, *places, *sizes)
+
+    def _join(self, tape: Tape, mixed: Rows) -> Operand:
+        """Write what comes of a matrix for each group of heads."""
+        block, groups, n = self.block, self.block.groups, tape.size.n_tokens
+        to, rows = tape.operand("split heads", groups.n_in, [groups]), Rows(tape.buffers["rows of heads"], groups.n_out)
+        sizes = (mixed.width, groups.n_in, groups.n_in)
+        emit_rows(tape, split_heads, (mixed.at,), to, groups.n * n, sizes)
+        tape.multiply_tiles(to, [groups], rows, tiles_of(tape, groups.n))
+        joined = tape.operand("mixed", block.o.n_in, [block.o])
+        emit_rows(tape, join_heads, (rows.at, rows.at), joined, n, (rows.width, block.o.n_in), (0, 0))
+        return joined
+
+    def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
+        """See `Emitter.slot_memory`."""
+        return [part for cache in self._caches for part in cache.slot_memory(slot, n)]
+
+    def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
+        """See `Emitter.moving`."""
+        return [launch for cache in self._caches for launch in cache.moving(moves, n)]

@@ -1,0 +1,87 @@
+"""Rows that are pooled of blocks of positions, see `augury.blocks.Pooling`.
+
+What tokens keep to be pooled lies cell by cell, as float32: values, then weights. A pooled row lies by the cell of the last
+token of its block, so that what branches of a tree pool lies apart, and moves with its token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS,
+    WARP,
+    add,
+    cuda,
+    div,
+    exp,
+    fma,
+    kernel,
+    lane,
+    larger,
+    remainder,
+)
+from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS, cell_of
+
+
+@kernel("jfff" + 7 * "i")
+def keep_to_pool(inputs, rows, places, kept, stride, n_kept, n_values, size, length, has_weights, has_places):
+    """Keep a token's values and weights, to which is added what belongs to its place in a block; a thread for each number.
+
+    Args:
+        inputs: Of the pass.
+        rows: (n, stride), each beginning with values, then weights if there are such.
+        places: (size, n_values).
+        kept: (slots, length, n_kept).
+    """
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    if t >= inputs[N_TOKENS] or i >= n_kept:
+        return
+    value = rows[t * stride + i]
+    if has_weights and has_places and i >= n_values:
+        value = add(value, places[remainder(inputs[POSITIONS + t], size) * n_values + i - n_values])
+    kept[(inputs[SLOTS + t] * length + inputs[CELLS + t]) * n_kept + i] = value
+
+
+@lane
+def _place(inputs, t, base, position, n_kept, end, size, own):
+    """Where what is kept of a position begins: of those before the last `size` the first halves, else from `own` on."""
+    at = (base + cell_of(inputs, t, position)) * n_kept
+    return at + own if position > end - size else at
+
+
+@lane
+def _pooled(inputs, t, kept, base, n_kept, n_values, width, size, first, end, has_weights, i):
+    """Value i of the row of some positions, weighed by softmax, or alike."""
+    own, top, total, value = n_values - width + i, np.float32(-3e38), np.float32(0), np.float32(0)
+    if has_weights:
+        for position in range(first, end + 1):
+            at = _place(inputs, t, base, position, n_kept, end, size, own - i) + i
+            top = larger(top, kept[at + n_values])
+    for position in range(first, end + 1):
+        at = _place(inputs, t, base, position, n_kept, end, size, own - i) + i
+        weight = exp(add(kept[at + n_values], -top)) if has_weights else np.float32(1)
+        total, value = add(total, weight), fma(kept[at], weight, value)
+    return div(value, total)
+
+
+@kernel("jff" + 8 * "i")
+def pool_rows(inputs, kept, rows, n_kept, n_values, width, size, length, stride, overlaps, has_weights):
+    """Pool the blocks that tokens end, before they are normed and turned; of others 0. A thread takes a value.
+
+    Args:
+        inputs: Of the pass.
+        kept: See `keep_to_pool`.
+        rows: (n, stride), of `width` values.
+    """
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
+    if t >= inputs[N_TOKENS] or i >= width:
+        return
+    end, value = inputs[POSITIONS + t], np.float32(0)
+    if remainder(end + 1, size) == 0:
+        first = end + 1 - size
+        if overlaps:
+            first = max(0, first - size)
+        base = inputs[SLOTS + t] * length
+        value = _pooled(inputs, t, kept, base, n_kept, n_values, width, size, first, end, has_weights, i)
+    rows[t * stride + i] = value
