@@ -1,1 +1,1 @@
-"""Constraints on `llguidance`: JSON schemas, regular expressions, grammars and choices."""
+"""Constraints: JSON schemas, regular expressions, grammars and choices, by `llguidance`; and a budget of reasoning."""

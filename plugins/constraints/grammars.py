@@ -14,6 +14,7 @@ from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.options import option
 from augury.plugins.constraints.guided import Guided
+from augury.plugins.constraints.reasoning import ReasoningBudget
 
 __all__ = ["Choice", "Grammar", "JsonSchema", "Regex"]
 
@@ -187,4 +188,4 @@ class Choice(Guided):
 @hookimpl
 def augury_constraints() -> list[type[Constraint]]:
     """Offer them all."""
-    return [JsonSchema, Regex, Grammar, Choice]
+    return [JsonSchema, Regex, Grammar, Choice, ReasoningBudget]

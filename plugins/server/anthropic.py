@@ -136,7 +136,7 @@ class Thinking(Fields):
     """Whether the model is to think first."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=1, description="a target, and without effect: max_tokens counts thinking, too")
+    budget_tokens: int | None = Field(None, ge=1, description="after so many tokens thinking ends; max_tokens counts them, too")
     display: Literal["summarized"] | None = None
 
 
@@ -182,6 +182,7 @@ class CountRequest(EngineFields):
             tool_choice=self.tool_choice.as_openai(),
             is_parallel=not self.tool_choice.disable_parallel_tool_use,
             json_schema=None if form is None else form.schema_,
+            budget=None if self.thinking is None or self.thinking.type != "enabled" else self.thinking.budget_tokens,
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )
 
@@ -208,7 +209,7 @@ async def messages(body: MessagesRequest, http: Request, server: Serving) -> Any
     plan, params = await body.plan(server)
     begun = {"id": f"msg_{uuid4().hex}", "type": "message", "role": "assistant", "model": server.options.names[0]}
     stops = [stop for stop in body.stop_sequences if stop]
-    params |= body.engine_params() | {"max_tokens": body.max_tokens, "stop": stops, "id": begun["id"]}
+    params = body.over(params) | {"max_tokens": body.max_tokens, "stop": stops, "id": begun["id"]}
     if body.stream:
         events = partial(_events, plan, begun, server, stops)
         how: dict[str, Any] = {"error_event": "error", "ping": _PING, "has_progress": True}

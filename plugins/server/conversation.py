@@ -16,7 +16,12 @@ __all__ = ["AnswerReader", "plan_chat"]
 
 
 async def plan_chat(
-    server: Server, messages: Sequence[Mapping[str, Any]], *, kwargs: Mapping[str, Any] | None = None, **how: Any
+    server: Server,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    budget: int | None = None,
+    **how: Any,
 ) -> tuple[ChatPlan, dict[str, Any]]:
     """Plan an answer.
 
@@ -24,6 +29,7 @@ async def plan_chat(
         server: Whose model is to answer.
         messages: The conversation, as OpenAI's clients send it.
         kwargs: Variables of the chat template, beside those of the server's flags.
+        budget: How many tokens reasoning may take; None, or less than 0, for any number.
         **how: `tools`, `tool_choice`, `is_parallel`, `reasoning`, `json_schema`, see `ChatFormat.plan`.
 
     Returns:
@@ -31,6 +37,8 @@ async def plan_chat(
     """
     names = {**server.options.chat_template_kwargs, **(kwargs or {})}
     how["reasoning"] = how.get("reasoning") or server.options.reasoning_format
+    if budget is not None and 0 <= budget < server.engine.config["n_ctx"]:  # else the context is full before
+        how["budget"] = budget
     plan = await to_thread.run_sync(partial(server.chat_format.plan, messages, kwargs=names, **how))
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})
 

@@ -134,7 +134,7 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
         for name, value in data.items():
             if name == "samplers" and isinstance(value, str):
                 kept[name] = [SAMPLER_LETTERS.get(letter, letter) for letter in value]
-            elif name not in _UNDONE:
+            elif name not in _UNDONE or name in cls.model_fields:
                 kept[name] = value
             elif value is not None and not _is_off(_UNDONE[name], value):
                 raise ValueError(f"{name} is {value!r}, which augury does not do; leave it out")

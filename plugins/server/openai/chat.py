@@ -112,6 +112,12 @@ class ChatRequest(OpenAIFields):
     reasoning_format: Literal["none", "deepseek", "auto"] | None = Field(
         None, description="none leaves reasoning in the content; by default as the server's flag says"
     )
+    reasoning_budget_tokens: int | None = Field(
+        None,
+        ge=-1,
+        validation_alias=AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens"),
+        description="after so many tokens reasoning ends; -1: without a limit",
+    )
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None
     reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
@@ -127,6 +133,7 @@ class ChatRequest(OpenAIFields):
             tool_choice=self.tool_choice,
             is_parallel=self.parallel_tool_calls,
             reasoning=self.reasoning_format,
+            budget=self.reasoning_budget_tokens,
             json_schema=None if self.response_format is None else self.response_format.schema_of_answer(),
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )

@@ -6,7 +6,7 @@ import re
 
 from attrs import frozen
 
-__all__ = ["FORMATS", "REASONING_TAGS", "ToolFormat", "reasoning_tags", "tool_format"]
+__all__ = ["CHANNEL_TAGS", "FORMATS", "GENERIC", "HARMONY", "REASONING_TAGS", "ToolFormat", "reasoning_tags", "tool_format"]
 
 _AROUND = r"[\s,;\]]|```(?:json)?|</?(?:tool_call|tools|function_call)>|<\|python_tag\|>|\[TOOL_CALLS\]"  # JSON objects
 _OBJECT_HEAD = re.compile(rf"(?:{_AROUND}|\[|\{{\s*\"tool_calls\"\s*:)*(?=\{{)")
@@ -141,6 +141,9 @@ FORMATS = {each.name: each for each in (HERMES, LLAMA_3, MISTRAL, MISTRAL_11, DE
 
 REASONING_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 """What stands around the reasoning of models that write it into their answers; harmony has a channel for it."""
+
+CHANNEL_TAGS = ("<|channel|>analysis<|message|>", "<|end|>")
+"""What stands around the reasoning of harmony."""
 
 
 def tool_format(template: str) -> ToolFormat:

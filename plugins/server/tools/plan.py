@@ -10,7 +10,7 @@ from attrs import Factory, define, field, frozen
 from pydantic_core import from_json
 
 from augury.errors import OptionError
-from augury.plugins.server.tools.format import GENERIC, ToolFormat, reasoning_tags, tool_format
+from augury.plugins.server.tools.format import CHANNEL_TAGS, GENERIC, HARMONY, ToolFormat, reasoning_tags, tool_format
 from augury.plugins.server.tools.grammar import AnswerGrammar, control_tokens
 from augury.plugins.server.tools.parser import AnswerParser
 from augury.types import Token
@@ -93,6 +93,7 @@ class ChatFormat:
         reasoning: Literal["none", "deepseek", "auto"] = "auto",
         kwargs: Mapping[str, Any] | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        budget: int | None = None,
     ) -> ChatPlan:
         """Plan a request. May take as long as a chat template does.
 
@@ -105,9 +106,10 @@ class ChatFormat:
             reasoning: `none` leaves reasoning in the content.
             kwargs: Variables of the template.
             json_schema: What the content must fit, if there is any.
+            budget: How many tokens reasoning may take; None for any number.
 
         Raises:
-            OptionError: Tools, choice or messages are malformed.
+            OptionError: Tools, choice or messages are malformed; or there is a budget beside a form of the whole answer.
         """
         described = [_described(tool) for tool in tools or ()]
         forced = _forced(described, tool_choice)
@@ -131,7 +133,23 @@ class ChatFormat:
             params["grammar"] = grammar.json(json_schema)
         elif json_schema is not None:
             params["json_schema"] = json_schema
+        if budget is not None and (limited := self._limited(budget, is_reasoning=is_reasoning)) is not None:
+            if "grammar" in params:
+                raise OptionError(
+                    "a budget of reasoning cannot be honoured beside a schema or tools that must be called or are strict; "
+                    "leave one of them out"
+                )
+            params["constraint"] = limited
         return ChatPlan(params, self, names, is_reasoning, None if reasoning == "none" else self.tags)
+
+    def _limited(self, budget: int, *, is_reasoning: bool) -> dict[str, Any] | None:
+        """The constraint that keeps reasoning to a budget; None where there is no reasoning."""
+        tags: tuple[str, str] | None = self.tags if self.may_reason else None
+        if self.tools is HARMONY:
+            tags = CHANNEL_TAGS
+        if tags is None:
+            return None
+        return {"reasoning-budget": {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}}
 
     def _begins_reasoning(self, kwargs: Mapping[str, Any] | None) -> bool:
         if self.template is None or not self.may_reason:

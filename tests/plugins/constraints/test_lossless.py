@@ -18,6 +18,7 @@ PEOPLE = {
 }
 FORMS = {
     "schema": {"json_schema": PEOPLE},
+    "budget": {"constraint": {"reasoning-budget": {"tokens": 9, "is_open": True}}},
     "grammar": {"grammar": r'root ::= ("The " [a-z]+ " is " ("red" | "green") ". ")+'},
 }
 WAYS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "seed": 3}}

@@ -5,6 +5,7 @@ import json
 import pytest
 from anthropic import Anthropic, APIStatusError, AuthenticationError, BadRequestError
 from pydantic import BaseModel, Field
+from servers import serving
 
 HELLO = [{"role": "user", "content": "Say hello in five words."}]
 WEATHER = {
@@ -177,7 +178,39 @@ def test_an_answer_keeps_to_the_schema_that_its_type_is(claude):
     assert isinstance(claude.messages.parse(output_format=Colour, **asked).parsed_output, Colour)
 
 
-def test_a_target_of_thinking_is_no_error(claude):
+@pytest.fixture(scope="module")
+def thinking_server():
+    """A model whose chats begin with reasoning, of which it finds no end by itself."""
+    template = "{{ messages[0].content }}<think>{# </think> #}"
+    with serving("-m", "smollm2", "-t", 1, "-c", 256, "-np", 1, "--temp", 0, "--chat-template", template) as found:
+        yield found
+
+
+def test_thinking_ends_with_its_budget(thinking_server):
+    asked = {"max_tokens": 40, "messages": HELLO, "ignore_eos": True}
+    blocks = {}
+    for budget in (6, 12):
+        thinking = {"type": "enabled", "budget_tokens": budget}
+        answer = thinking_server.client.post("/v1/messages", json=asked | {"thinking": thinking}).json()
+        thought, text = answer["content"]
+        assert (thought["type"], text["type"]) == ("thinking", "text")
+        blocks[budget] = thought["thinking"]
+    assert blocks[12].startswith(blocks[6])
+    assert len(blocks[12]) > len(blocks[6]) > 0
+    answer = thinking_server.client.post("/v1/chat/completions", json=asked | {"reasoning_budget_tokens": 6}).json()
+    assert answer["choices"][0]["message"]["reasoning_content"] == blocks[6]
+    assert answer["timings"]["drafters"]["forced"]["accepted"] > 0
+
+
+def test_a_budget_beside_a_schema_is_refused(thinking_server):
+    schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"max_tokens": 4, "messages": HELLO, "thinking": {"type": "enabled", "budget_tokens": 6}, "output_config": schema}
+    answer = thinking_server.client.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert "budget of reasoning" in answer.json()["error"]["message"]
+
+
+def test_a_budget_of_thinking_leaves_a_model_alone_that_does_not_think(claude):
     asked = {"model": "any", "max_tokens": 4, "messages": HELLO}
     first = claude.messages.create(**asked)
     again = claude.messages.create(thinking={"type": "enabled", "budget_tokens": 1024}, **asked)

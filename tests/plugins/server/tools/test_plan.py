@@ -138,6 +138,22 @@ def test_what_a_request_adds():
     assert "thought" in planned("</think>", json_schema=CITY).params["grammar"]
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("<tool_call>", None),
+        ("<think></think>", {"opening": "<think>", "closing": "</think>", "is_open": False}),
+        ("{# [/THINK] #}[THINK]", {"opening": "[THINK]", "closing": "[/THINK]", "is_open": True}),
+        ("<|start|><|channel|>", {"opening": "<|channel|>analysis<|message|>", "closing": "<|end|>", "is_open": False}),
+    ],
+)
+def test_a_budget_is_kept_where_there_is_reasoning(source, expected):
+    assert planned(source, budget=5).params.get("constraint") == (expected and {"reasoning-budget": {"tokens": 5} | expected})
+    if expected is not None:
+        with pytest.raises(OptionError, match="cannot be honoured beside a schema or tools"):
+            planned(source, budget=5, json_schema=CITY)
+
+
 @pytest.mark.parametrize(("choice", "n"), [("auto", 1), ("none", 0)])
 def test_calls_are_read_unless_there_shall_be_none(choice, n):
     parser = planned(tools=TOOLS, tool_choice=choice).parser()

@@ -1,0 +1,99 @@
+"""`ReasoningBudget`: what a model thinks before it answers ends after so many tokens, with the tag that ends it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from augury.constraint import Constraint, ConstraintSession
+from augury.errors import OptionError
+from augury.options import option
+
+__all__ = ["ReasoningBudget", "ReasoningBudgetOptions"]
+
+_LONGEST = 100  # characters of a tag
+
+
+@frozen
+class ReasoningBudgetOptions:
+    """Options of `reasoning-budget`."""
+
+    tokens: int = option(1024, ge=0, help="how many tokens reasoning may take; then its end follows")
+    opening: str = option("<think>", help="the text that begins reasoning, at the beginning of the output")
+    closing: str = option("</think>", help="the text that ends it")
+    is_open: bool = option(False, help="whether the prompt ends within reasoning")
+
+
+class ReasoningBudget(Constraint):
+    """Allows everything, but after so many tokens of reasoning only what ends it.
+
+    Raises:
+        OptionError: The model has no tokenizer, or a tag is empty or far too long.
+    """
+
+    name = "reasoning-budget"
+    options_class = ReasoningBudgetOptions
+
+    def __init__(self, options: Any, session: ConstraintSession) -> None:
+        super().__init__(options, session)
+        if session.tokenizer is None:
+            raise OptionError(f"{self.name} is about texts, but this model has no tokenizer that augury can read")
+        for name, text in (("opening", options.opening), ("closing", options.closing)):
+            if not 0 < len(text) <= _LONGEST:
+                raise OptionError(f"{self.name}: {name} has {len(text)} characters, expected 1 to {_LONGEST}")
+        self._piece = session.tokenizer.piece
+        self._closing = session.tokenizer.encode(options.closing, add_special=False, parse_special=True)
+        self._anything = np.ones(session.n_vocab, bool)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tail = ""  # of the output, as far as it matters
+        self._n_left: int | None = options.tokens if options.is_open else None  # None: not in reasoning
+        self._is_over = False  # no reasoning begins any more
+        self._due = list[int]()
+        self._end_if_spent()
+
+    def allowed(self) -> np.ndarray:
+        """Everything; while the end of the reasoning is due, its next token."""
+        if not self._due:
+            return self._anything
+        mask = np.zeros(self.session.n_vocab, bool)
+        mask[self._due[0]] = True
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Follow the output."""
+        if self._due:
+            self._due = self._due[1:]
+        elif not self._is_over:
+            self._tail += self._decoder.decode(self._piece(token))
+            if self._n_left is None:
+                self._begin()
+            else:
+                self._n_left -= 1
+                self._is_over = self.options.closing in self._tail
+                self._tail = self._tail[-len(self.options.closing) :]
+            self._end_if_spent()
+
+    def forced(self, limit: int) -> Sequence[int]:
+        """What is due."""
+        return self._due[:limit]
+
+    def n_allowed(self, tokens: Sequence[int]) -> int:
+        """As far as they are those that are due."""
+        pairs = enumerate(zip(tokens, self._due, strict=False))
+        return next((i for i, (token, due) in pairs if token != due), len(tokens))
+
+    def _begin(self) -> None:
+        begun = self._tail.lstrip()
+        if begun.startswith(self.options.opening):
+            self._tail, self._n_left = "", self.options.tokens
+        else:
+            self._is_over = not self.options.opening.startswith(begun)
+
+    def _end_if_spent(self) -> None:
+        is_within_character = bool(self._decoder.getstate()[0])
+        if not self._is_over and self._n_left is not None and self._n_left <= 0 and not is_within_character:
+            self._due, self._is_over = list(self._closing), True
