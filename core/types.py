@@ -186,16 +186,16 @@ class Draft:
             depths.append(depths[parent + 1] + 1)
         return max(depths)
 
-    def trunk(self) -> Draft:
-        """Of a tree its first path, as a chain."""
+    def trunk(self) -> tuple[Draft, np.ndarray]:
+        """Of a tree its first path, as a chain, and the places (m,) of these tokens in the tree, rising."""
         if self.parents is None:
-            return self
+            return self, np.arange(len(self))
         path: list[int] = []
         for i, parent in enumerate(self.parents.tolist()):
             if parent == (path[-1] if path else -1):
                 path.append(i)
-        confidence = None if self.confidence is None else self.confidence[path]
-        return Draft(self.tokens[path], None, None if self.probabilities is None else self.probabilities[path], confidence)
+        arrays = self.tokens, None, self.probabilities, self.confidence
+        return Draft(*(None if array is None else array[path] for array in arrays)), np.array(path)
 
     def only(self, nodes: np.ndarray) -> Draft:
         """These tokens of it alone, rising; of a tree those that they follow are among them, of a chain they are the first."""
@@ -219,7 +219,7 @@ class Verdict:
     """What became of a draft in a round.
 
     A proposal that was not used, because another drafter's was or because a pass over it would not have paid, is no rejection;
-    nor is the rest of one that was cut short.
+    nor is the rest of one that was cut short, be it by a stop.
 
     Attributes:
         n_offered: Tokens of the draft that were verified, after trimming to limits; 0 where it was empty or not used.
@@ -227,7 +227,7 @@ class Verdict:
         n_emitted: Tokens that the round added to the history: accepted ones and the target's own.
         is_used: Whether this drafter's proposal was verified; false where there was none.
         n_proposed: Tokens that the drafter proposed; more than `n_offered` where the proposal was cut or only scored.
-        path: Of a tree, which of its tokens were accepted, rising; of a chain the first `n_accepted`.
+        path: Which of the proposed tokens were accepted, rising; of a chain the first `n_accepted`.
         top_after: (m,) int32, what was the history's last token, then the tokens of the draft that was verified, right or
             wrong, whoever drafted it. None unless the drafter has an `n_top`; so are the next two.
         top_ids, top_logits: (m, n_top) int32 and float32, the most probable tokens after each, best first; id -1: not finite.
@@ -245,7 +245,7 @@ class Verdict:
 
     @property
     def n_cut(self) -> int:
-        """How many tokens at the end of the proposal were not verified, though its beginning was."""
+        """How many tokens of the proposal were not verified, though others of it were."""
         return self.n_proposed - self.n_offered if self.is_used else 0
 
 

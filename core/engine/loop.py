@@ -118,25 +118,21 @@ class Loop:
             if share.drafted is None and not share.sequence.n_emitted:
                 n = len(share.feed.tokens)
                 share.sequence.counter.chunk(n, forward_s * n / n_tokens)
-        emitted, row = [], 0
+        settled: list[tuple[Share, Verdict, int]] = []
+        row = first = 0
         for share in shares:
-            emitted.append(self._attempt([share.sequence], self._emit, share, passed, argmax, row))
-            row += share.feed.n_rows
-        first = 0
-        for share, verdict in zip(shares, emitted, strict=True):
-            if features and (verdict is not None or not share.feed.n_rows):
+            if (verdict := self._attempt([share.sequence], self._emit, share, passed, argmax, row)) is not None:
+                settled.append((share, verdict, first))
+            row, first = row + share.feed.n_rows, first + share.feed.n_tokens
+        for share, verdict, first in settled:  # now that all is kept: a pass of theirs writes over logits and states
+            if features:
                 self._attempt([share.sequence], self._feed_drafters, share, verdict, features, first)
-            first += share.feed.n_tokens
-        settled = []
-        for share, verdict in zip(shares, emitted, strict=True):
-            if verdict is not None:
-                if share.drafted is not None:  # told now that all is kept: a pass of their own writes over logits and states
-                    self._attempt([share.sequence], self._drafting.settle, share.drafted, verdict)
-                settled.append((share, verdict))
-        drafted = [share.drafted for share, _ in settled if share.drafted is not None]
+            if share.drafted is not None:
+                self._attempt([share.sequence], self._drafting.settle, share.drafted, verdict)
+        drafted = [share.drafted for share, _, _ in settled if share.drafted is not None]
         n_beside = n_tokens - sum(1 + len(each.draft) for each in drafted)
         guarded(self._drafting.observe_round, drafted, n_beside, forward_s)
-        verdicts = [verdict for _, verdict in settled]
+        verdicts = [verdict for _, verdict, _ in settled]
         seen = Round(
             n_sequences=len(shares),
             n_tokens=n_tokens,
@@ -320,16 +316,16 @@ class Loop:
         return passed, argmax, {name: passed.features(name).copy() for name in wanted}, seconds
 
     def _emit(self, share: Share, passed: Pass, argmax: list[int], row: int) -> Verdict | None:
-        """Verify a share's draft, emit what was accepted, and keep its states; None where nothing is emitted."""
+        """Verify a share's draft, emit what was accepted, and keep its states; None where the request has failed."""
         sequence = share.sequence
         if not share.feed.n_rows:
             self._keep(share)
-            return None
+            return Verdict(n_offered=0, n_accepted=0, n_emitted=0, is_used=False)
         draft = share.feed.draft
         accepted = sequence.verify(draft, passed, row, argmax)
         name = None if share.drafted is None else self._drafting.name(share.drafted)
         n_emitted = sequence.emit(accepted, passed, row, name, len(draft))
-        if not n_emitted:  # it has failed; what its slot holds is as before the pass
+        if not n_emitted:  # what its slot holds is as before the pass
             return None
         if share.drafted is None:
             self._keep(share)
@@ -344,12 +340,13 @@ class Loop:
             after = np.concatenate([share.feed.tokens, draft.tokens])
             share.drafted.top = (read_only(after), read_only(best[0]), read_only(best[1]))
         path = tuple(accepted.path[: n_emitted - 1])
+        share.drafted.is_stopped = len(path) < len(accepted.path)
         self._keep(share, path)
         return Verdict(len(draft), len(path), n_emitted, is_used=len(draft) > 0, path=path)
 
-    def _feed_drafters(self, share: Share, verdict: Verdict | None, features: Mapping[str, np.ndarray], first: int) -> None:
+    def _feed_drafters(self, share: Share, verdict: Verdict, features: Mapping[str, np.ndarray], first: int) -> None:
         """Give a request's drafters what was computed of the kept tokens; the share begins at `first` in the pass."""
-        feed, path = share.feed, [] if verdict is None else list(verdict.path)
+        feed, path = share.feed, list(verdict.path)
         tokens = np.concatenate([feed.tokens, feed.draft.tokens[path]])
         places = np.arange(first, first + feed.n_tokens - len(feed.draft))[len(feed.step.replay) :]
         places = np.concatenate([places, first + feed.n_tokens - len(feed.draft) + np.array(path, np.int64)])

@@ -53,7 +53,6 @@ class Drafting:
         self.on_failure: Callable[..., object] = warn
         self._chains = chains
         self._names = [drafter.name for drafter in chains[0]]
-        self._is_costly = [drafter.is_costly for drafter in chains[0]]
         self._n_top = [int(drafter.n_top) for drafter in chains[0]]
         self._features = [tuple(drafter.features) for drafter in chains[0]]
         for name, wanted in zip(self._names, self._features, strict=True):
@@ -63,7 +62,7 @@ class Drafting:
         self._planner = planner
         self._n_vocab = n_vocab
         self._may_branch = may_branch
-        self._drafters: dict[int, RequestDrafters] = {}  # by slot, of requests that draft
+        self._drafters: dict[int, RequestDrafters] = {}  # by slot, of its request; empty of one without drafts
 
     @property
     def plain_s(self) -> float | None:
@@ -75,12 +74,11 @@ class Drafting:
     def open(self, sequence: Sequence, n_reused: int) -> int:
         """A request has a slot, which holds so many tokens of its prompt; how many of them its drafters can do without."""
         speculation = sequence.request.speculation
-        if not speculation.members or not speculation.n_max:
-            return n_reused
-        indices = [self._names.index(member.name) for member in speculation.members]
+        members = speculation.members if speculation.n_max else ()
+        indices = [self._names.index(member.name) for member in members]
         drafters = RequestDrafters() if self._planner is None else self._planner.new_request(indices)
         self._drafters[sequence.slot] = drafters
-        for index, member in zip(indices, speculation.members, strict=True):
+        for index, member in zip(indices, members, strict=True):
             drafter = self._chains[sequence.slot][index]
             guard = DrafterGuard(drafter, member.name, sequence, self._n_vocab, self.on_failure)
             drafters.guards[index] = guard
@@ -91,13 +89,12 @@ class Drafting:
 
     def begin(self, sequence: Sequence) -> None:
         """A request's prompt is processed: its drafters may begin."""
-        if (drafters := self._drafters.get(sequence.slot)) is not None:
+        if (drafters := self._drafters[sequence.slot]).guards:
             drafters.prefill = self._prefill(sequence, drafters.guards)
 
     def prefill(self, sequence: Sequence) -> bool:
         """Let a request's drafters go a step on with its prompt; returns whether all of them are through with it."""
-        drafters = self._drafters.get(sequence.slot)
-        return drafters is None or next(drafters.prefill, True) is True
+        return next(self._drafters[sequence.slot].prefill, True) is True
 
     def _prefill(self, sequence: Sequence, guards: dict[int, DrafterGuard]) -> Iterator[None]:
         """Let one drafter after another begin; yields where others shall go on in between."""
@@ -112,12 +109,12 @@ class Drafting:
         """What the drafters of some requests want to be fed."""
         if not any(self._features):
             return ()
-        members = (index for each in sequences for index in self._drafters.get(each.slot, _NONE).members)
+        members = (index for each in sequences for index in self._drafters[each.slot].members)
         return tuple(sorted({name for index in members for name in self._features[index]}))
 
     def feed(self, sequence: Sequence, start: int, tokens: np.ndarray, features: Mapping[str, np.ndarray]) -> None:
         """Tokens from `start` on are computed, and kept: feed the request's drafters."""
-        drafters = self._drafters.get(sequence.slot, _NONE)
+        drafters = self._drafters[sequence.slot]
         for index in drafters.members:
             if names := self._features[index]:
                 guard = drafters.guards[index]
@@ -126,8 +123,9 @@ class Drafting:
 
     def end(self, sequence: Sequence) -> None:
         """A request is over: tell those of its drafters that have begun."""
-        for guard in self._drafters.pop(sequence.slot, _NONE).guards.values():
-            guard.end()
+        if (drafters := self._drafters.pop(sequence.slot, None)) is not None:
+            for guard in drafters.guards.values():
+                guard.end()
 
     def n_top(self, slot: SlotDraft) -> int:
         """How many of the most probable tokens its drafters want to be told of."""
@@ -146,11 +144,8 @@ class Drafting:
             limits: The sequences that decode, and how many tokens of a draft each can take.
             n_beside: Tokens of prompts in the same pass.
         """
-        slots = [
-            SlotDraft(sequence, self._drafters.get(sequence.slot, _NONE), limit, len(sequence.history))
-            for sequence, limit in limits
-        ]
-        asking = [slot for slot in slots if slot.limit > 0 and slot.drafters is not _NONE]
+        slots = [SlotDraft(sequence, self._drafters[sequence.slot], limit, len(sequence.history)) for sequence, limit in limits]
+        asking = [slot for slot in slots if slot.limit > 0 and slot.drafters.guards]
         if asking and self._planner is not None:
             self._plan(self._planner, asking, n_beside + len(slots) - len(asking))
         elif asking:
@@ -225,11 +220,10 @@ class Drafting:
                 slot.draft_s += guard.seconds
             if draft is None:
                 continue
-            proposal = draft if self._may_branch else draft.trunk()
+            proposal, nodes = (draft, None) if self._may_branch else draft.trunk()
             if (possible := slot.sequence.possible(proposal)) is not None:
-                slot.possible[index] = len(proposal), possible
-                proposal = proposal.only(possible)
-            slot.proposals[index] = proposal
+                proposal, nodes = proposal.only(possible), possible if nodes is None else nodes[possible]
+            slot.proposals[index], slot.origins[index] = proposal, (len(draft), nodes)
             if self._planner is not None:
                 self._planner.observe_draft(index, slot.drafters, len(draft), guard.seconds)
 
@@ -242,11 +236,13 @@ class Drafting:
         sequence.counter.round(verdict.n_offered, n_emitted)
         for index, guard in drafters.guards.items():
             proposal = slot.proposals.get(index)
-            n_proposed, possible = slot.possible.get(index, (0 if proposal is None else len(proposal), None))
+            n_proposed, nodes = slot.origins.get(index, (0, None))
             if index == slot.drafter and slot.k:
-                path = verdict.path if possible is None else possible[list(verdict.path)].tolist()
+                path = verdict.path if nodes is None else nodes[list(verdict.path)].tolist()
                 own = attrs.evolve(verdict, n_proposed=n_proposed, path=path)
                 sequence.counter.verified(guard.name, own, slot.draft.depth)
+                if slot.is_stopped:  # what follows was not rejected
+                    own = attrs.evolve(own, n_offered=own.n_accepted, is_used=own.n_accepted > 0)
             else:
                 own = Verdict(0, 0, n_emitted, is_used=False, n_proposed=n_proposed)
             if guard.is_left_out:
@@ -257,7 +253,7 @@ class Drafting:
             if self._planner is not None:
                 truth = sequence.history[-n_emitted:] if proposal is None else sequence.truth(proposal, n_emitted)
                 proposed = None if proposal is None else _as_chain(proposal, truth.tolist())
-                if proposed == [] and self._is_costly[index]:
+                if proposed == [] and self._planner.is_costly[index]:
                     proposed = _MISS  # it was paid for
                 drafters.score(index, proposed, truth.tolist())
             guard.accept(own)
@@ -265,13 +261,12 @@ class Drafting:
 
     def observe_round(self, slots: Items[SlotDraft], n_beside: int, pass_s: float) -> None:
         """A pass over `slots` and `n_beside` other tokens took so long."""
-        planned = [] if self._planner is None else [slot for slot in slots if slot.drafters is not _NONE]
+        planned = [] if self._planner is None else [slot for slot in slots if slot.drafters.guards]
         if self._planner is not None and planned:
             depth = sum(slot.n_context for slot in slots) / len(slots)
             self._planner.observe_round(planned, depth, n_beside + len(slots) - len(planned), pass_s)
 
 
-_NONE = RequestDrafters()  # of a request without drafts
 _MISS = [-1]  # no token of any text
 
 

@@ -86,7 +86,7 @@ class SlotDraft:
     n_min: int = 1  # shorter drafts are not wanted
 
     proposals: dict[int, Draft] = Factory(dict)  # by drafter, of those that were asked, used or not; what is forbidden left out
-    possible: dict[int, tuple[int, np.ndarray]] = Factory(dict)  # of such: tokens proposed, and the places of those left
+    origins: dict[int, tuple[int, np.ndarray | None]] = Factory(dict)  # how many they were, and which are left; None: all
     offers: dict[int, int] = Factory(dict)  # by drafter: how many tokens it could draft, or has proposed
 
     drafter: int | None = None  # that is used
@@ -97,6 +97,7 @@ class SlotDraft:
     draft: Draft = Factory(Draft)
     draft_s: float = 0.0  # of drafters that are asked only if they are used
     n_accepted: int = 0
+    is_stopped: bool = False  # the request ended within what was right of the draft
     top: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # `Verdict.top_after`, `top_ids` and `top_logits`
 
     def offer(self, is_costly: Items[bool]) -> None:

@@ -278,7 +278,7 @@ class DraftPlanner:
                     budget.credit(slot.drafters.n_right[m] * plain_s / len(slots))
             if slot.drafter is not None:
                 slot.drafters.budgets[slot.drafter].book(slot.n_accepted * plain_s / len(slots) - own_s)
-                is_right = slot.k > 0 and 2 * slot.n_accepted >= slot.k
+                is_right = slot.is_stopped or (slot.k > 0 and 2 * slot.n_accepted >= slot.k)
                 if is_right or slot.is_probe:
                     self._schedule(slot.drafter, is_right=is_right)
 

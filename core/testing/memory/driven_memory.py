@@ -84,7 +84,7 @@ class DrivenMemory:
             if room < 1:
                 self.end(slot)
                 continue
-            draft = (guess.draft if self._context.may_branch else guess.draft.trunk()).cut(room - 1)
+            draft = (guess.draft if self._context.may_branch else guess.draft.trunk()[0]).cut(room - 1)
             feeds[slot] = self._feed(slot, self.texts[slot][:-1], self.texts[slot][-1:], draft)
         self._pass(list(feeds.values()))
         for slot, feed in feeds.items():

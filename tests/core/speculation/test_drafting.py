@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from toys import Gate, ScriptedDrafter, toy_engine
 
+from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
+from augury.engine.sequence import Sequence
 from augury.interfaces import Drafter
 from augury.plugins.memory.contiguous import Contiguous
 from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import RequestDrafters
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.testing.toy_model import ToyModel
 from augury.types import Draft
@@ -157,6 +160,58 @@ def test_what_was_only_scored_or_cut_is_told_as_such():
     assert (used[0].n_proposed, used[0].n_offered, used[0].n_accepted, used[0].is_used, used[0].n_cut) == (4, 2, 1, True, 2)
     assert (scored[0].n_proposed, scored[0].n_offered, scored[0].is_used, scored[0].n_cut) == (4, 0, False, 0)
     assert scored[0].n_emitted == used[0].n_emitted == 2
+
+
+@pytest.mark.parametrize(
+    ("may_branch", "possible", "path"),
+    [(True, None, [0, 2, 4]), (False, None, [0, 2, 4]), (True, [0, 2, 3], [0, 2]), (False, [0, 1], [0, 2])],
+)
+def test_a_drafter_is_told_which_tokens_of_its_own_tree_were_accepted_whatever_part_was_verified(
+    may_branch, possible, path, monkeypatch
+):
+    class Bushy(ScriptedDrafter):
+        def draft(self, history, limit):
+            right = ToyModel().plain(history.tolist(), 3)
+            return Draft([token for each in right for token in (each, (each + 1) % 16)], [-1, -1, 0, 0, 2, 2])
+
+    monkeypatch.setattr(EngineContext, "may_branch", may_branch)
+    allowed = possible or range(6)
+    monkeypatch.setattr(Sequence, "possible", lambda _, draft: np.array([node for node in allowed if node < len(draft)], int))
+    with toy_engine(drafter=Bushy) as engine:
+        result = engine.generate([1], max_tokens=8, **GREEDY)
+        verdict = next(event[1] for event in engine._drafters[0].events if event[0] == "accept")
+    n_verified = len(possible or (range(6) if may_branch else path))
+    assert (list(verdict.path), verdict.n_accepted) == (path, len(path))
+    assert (verdict.n_proposed, verdict.n_offered, verdict.n_cut) == (6, n_verified, 6 - n_verified)
+    assert list(result.tokens) == ToyModel().plain([1], 8)
+
+
+@pytest.mark.parametrize("n_right", [0, 1, 4])
+def test_a_right_draft_that_a_stop_cuts_short_is_no_rejection(n_right):
+    tokens = ToyModel().plain([1], 6)  # the prompt's pass emits the first, and the draft begins with the next
+    assert tokens.index(tokens[1 + n_right]) == 1 + n_right
+    with toy_engine(drafter=named("right", [(8, 0)])) as engine:
+        stats = engine.generate([1], max_tokens=20, stop_token_ids=[tokens[1 + n_right]], **GREEDY).stats
+        (verdict,) = (event[1] for event in engine._drafters[0].events if event[0] == "accept")
+    assert (verdict.n_offered, verdict.n_accepted, verdict.n_proposed, verdict.n_emitted) == (n_right, n_right, 8, n_right + 1)
+    assert (verdict.is_used, verdict.n_cut) == ((True, 8 - n_right) if n_right else (False, 0))
+    assert (stats.n_drafted, stats.n_accepted, stats.n_emitted) == (8, n_right, stats.n_rounds + n_right)
+
+
+@pytest.mark.parametrize("turns_costly", [False, True])
+def test_a_drafter_that_turned_out_to_be_costly_is_wrong_where_it_has_nothing(turns_costly, monkeypatch):
+    class Turning(DraftPlanner):
+        def choose(self, slots, n_beside=0):
+            self.is_costly[0] = turns_costly
+
+        def is_asked(self, drafter, drafters):
+            return True
+
+    judged = []
+    monkeypatch.setattr(RequestDrafters, "score", lambda self, drafter, proposed, emitted: judged.append(proposed))
+    with toy_engine(drafter=named("silent", [(0, 0)]), planner=Turning(constant(1).costs, [False])) as engine:
+        engine.generate([1], max_tokens=4, **GREEDY)
+    assert judged[:2] == [[-1] if turns_costly else []] * 2
 
 
 class Seeing(ScriptedDrafter):

@@ -307,6 +307,14 @@ def test_whatever_happens_a_choice_respects_its_limits(table, seen, is_costly):
         planner.observe_round([slot], DEPTH, 0, pass_s)
 
 
+@pytest.mark.parametrize(("is_stopped", "n_waits"), [(True, 1), (False, 16)])
+def test_a_stop_within_what_was_right_does_not_put_off_the_next_try(is_stopped, n_waits):
+    planner = DraftPlanner(costs_of({1: 1.0, 2: 1.1}), [True])
+    slot = slot_of(planner.new_request(), drafter=0, k=1, is_probe=True, is_stopped=is_stopped)
+    planner.observe_round([slot], DEPTH, 0, 1.1)
+    assert planner._intervals == [n_waits]
+
+
 def test_a_model_is_not_tried_where_not_even_a_perfect_one_would_be_better():
     lookup, model = Source(np.ones(N, bool)), Source(bernoulli(0.95), **MODEL)
     both = Scenario(FAST, [lookup, model])
