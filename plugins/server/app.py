@@ -144,8 +144,8 @@ class _Gate:
     def _page_refusal(self, request: Request) -> RequestError | None:
         """Why a web page may not ask this."""
         if not (self._keys or self._names_this_machine(request)):
-            told = f"the server is asked as {request.headers['host']!r}, which is no name of this machine"
-            more = "ask by its address, or start it with --cors-origins and the origin that is meant, or with an API key"
+            told = f"the request is for host {request.headers['host']!r}, which is not known as a name of this machine"
+            more = "use localhost or an address, or start the server with an API key, or with --cors-origins http://HOST"
             return RequestError(403, f"{told}; {more}", code="host_not_allowed")
         if not self._is_welcome(request):
             told = "a web page of another origin asks for a change, and --cors-origins does not name that origin"

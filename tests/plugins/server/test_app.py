@@ -281,6 +281,8 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
         (["--api-key-file", "missing.txt"], "missing.txt"),
         (["--no-such-flag"], "has no flag --no-such-flag"),
         (["--host", ","], "--host names no address"),
+        (["--cors-origins", "page.example"], "origins such as https://chat.example"),
+        (["--cors-origins", "http://["], "origins such as https://chat.example"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_errors(capsys, words, told):
