@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -132,14 +133,17 @@ def options_of(options_class: type[Any]) -> dict[str, Option]:
     >>> list(options_of(NoOptions))
     []
     """
-    found = {}
+    return {option.name: option for option in _options_of(options_class)}  # type: ignore[arg-type] # classes can be hashed
+
+
+@cache
+def _options_of(options_class: type[Any]) -> tuple[Option, ...]:
+    found = []
     for attribute in attrs.fields(options_class):
         if (facts := attribute.metadata.get(_KEY)) is not None:
             kind, is_optional = _kind_of(attribute.type)
-            found[attribute.name] = Option(
-                name=attribute.name, kind=kind, is_optional=is_optional, default=attribute.default, **facts
-            )
-    return found
+            found.append(Option(name=attribute.name, kind=kind, is_optional=is_optional, default=attribute.default, **facts))
+    return tuple(found)
 
 
 def _kind_of(hint: Any) -> tuple[type, bool]:

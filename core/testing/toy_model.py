@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from augury.batch import Batch, check_batch
 from augury.errors import AuguryError, UnsupportedError
@@ -146,5 +147,17 @@ def _bytes(tokens: np.ndarray) -> bytes:
     return np.asarray(tokens).astype(np.int32).tobytes()
 
 
+class _Key(ISeedSequence):
+    """Gives a generator 8 bytes for a key. Given a key by name, it would also ask the system for randomness, and not use it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._words = np.array([int.from_bytes(key, "little"), 0], np.uint64)
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:  # noqa: ARG002 - as numpy calls it
+        """The key, in two words."""
+        return self._words
+
+
 def _normal(key: bytes, n: int) -> np.ndarray:
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).standard_normal(n)
+    philox = np.random.Philox(_Key(key))  # type: ignore[arg-type] # of what it takes, it is said to take some
+    return np.random.Generator(philox).standard_normal(n)

@@ -18,9 +18,8 @@ if SIMULATED:
     from numba import float32, float64, int32, njit, types, uint32
     from numba.extending import intrinsic
 
+    from augury.backends.numba_cuda.kernels.lane import lane
     from augury.backends.numba_cuda.kernels.simulator import cuda
-
-    lane = njit
 
     def _typed(signature):
         return njit(signature)

@@ -106,7 +106,8 @@ class Watched(Drafter):
         Raises:
             ContractError: A view of it still lives.
         """
-        gc.collect()
+        if sys.getrefcount(self.__text) != self.__n_own_references:
+            gc.collect()  # which looks at all that there is: only where a circle may hold the view
         if n_strange := sys.getrefcount(self.__text) - self.__n_own_references:
             raise self.__broken(contract.REFERENCE, f"{n_strange} views of its memory after `end`; copy what is needed longer")
 

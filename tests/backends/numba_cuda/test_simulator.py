@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from augury.backends.numba_cuda.kernels import simulator
-from augury.backends.numba_cuda.kernels.dialect import warp_sum
+from augury.backends.numba_cuda.kernels.dialect import add, lane, warp_sum
 from augury.backends.numba_cuda.kernels.simulator import cuda
 
 
@@ -37,3 +37,19 @@ def test_threads_that_others_wait_for_in_vain_are_an_error():
 
     with pytest.raises(RuntimeError, match=r"threads \[0, 1, 2, 3, 4\] wait at a barrier"):
         simulator.run(kernel, (1, 1, 1), 32, ())
+
+
+def test_a_lane_becomes_machine_code_only_where_python_calls_it():
+    @lane
+    def inner(x):
+        return add(x, np.float32(1))
+
+    @lane
+    def outer(x, y):
+        y[0] = inner(inner(x))
+        return inner(y[0])
+
+    y = np.zeros(1, np.float32)
+    assert (outer(np.float32(1), y), y[0]) == (4, 3)
+    assert not inner.overloads
+    assert inner(np.float32(5)) == 6
