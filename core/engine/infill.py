@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.engine.sampling_step import Step
+from augury.engine.sampling_step import SamplingStep
 
 if TYPE_CHECKING:
     from augury.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ _LEAST_SHARE = 0.2  # of a token that is kept, with what it was given
 _N_COMPARED = 512  # of the most probable tokens, whose texts are looked at: those of all would take most of a second
 
 
-def infill(tokenizer: Tokenizer, end: int | None) -> Step:
+def infill(tokenizer: Tokenizer, end: int | None) -> SamplingStep:
     """Make the step.
 
     Args:

@@ -14,7 +14,7 @@ from attrs import frozen
 from augury.constraint import Constraint
 from augury.engine.constraint import choose_constraint
 from augury.engine.sampling import SamplingParams, sampling_options
-from augury.engine.sampling_step import Step
+from augury.engine.sampling_step import SamplingStep
 from augury.errors import OptionError, PromptTooLongError, UnsupportedError
 from augury.options import check_count, nearest
 from augury.registry import Registry
@@ -67,7 +67,7 @@ class Request:
     n_discard: int  # tokens after those that are left out; 0: half of them
     post_sampling_probs: bool  # whether log-probabilities are those of what tokens were drawn from
     speculation: Speculation
-    logits_processors: tuple[Step, ...] = ()
+    logits_processors: tuple[SamplingStep, ...] = ()
     constraint: tuple[type[Constraint], Any] | None = None  # with its options
     slot: int | None = None  # which it waits for; None: any
     prediction: np.ndarray | None = None  # (m,) int32: what the answer is expected to resemble, to draft from
@@ -167,7 +167,7 @@ def make_request(
             stop texts end it), `stop` (a text or several), `stop_token_ids`, `ignore_eos`, `context_shift` (where the context
             is full, leave out `n_discard` tokens after the text's first `n_keep` ones, and go on; -1 keeps the prompt, 0 leaves
             out half of the rest);
-            `logits_processors` (callables, see `augury.engine.sampling_step.Step`), `constraint` ("name:key=value" or
+            `logits_processors` (callables, see `augury.engine.sampling_step.SamplingStep`), `constraint` ("name:key=value" or
             {"name": {"key": value}}, see `augury.constraint.Constraint`);
             `logprobs` (None, or how many alternatives), `post_sampling_probs` (they are those of what tokens were drawn from,
             after all samplers), `echo` (the result holds the prompt);

@@ -26,7 +26,7 @@ from augury.engine.sampling import SamplingParams
 from augury.engine.sampling_step import (
     Adjustment,
     Penalties,
-    Step,
+    SamplingStep,
     best_first,
     best_places,
     dynamic_temperature,
@@ -48,7 +48,9 @@ _UNSORTED = ("top_n_sigma", "min_p")  # which look for the best alone, and leave
 _N_LIKELY = 1024  # tokens that are sorted to draw one of many; all if it is none of them
 
 
-def _steps(params: SamplingParams, breakers: Breakers, infill: Step | None, chance: Callable[[int], float]) -> dict[str, Step]:
+def _steps(
+    params: SamplingParams, breakers: Breakers, infill: SamplingStep | None, chance: Callable[[int], float]
+) -> dict[str, SamplingStep]:
     """The samplers that change something, by name, in their order."""
     penalties = Penalties(params.repeat_penalty, params.presence_penalty, params.frequency_penalty, params.repeat_last_n)
     dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.dry_penalty_last_n, breakers)
@@ -59,7 +61,7 @@ def _steps(params: SamplingParams, breakers: Breakers, infill: Step | None, chan
         if has_range
         else temperature(params.temperature)
     )
-    known: dict[str, Step | None] = {
+    known: dict[str, SamplingStep | None] = {
         "penalties": None if penalties.is_neutral else penalties,
         "dry": None if dry.is_neutral else dry,
         "top_n_sigma": top_n_sigma(params.top_n_sigma) if params.top_n_sigma > 0.0 else None,
@@ -111,10 +113,10 @@ class Sampler:
         forbidden: frozenset[int] = frozenset(),
         late: frozenset[int] = frozenset(),
         n_early: int = 0,
-        processors: tuple[Step, ...] = (),
+        processors: tuple[SamplingStep, ...] = (),
         constraint: Mask | None = None,
         breakers: Breakers | None = None,
-        infill: Step | None = None,
+        infill: SamplingStep | None = None,
         keeps_drawn: bool = False,
     ) -> None:
         """Prepare to draw.
@@ -364,7 +366,7 @@ def _sorted(ids: np.ndarray, values: np.ndarray, probabilities: np.ndarray) -> t
     return ids[places], probabilities[places]
 
 
-def _sorting(step: Step) -> Step:
+def _sorting(step: SamplingStep) -> SamplingStep:
     """A step that sorts what it leaves."""
 
     def both(history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

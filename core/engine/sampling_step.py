@@ -12,7 +12,7 @@ from attrs import frozen
 __all__ = [
     "Adjustment",
     "Penalties",
-    "Step",
+    "SamplingStep",
     "best_first",
     "best_places",
     "dynamic_temperature",
@@ -27,7 +27,7 @@ __all__ = [
 
 _LEAST_DIVISOR = 1e-200  # below it logits become infinite
 
-Step = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+SamplingStep = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """What `step(history, ids, logits)` returns are the tokens that stay and their logits, both (m,) again.
 
 `history` (h,) int32 is the prompt and the output, read-only; `ids` (m,) int32 are tokens, `logits` (m,) theirs, which may be
@@ -70,7 +70,7 @@ class Adjustment(ABC):
         """The logits of tokens with such counts."""
 
     def __call__(self, history: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Step`."""
+        """See `SamplingStep`."""
         recent, counts = self.recent(history)
         _, at, of_recent = np.intersect1d(ids, recent, assume_unique=True, return_indices=True)
         logits[at] = self.changed(logits[at], counts[of_recent])
@@ -102,7 +102,7 @@ class Penalties(Adjustment):
         return logits
 
 
-def _truncation(keep: Callable[[np.ndarray], Any]) -> Step:
+def _truncation(keep: Callable[[np.ndarray], Any]) -> SamplingStep:
     """A step that keeps some tokens: `keep` makes of their logits a slice, a mask or rising indices."""
 
     def step(_: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,12 +112,12 @@ def _truncation(keep: Callable[[np.ndarray], Any]) -> Step:
     return step
 
 
-def top_k(k: int) -> Step:
+def top_k(k: int) -> SamplingStep:
     """Keep the k best tokens."""
     return _truncation(lambda _: slice(k))
 
 
-def top_p(p: float) -> Step:
+def top_p(p: float) -> SamplingStep:
     """Keep the most probable tokens that sum to p."""
 
     def keep(logits: np.ndarray) -> slice:
@@ -127,13 +127,13 @@ def top_p(p: float) -> Step:
     return _truncation(keep)
 
 
-def min_p(p: float) -> Step:
+def min_p(p: float) -> SamplingStep:
     """Keep the tokens that are at least p times as probable as the best."""
     margin = np.log(p)
     return _truncation(lambda logits: logits >= logits[0] + margin)
 
 
-def typical(p: float) -> Step:
+def typical(p: float) -> SamplingStep:
     """Keep the tokens whose surprise is nearest to the entropy, up to p (Meister et al. 2022, section 3)."""
 
     def keep(logits: np.ndarray) -> np.ndarray:
@@ -150,7 +150,7 @@ def typical(p: float) -> Step:
     return _truncation(keep)
 
 
-def top_n_sigma(n: float) -> Step:
+def top_n_sigma(n: float) -> SamplingStep:
     """Keep the tokens whose logits are at most n standard deviations below the best (Tang et al. 2024, section 3)."""
 
     def keep(logits: np.ndarray) -> np.ndarray:
@@ -159,7 +159,7 @@ def top_n_sigma(n: float) -> Step:
     return _truncation(keep)
 
 
-def xtc(probability: float, threshold: float, chance: Callable[[int], float]) -> Step:
+def xtc(probability: float, threshold: float, chance: Callable[[int], float]) -> SamplingStep:
     """With this probability drop all tokens as probable as the threshold but the least probable one of them.
 
     `chance` gives a number in [0, 1) for a length of the history.
@@ -175,12 +175,12 @@ def xtc(probability: float, threshold: float, chance: Callable[[int], float]) ->
     return step
 
 
-def temperature(value: float) -> Step:
+def temperature(value: float) -> SamplingStep:
     """Divide the logits."""
     return lambda _, ids, logits: (ids, logits / value)
 
 
-def dynamic_temperature(value: float, spread: float, exponent: float) -> Step:
+def dynamic_temperature(value: float, spread: float, exponent: float) -> SamplingStep:
     """Divide the logits by `value - spread` where they leave no doubt, up to `value + spread` where all are equal."""
 
     def step(_: np.ndarray, ids: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

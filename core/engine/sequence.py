@@ -15,7 +15,7 @@ from augury.engine.infill import infill
 from augury.engine.request import Request
 from augury.engine.sampler import Sampler
 from augury.engine.sampling import SamplingParams
-from augury.engine.sampling_step import Step
+from augury.engine.sampling_step import SamplingStep
 from augury.engine.stats import RequestCounter
 from augury.engine.verification import Accepted, accept_by_chance, match, match_tree, n_accepted_by_chance, reject
 from augury.errors import ModelFileError, PluginError, UnsupportedError
@@ -106,7 +106,7 @@ class Sequence:
             return made
         return breakers(tokenizer, texts)
 
-    def _infill(self) -> Step | None:
+    def _infill(self) -> SamplingStep | None:
         """The sampler of that name; it ends no answer that must go on."""
         request, tokenizer = self.request, self.tokenizer
         if "infill" not in request.sampling.samplers or tokenizer is None:

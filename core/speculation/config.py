@@ -31,6 +31,7 @@ class Member:
     options: Any
     aliases: tuple[str, ...] = ()
     serves: str | None = None  # it was not named: it is for requests that have this parameter
+    is_serving: bool = False  # the request has that parameter
 
     def __str__(self) -> str:
         """As `--spec-type` would name it, with the options that differ from their defaults."""
@@ -219,15 +220,15 @@ class Speculation:
         """The same for a request with these parameters: drafters that serve one of them are in use."""
         if all(member.serves is None for member in self.members):
             return self
-        serving = tuple(attrs.evolve(each, serves=None) for each in self.members if each.serves in parameters)
+        serving = tuple(attrs.evolve(each, serves=None, is_serving=True) for each in self.members if each.serves in parameters)
         return attrs.evolve(self, members=serving + tuple(each for each in self.members if each.serves is None))
 
     def override(self, params: Mapping[str, Any] | Literal[False] | None) -> Speculation:
         """The same with what a request wants otherwise.
 
         Args:
-            params: False for no drafter, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded), and
-                per-request options under a drafter's name.
+            params: False for no drafter, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded, beside
+                those that need no naming), and per-request options under a drafter's name.
 
         Raises:
             OptionError: A key is unknown, out of range, or can only be set when the engine is loaded.
@@ -242,7 +243,8 @@ class Speculation:
         members = [self._changed(member, params) for member in self.members]
         names = self._wanted(params.get("type", self.type))
         limits = {key: params[key] for key in ("n_max", "n_min") if key in params}
-        chosen = tuple(member for name in names for member in members if member.name == name)
+        serving = [member.name for member in members if member.is_serving and member.name not in names] if names else []
+        chosen = tuple(member for name in serving + names for member in members if member.name == name)
         takers = chosen or members  # a request without drafts may leave p_min as it is
         if params.get("p_min") is not None and not any("p_min" in options_of(type(each.options)) for each in takers):
             asked = ";".join(each.name for each in takers) or "none"
@@ -300,7 +302,7 @@ class Speculation:
         return ";".join(str(member) for member in self.members if member.serves is None) or "none"
 
     def effective(self) -> dict[str, Any]:
-        """What is in force, in the form in which a request gives it."""
+        """What is in force, for statistics: also what only the engine's options set."""
         members = [member for member in self.members if member.serves is None]
         told: dict[str, Any] = {"type": self.type, "n_max": self.n_max, "n_min": self.n_min}
         if members:

@@ -92,9 +92,21 @@ def test_other_requests_do_without_the_drafter(engine):
     stats = engine.generate(PROMPT, max_tokens=4).stats
     assert list(stats.drafters) == ["suffix"]
     assert stats.effective["type"] == "suffix"
-    wish = {"type": "suffix", "prediction": {"n_match": 3}}
-    stats = engine.generate(PROMPT, max_tokens=4, prediction=[1, 2], speculative=wish).stats
-    assert list(stats.drafters) == ["suffix"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "used"),
+    [
+        ("suffix", ["prediction", "suffix"]),
+        ("suffix;prediction", ["suffix", "prediction"]),
+        ("none", []),
+        ("prediction", ["prediction"]),
+    ],
+)
+def test_a_request_that_chooses_its_drafters_need_not_name_it(engine, wish, used):
+    stats = engine.generate(PROMPT, max_tokens=4, prediction=[1, 2], speculative={"type": wish}).stats
+    assert list(stats.drafters) == used
+    assert stats.effective["type"] == (";".join(used) or "none")
 
 
 def test_options_of_the_drafter_are_per_request(engine):

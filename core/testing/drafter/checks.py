@@ -10,7 +10,7 @@ from augury.options import Option, build, options_of
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.drafter import contract
 from augury.testing.drafter.driven import DrivenLoop, Subject
-from augury.testing.drafter.script import LONG, REPEATING, Request, Round, Way, requests
+from augury.testing.drafter.script import LONG, REPEATING, ScriptedRequest, ScriptedRound, Way, requests
 
 __all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]
 
@@ -23,7 +23,7 @@ def any_script(subject: Subject) -> None:
 
     @hypothesis_settings(40)
     @given(script=st.lists(requests(), min_size=1, max_size=3))
-    def run(script: list[Request]) -> None:
+    def run(script: list[ScriptedRequest]) -> None:
         subject.drafts(script)
 
     run()
@@ -32,9 +32,9 @@ def any_script(subject: Subject) -> None:
 
 def short_texts(subject: Subject) -> None:
     """There is nothing to know in a text of one token, nor in one whose tokens are all different or all the same."""
-    asked = tuple(Round(Way.VERIFIED, limit) for limit in (1, 1, 2, 2, 16, 16))
+    asked = tuple(ScriptedRound(Way.VERIFIED, limit) for limit in (1, 1, 2, 2, 16, 16))
     prompts = ((0,), (5, 5), tuple(range(40)), (9,) * 90, (0, 1) * 45, (3,) * 700)
-    subject.drafts([Request(prompt, asked, heat) for prompt in prompts for heat in (0.0, 4.0)])
+    subject.drafts([ScriptedRequest(prompt, asked, heat) for prompt in prompts for heat in (0.0, 4.0)])
 
 
 def reproducible(subject: Subject) -> None:
@@ -48,7 +48,7 @@ def scope(subject: Subject) -> None:
     """What is learnt is forgotten with the request or the slot, if the drafter says so."""
     if subject.drafter.scope not in ("request", "slot", "process"):
         raise contract.SCOPE.broken(subject.name, f"scope {subject.drafter.scope!r}, expected request, slot or process")
-    other = Request(tuple(range(60, 90)) * 5, REPEATING.rounds)
+    other = ScriptedRequest(tuple(range(60, 90)) * 5, REPEATING.rounds)
     alone = subject.drafts([REPEATING])
     if subject.drafter.scope == "request":
         second = subject.drafts([other, REPEATING])[1:]
@@ -57,7 +57,7 @@ def scope(subject: Subject) -> None:
             raise contract.SCOPE.broken(subject.name, f"{told}: {_difference(alone, second)}")
     if subject.is_alone:
         with DrivenLoop(subject, 2) as loop:
-            first = loop.start(Request(other.prompt, other.rounds * 3))
+            first = loop.start(ScriptedRequest(other.prompt, other.rounds * 3))
             while not first.drafts:
                 loop.round()
             beside = loop.play(REPEATING).drafts
@@ -72,7 +72,7 @@ def interleaved(subject: Subject) -> None:
 
     @hypothesis_settings(12)
     @given(scripts=st.lists(requests(max_rounds=8), min_size=2, max_size=3), waits=st.lists(st.integers(0, 4), min_size=3))
-    def run(scripts: list[Request], waits: list[int]) -> None:
+    def run(scripts: list[ScriptedRequest], waits: list[int]) -> None:
         plays = []
         with DrivenLoop(subject, len(scripts)) as loop:
             for script, n_rounds in zip(scripts, waits, strict=False):
@@ -91,7 +91,7 @@ def interleaved(subject: Subject) -> None:
 
 def prefilling(subject: Subject) -> None:
     """While a drafter is at a long prompt other slots go on, and the request may be cancelled."""
-    busy = Request(REPEATING.prompt, REPEATING.rounds * 3)
+    busy = ScriptedRequest(REPEATING.prompt, REPEATING.rounds * 3)
     with DrivenLoop(subject, 2) as loop:
         beside = loop.start(busy)
         while not beside.drafts:
@@ -118,10 +118,10 @@ def together(subject: Subject) -> None:
 
     @hypothesis_settings(12)
     @given(scripts=st.lists(requests(max_rounds=6), min_size=2, max_size=3))
-    def run(scripts: list[Request]) -> None:
+    def run(scripts: list[ScriptedRequest]) -> None:
         check(scripts)
 
-    def check(scripts: list[Request]) -> None:
+    def check(scripts: list[ScriptedRequest]) -> None:
         drafts = []
         for is_together in (True, False):
             with DrivenLoop(subject, len(scripts), is_together=is_together) as loop:
@@ -148,7 +148,7 @@ def ends_and_closes(subject: Subject) -> None:
     """Requests end in any order, at any time; some slots never have one, some have one to the last."""
     for lengths in ((0, 3, 1), (3, 0, 5), (1, 5, 0)):
         with DrivenLoop(subject, 4) as loop:
-            plays = [loop.start(Request(REPEATING.prompt, REPEATING.rounds[:n])) for n in lengths]
+            plays = [loop.start(ScriptedRequest(REPEATING.prompt, REPEATING.rounds[:n])) for n in lengths]
             loop.run(*plays)
             last = loop.start(REPEATING)
             while not last.drafts:

@@ -27,7 +27,7 @@ from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import SlotDraft
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
-from augury.testing.drafter.script import PROMPTS, Request, Round, Way
+from augury.testing.drafter.script import PROMPTS, ScriptedRequest, ScriptedRound, Way
 from augury.testing.drafter.watched import watched
 from augury.testing.toys import TINY_TARGET, ToyDrafter
 from augury.types import ModelOptions
@@ -78,7 +78,7 @@ class Subject:
         """The drafter's options, some of them changed."""
         return build(self.drafter.options_class, {**self.values, **values}, self.name)
 
-    def drafts(self, requests: Items[Request], *, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
+    def drafts(self, requests: Items[ScriptedRequest], *, n_slots: int = 1) -> list[list[tuple[int, ...]]]:
         """What a new drafter drafts in requests one after another, by request and round."""
         with DrivenLoop(self, n_slots) as loop:
             return [loop.play(request).drafts for request in requests]
@@ -89,7 +89,7 @@ class Play:
     """A request that runs by a script."""
 
     sequence: Sequence
-    rounds: deque[Round]  # to come
+    rounds: deque[ScriptedRound]  # to come
     drafts: list[tuple[int, ...]] = Factory(list)  # of the drafter, whenever it was asked
 
     @property
@@ -179,7 +179,7 @@ class DrivenLoop:
         self._drafting.on_failure = lambda _, method, error, *ids: self._failures.append((method, error))  # noqa: ARG005
         self._loop = Loop(context, self._drafting)
 
-    def start(self, request: Request) -> Play:
+    def start(self, request: ScriptedRequest) -> Play:
         """Add a request, which waits for a slot if all are taken."""
         params = {"temperature": request.temperature, "top_k": 20, "seed": 7, "prediction": request.prompt}
         prompt, registry, shared = np.array(request.prompt, np.int32), self._loader.registry, self._loader.shared.get
@@ -210,7 +210,7 @@ class DrivenLoop:
         while not all(play.is_over for play in plays):
             self.round()
 
-    def play(self, request: Request) -> Play:
+    def play(self, request: ScriptedRequest) -> Play:
         """Run a request to its end."""
         play = self.start(request)
         self.run(play)

@@ -13,7 +13,7 @@ from augury.testing.tiny_model import PERIOD
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["LONG", "PROMPTS", "REPEATING", "Request", "Round", "Way", "requests"]
+__all__ = ["LONG", "PROMPTS", "REPEATING", "ScriptedRequest", "ScriptedRound", "Way", "requests"]
 
 
 class Way(Enum):
@@ -28,7 +28,7 @@ class Way(Enum):
 
 
 @frozen
-class Round:
+class ScriptedRound:
     """One round of a script: how the drafter is asked, and for how many tokens."""
 
     way: Way
@@ -36,11 +36,11 @@ class Round:
 
 
 @frozen(eq=False)
-class Request:
+class ScriptedRequest:
     """A prompt, the rounds after it, and how surely the target repeats itself: the hotter, the less."""
 
     prompt: tuple[int, ...]
-    rounds: tuple[Round, ...]
+    rounds: tuple[ScriptedRound, ...]
     temperature: float = 0.8
 
 
@@ -50,20 +50,20 @@ _WAYS = (
     *(Way.SCORED, Way.VERIFIED, Way.OTHERS, Way.TEACHER_FORCED),
 )
 
-REPEATING = Request(
+REPEATING = ScriptedRequest(
     prompt=_PHRASE * 16,
-    rounds=tuple(Round(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5]) for i in range(24)),
+    rounds=tuple(ScriptedRound(_WAYS[i % 9], (64, 5, 1, 16, 9)[i % 5]) for i in range(24)),
 )
 """One long enough for any n-gram, with everything that may become of a draft."""
 
-LONG = Request(_PHRASE * 44, REPEATING.rounds)
+LONG = ScriptedRequest(_PHRASE * 44, REPEATING.rounds)
 """One that takes a drafter with a model several steps to begin with."""
 
 PROMPTS: list[Sequence[int]] = [_PHRASE * 16, (*range(60, 72), 9, *range(60, 72), 7) * 7, (5,), (200, *_PHRASE[:5])]
 """For engines: two that repeat themselves, and two that do not."""
 
 
-def requests(*, max_rounds: int = 14) -> SearchStrategy[Request]:
+def requests(*, max_rounds: int = 14) -> SearchStrategy[ScriptedRequest]:
     """Strategy for requests: prompts of one token up to some hundreds, most of which repeat a phrase."""
     from hypothesis import strategies as st
 
@@ -74,5 +74,5 @@ def requests(*, max_rounds: int = 14) -> SearchStrategy[Request]:
         st.integers(0, 20),
     )
     limits = st.one_of(st.integers(1, 6), st.integers(1, 20))
-    rounds = st.lists(st.builds(Round, way=st.sampled_from(_WAYS), limit=limits), max_size=max_rounds).map(tuple)
-    return st.builds(Request, prompt=prompts, rounds=rounds, temperature=st.sampled_from((0.8, 0.0, 4.0)))
+    rounds = st.lists(st.builds(ScriptedRound, way=st.sampled_from(_WAYS), limit=limits), max_size=max_rounds).map(tuple)
+    return st.builds(ScriptedRequest, prompt=prompts, rounds=rounds, temperature=st.sampled_from((0.8, 0.0, 4.0)))
