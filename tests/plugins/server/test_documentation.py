@@ -1,10 +1,13 @@
 """The page on the server: its examples run, one after the other, and it names every endpoint and ignored field."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
+from augury.cli.command_line import make_parser
 from augury.plugins.server.fields import _UNDONE, IGNORED
+from augury.registry import Registry
 
 PAGE = (Path(__file__).parents[3] / "docs/server.md").read_text()
 ADDRESS = "http://127.0.0.1:8080"
@@ -28,6 +31,13 @@ def test_the_python_examples_run(server, capsys):
     finally:
         names["client"].close()
     assert capsys.readouterr().out.count("\n") == 6
+
+
+def test_the_commands_of_the_unit_and_the_container_are_known():
+    unit = re.search(r"^ExecStart=\S+/augury (.+)$", PAGE, re.MULTILINE)[1].split()
+    entry, more = (json.loads(re.search(rf"^{name} (.+)$", PAGE, re.MULTILINE)[1]) for name in ("ENTRYPOINT", "CMD"))
+    for words in (unit, [*entry[1:], *more]):
+        assert make_parser(Registry.discover(), words).parse_args(words).command == "serve"
 
 
 def test_every_endpoint_is_named(client):
