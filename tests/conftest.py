@@ -69,10 +69,17 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers(config):
+    """With `--rest` a process more than there are cores, because one of them waits for minutes."""
+    return (yield) + config.getoption("rest")
+
+
 @pytest.hookimpl(trylast=True)  # of what -k and -m have left
 def pytest_collection_modifyitems(config, items):
     strange = [item.nodeid for item in items if gettempdir() in item.nodeid]
     assert not strange, f"tests with paths in their names differ from process to process: {strange}"
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     if config.getoption("full"):
         return
     cases = {}

@@ -19,6 +19,7 @@ from augury.testing.tiny_model import gguf_file, write_tiny_tokenizer
 from augury.testing.toys import TINY_DRAFT, registry_with_toys
 
 REGISTRY = registry_with_toys()
+HYBRIDS = registry_with_toys()  # another one, because plain answers are kept by registry
 BACKENDS = ("toy", *sorted({*cpu_backends(REGISTRY)} - {"toy"}), "toy-recurrent:is_hybrid=true")
 OPTIONS = {  # with which a drafter drafts on short texts; one without an entry is checked as it is
     "ngram-simple": {"n": 3, "m": 8},
@@ -51,19 +52,24 @@ def test_a_drafter_keeps_its_contracts(name, check):
         assert subject(name).report.n_accepted > 0, "what declines every time proves nothing"
 
 
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory):
+    return tmp_path_factory.mktemp("hybrid")
+
+
 @pytest.fixture
-def hybrid(monkeypatch, tmp_path):
+def hybrid(monkeypatch, hybrids):
     """The tiny models are LFM2 instead, whose first and last layers are short convolutions."""
     llama = toys.TinySource.fetch
 
     def fetch(reference, folder, progress):
-        path = tmp_path / f"{reference.replace(':', '-')}.gguf"
+        path = hybrids / f"{reference.replace(':', '-')}.gguf"
         if not path.exists():
             write_hybrid(path, ModelFile.open(llama(reference, folder, progress)))
         return path
 
     monkeypatch.setattr(toys.TinySource, "fetch", fetch)
-    return tmp_path / "tiny-target.gguf"
+    return hybrids / "tiny-target.gguf"
 
 
 def write_hybrid(path, llama):
@@ -101,8 +107,8 @@ assert len(ON_BACKENDS) == len(BACKENDS_ARE_ASKED)
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_keeps_its_contracts_on_a_hybrid_model(name, hybrid):
-    registry = registry_with_toys()  # of its own: plain answers are kept by registry
-    subject = drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=("numba-cpu", "reference"), registry=registry)
+    backends = ("numba-cpu", "reference")
+    subject = drafter_subject(name.partition(" ")[0], OPTIONS.get(name), backends=backends, registry=HYBRIDS)
     for check in ON_BACKENDS:
         check.run(subject)
     assert hybrid.exists()

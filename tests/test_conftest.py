@@ -1,7 +1,9 @@
 """What `make test` leaves out of large matrices is a sample that `--full` completes, and no property has a deadline."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import conftest
 import pytest
 
 pytest_plugins = "pytester"
@@ -21,6 +23,7 @@ def test_matrix(name, way):
 def test_beside(n):
     pass
 
+@pytest.mark.waits
 @pytest.mark.sample(0)
 def test_costly():
     pass
@@ -36,7 +39,7 @@ def test_slow(nothing):
 def suite(pytester):
     pytester.makeconftest((Path(__file__).parent / "conftest.py").read_text())
     pytester.makepyfile(**{"folder.py/test_cases": TESTS})
-    pytester.makeini("[pytest]\nmarkers = sample(n)\n")
+    pytester.makeini("[pytest]\nmarkers =\n    sample(n)\n    waits\n")
     return lambda *words: pytester.runpytest_subprocess("-v", *words)
 
 
@@ -55,6 +58,17 @@ def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_
     ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
     assert {line.split("[")[1].split("]")[0] for line in ran if "test_matrix[" in line} == left_out
     assert any("test_slow" in line for line in ran)
+    assert ran[0].startswith("test_costly"), "what waits is begun first"
+
+
+@pytest.mark.parametrize(("is_rest", "n"), [(False, 2), (True, 3)])
+def test_where_one_process_waits_there_is_one_more(is_rest, n):
+    config = SimpleNamespace(getoption={"rest": is_rest}.get)
+    deciding = conftest.pytest_xdist_auto_num_workers(config)
+    next(deciding)
+    with pytest.raises(StopIteration) as decided:
+        deciding.send(2)
+    assert decided.value.value == n
 
 
 @pytest.mark.sample(0)

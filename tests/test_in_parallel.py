@@ -1,5 +1,7 @@
 """Pure and hybrid models, toys and tiny real ones: prompts one after another and all at once."""
 
+import itertools
+
 import pytest
 from in_parallel import differences
 from oracles.models import RECURRENT, tiny_model
@@ -15,7 +17,8 @@ TOYS = {
     "restored": ("toy-recurrent:is_hybrid=true,keeps_aside=false", "auto"),
 }
 SPECS = [f"draft-model:model={TINY_DRAFT},tree=2x3", "recurrent-checkpoint(ngram-simple:n=1,m=4)", "toy-period;suffix"]
-MODELS = [(name, backend) for name in (*RECURRENT, "llama-dense") for backend in ("numba-cpu", "reference")]
+MANAGERS = ("auto", "checkpoints:use_checkpoints=on")
+MODELS = [*itertools.product(RECURRENT, MANAGERS), ("llama-dense", "auto")]
 
 
 def loader(model, backend, memory="auto"):
@@ -33,12 +36,11 @@ def test_toys_answer_in_parallel_as_one_by_one(toy):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("memory", ["auto", "checkpoints:use_checkpoints=on"])
-@pytest.mark.parametrize(("name", "backend"), MODELS)
+@pytest.mark.parametrize("backend", ["numba-cpu", "reference"])
+@pytest.mark.parametrize(("name", "memory"), MODELS)
 def test_models_answer_in_parallel_as_one_by_one(name, backend, memory):
     draft = tiny_model("llama-dense-q4_0" if name == "llama-dense" else name)
     specs = [f"draft-model:model={draft};ngram-simple:n=1,m=4"]
-    memory = "auto" if name == "llama-dense" else memory
     assert list(differences(loader(tiny_model(name), backend, memory), specs, n=16 if backend == "reference" else 40)) == []
 
 

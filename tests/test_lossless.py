@@ -68,12 +68,13 @@ def plain(backend, n, way, cache_type="f16"):
 
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("slots", "threads"), [(1, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(("slots", "threads", "draft_max"), [(1, 1, 16), (1, 2, 6), (4, 2, 6)])
 @pytest.mark.parametrize("drafter", sorted({*REGISTRY.drafters, *SPECS}))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, way):
+def test_output_is_that_of_plain_decoding(backend, drafter, slots, threads, draft_max, way):
+    how = {"slots": slots, "threads": threads, "draft_max": draft_max}
     n = 120 if backend == "numba-cpu" else 48 if drafter == "ngram-mod" else 24  # ngram-mod learns by 32 tokens at a time
-    with load(backend, spec_type=SPECS.get(drafter, drafter), spec_fixed=True, slots=slots, threads=threads) as engine:
+    with load(backend, spec_type=SPECS.get(drafter, drafter), spec_fixed=True, **how) as engine:
         results = answers(engine, n, way)
     assert [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results] == plain(backend, n, way)
     if drafter in SPECS:
@@ -140,7 +141,8 @@ def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, draf
         with Engine.load(tiny_model(name), backend="numba-cpu", n_ctx=224, registry=REGISTRY, **how) as engine:
             return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in answers(engine, 167, "sampled")]
 
-    assert run(spec_type=SPECS[drafter], spec_fixed=True, slots=2, threads=2) == run(spec_type="none", threads=1)
+    how = {"slots": 3, "threads": 2, "draft_max": 6}  # longer drafts only have more that is rejected
+    assert run(spec_type=SPECS[drafter], spec_fixed=True, **how) == run(spec_type="none", threads=1)
 
 
 # keys and values, windows, chunks, latent vectors; convolutions, delta nets, state spaces of both kinds, lightning attention

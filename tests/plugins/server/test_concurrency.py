@@ -106,6 +106,7 @@ def test_many_clients_get_the_answers_of_an_idle_server_and_leave_nothing_behind
     check_many_clients(server, seconds=0)  # one request each
 
 
+@pytest.mark.waits
 @pytest.mark.sample(0)
 def test_so_they_do_for_two_minutes(server):
     check_many_clients(server, seconds=120)

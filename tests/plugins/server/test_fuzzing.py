@@ -14,6 +14,7 @@ CONFORMANCE = ("status_code", "content_type", "response_headers", "response_sche
 CHECKS = ",".join(["not_a_server_error", *(f"{what}_conformance" for what in CONFORMANCE)])
 
 
+@pytest.mark.waits
 @pytest.mark.sample(0)
 def test_whatever_is_asked_the_server_answers(tmp_path):
     words = "-m smollm2 -t 2 -c 128 -n 2 -np 4 --metrics --props --slot-save-path"
