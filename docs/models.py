@@ -46,10 +46,14 @@ is written by `make docs`, and a test compares it with what the architectures ma
 ON_GPUS = """
 ## On a GPU
 
-The backends `numba-cpu` and `reference` compute all of these architectures. `numba-cuda`, which is **not yet measured on a
-GPU**, computes {n} of them; the others need what this table lists, by the names of classes and fields in `augury.blocks`.
-
+All backends compute all of these architectures: `numba-cpu`, `reference`, and `numba-cuda`, which is **not yet measured on a
+GPU**{but}
 """
+BUT = """, but for those that need what this table lists, by the names of classes and fields in `augury.blocks`.
+
+| what is missing | architectures |
+|---|---|
+{rows}"""
 
 LEFT_OUT = """
 ## What is left out
@@ -96,12 +100,10 @@ def page(registry: Registry) -> str:
     for what, others in LACKS.items():
         if left := [f"`{name}`" for name in others if name not in registry.architectures]:
             lacking.append(f"| {what} | {', '.join(left)} |")
-    on_gpus = ["| what is missing | architectures |", "|---|---|"]
-    on_gpus += [f"| {what} | {', '.join(others)} |" for what, others in sorted(unknown.items())]
-    n_refused = len({name for others in unknown.values() for name in others})
+    refused = "\n".join(f"| {what} | {', '.join(others)} |" for what, others in sorted(unknown.items()))
+    on_gpus = ON_GPUS.format(but=BUT.format(rows=refused) if unknown else ".")
     head = HEAD.format(n=len(registry.architectures))
-    heading = ON_GPUS.format(n=len(registry.architectures) - n_refused)
-    tables = (head, rows), (heading, on_gpus), (LEFT_OUT, lacking)
+    tables = (head, rows), (on_gpus + LEFT_OUT, lacking)
     return "".join(head + "\n".join(lines) + "\n" for head, lines in tables) + NOT_EXACTLY
 
 

@@ -18,7 +18,7 @@ from augury.files.gguf import TensorType
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Pointer
-    from augury.blocks import Integers, ModelPlan, Norm, Vector
+    from augury.blocks import Convolution, Integers, ModelPlan, Norm, Vector
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
@@ -153,6 +153,10 @@ class Weights:
             return values if columns == 1 else values.reshape(-1, columns, shape[-1]).swapaxes(1, 2)
 
         return self._hold((name, n_times, columns), make)
+
+    def taps(self, conv: Convolution) -> Pointer:
+        """What each channel's inputs count, the oldest first: (C, size), where some are passed over with zeros."""
+        return self._hold(conv, lambda: np.ascontiguousarray(conv.taps(self._floats(conv.weight, conv.shapes[conv.weight])).T))
 
     def norm(self, norm: Norm, n_heads: int = 1) -> Pointer:
         """Of each of some heads a norm's weights, and its bias if it has one: (heads, 1 or 2, size)."""

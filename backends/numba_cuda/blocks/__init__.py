@@ -17,6 +17,7 @@ from augury.backends.numba_cuda.blocks.layer_input import LayerInputEmitter
 from augury.backends.numba_cuda.blocks.lightning_attention import LightningAttentionEmitter
 from augury.backends.numba_cuda.blocks.mamba import Mamba2Emitter, MambaEmitter
 from augury.backends.numba_cuda.blocks.mixture import GATINGS, MixtureEmitter
+from augury.backends.numba_cuda.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.backends.numba_cuda.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cuda.blocks.short_convolution import ShortConvolutionEmitter
@@ -51,6 +52,7 @@ from augury.blocks import (
     Mamba2,
     Matrices,
     MixtureOfExperts,
+    NgramMemory,
     Norm,
     NormKind,
     Output,
@@ -84,6 +86,7 @@ EMITTERS: dict[type[Block], type[Emitter]] = {
     FeedForward: FeedForwardEmitter,
     MixtureOfExperts: MixtureEmitter,
     LayerInput: LayerInputEmitter,
+    NgramMemory: NgramMemoryEmitter,
     ShortConvolution: ShortConvolutionEmitter,
     GatedDeltaNet: GatedDeltaNetEmitter,
     KimiDeltaAttention: KimiDeltaAttentionEmitter,
@@ -107,7 +110,7 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     Indexer: (),
     Matrices: {"first", "n_stored", "bias", "scales", "is_transposed", "is_flat"},
     LinearRecurrence: {"is_tiled", "is_by_channel", "is_by_key"},
-    Convolution: {"bias", "stored"},
+    Convolution: {"bias", "stored", "dilation"},
     Linear: {"bias", "scale", "bias_scale", "rows", "has_own_bias"},
     Norm: {"weight", "bias", "weight_shape"},
     Pooling: {"value_norm", "weights", "places", "norm", "rope", "overlaps"},

@@ -15,9 +15,10 @@ from augury.blocks import Linear
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from augury.backends.numba_cuda.device import Pointer
     from augury.blocks import Embedding, LayerInputs
 
-__all__ = ["EmbeddingEmitter"]
+__all__ = ["EmbeddingEmitter", "look_up"]
 
 _ROWS = "rows of tables"
 
@@ -42,10 +43,10 @@ class EmbeddingEmitter(Emitter):
         block = self.block
         if block.weight is None:
             return
-        _look_up(tape, Linear(block.weight, block.n_embd, block.n_vocab), tape.x, TOKENS, block.scale)
+        look_up(tape, Linear(block.weight, block.n_embd, block.n_vocab), tape.x, tape.inputs.at(4 * TOKENS), scale=block.scale)
         if block.positions is not None:
             rows = Rows(tape.buffers[_ROWS], block.n_embd)
-            _look_up(tape, block.positions, rows, POSITIONS)
+            look_up(tape, block.positions, rows, tape.inputs.at(4 * POSITIONS))
             tape.blend(tape.x, rows, 1.0, 1.0)
         tape.norm_in_place(block.norm, tape.x, block.n_embd)
         if block.layer_inputs is not None:
@@ -57,13 +58,13 @@ class EmbeddingEmitter(Emitter):
         e, rows = (Rows(tape.buffers[name], size) for name in (INPUTS, _ROWS))
         tape.multiply(tape.norm(None, (inputs.projection,)), ((inputs.projection, 0),), e)
         tape.norm_in_place(inputs.norm, e, inputs.norm.size, size // inputs.norm.size)
-        _look_up(tape, inputs.table, rows, TOKENS)
+        look_up(tape, inputs.table, rows, tape.inputs.at(4 * TOKENS))
         tape.blend(e, rows, inputs.scale, inputs.scale * inputs.table_scale)
 
 
-def _look_up(tape: Tape, table: Linear, to: Rows, ids: int, scale: float = 1.0) -> None:
-    """Write that rows of a matrix are looked up, whose numbers are among the inputs."""
+def look_up(tape: Tape, table: Linear, to: Rows, ids: Pointer, *, per_token: int = 1, scale: float = 1.0) -> None:
+    """Write that rows of a matrix are looked up, so many for each token."""
     matrix = tape.weights.matrix(table)
-    grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens)
-    sizes = (table.n_in, matrix.n_steps, matrix.n, ids)
-    tape.add(EMBED[matrix.format.name], grid, WARP, matrix.words, to.at, *sizes, scale)
+    grid = (-(-units_of(table.n_in) // WARP), tape.size.n_tokens * per_token)
+    sizes = (table.n_in, matrix.n_steps, matrix.n, per_token)
+    tape.add(EMBED[matrix.format.name], grid, WARP, matrix.words, to.at, ids, *sizes, scale)

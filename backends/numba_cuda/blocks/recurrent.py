@@ -107,14 +107,15 @@ class RecurrentEmitter(Emitter):
         *,
         gates: tuple[Pointer, Pointer] | None = None,
         has_silu: bool = False,
+        taps: Pointer | None = None,
     ) -> None:
-        """Write a convolution of rows x; gates lie in rows as far apart."""
-        taps = tape.weights.flat(conv.weight, conv.shapes[conv.weight])
+        """Write a convolution of rows x; gates lie in rows as far apart. Its taps may be others than the file's."""
+        taps = taps or tape.weights.taps(conv)
         bias = taps if conv.bias is None else tape.weights.flat(conv.bias, conv.shapes[conv.bias])
         places = (x.at, *(gates or (x.at, x.at)), taps, bias, state.values, state.saved, state.aside, y.at)
         flags = (int(gates is not None), int(conv.bias is not None), int(has_silu))
         grid = (-(-conv.n_channels // CONVOLVE_THREADS), self._n_runs(tape))
-        sizes = (x.width, y.width, conv.n_channels, conv.size, self._n_aside)
+        sizes = (x.width, y.width, conv.n_channels, conv.state.shape[0] + 1, self._n_aside)
         tape.add(convolve, grid, CONVOLVE_THREADS, *places, *sizes, *flags)
 
     def _recur(

@@ -26,7 +26,7 @@ from augury.backends.numba_cuda.kernels.inputs import (
     N,
 )
 
-MAX_SIZE = 8  # of a convolution
+MAX_SIZE = 16  # of a convolution, with the inputs that it passes over
 CONVOLVE_THREADS = 32 if SIMULATED else 128
 _WINDOWS = (MAX_SIZE - 1) * CONVOLVE_THREADS
 

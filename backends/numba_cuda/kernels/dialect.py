@@ -35,6 +35,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     prmt,
     quotient,
     remainder,
+    remainder64,
     root,
     stream16,
     tanh,

@@ -13,15 +13,15 @@ from augury.backends.numba_cuda.kernels.matmul import LOOK_UP
 def _embed(name):
     look_up = LOOK_UP[name]
 
-    @kernel("jwfiiiir", name=f"embed_{name}")
-    def embed(inputs, w, x, size, n_steps, n, ids, scale):
-        """X[t] = scale * W[id t], whose ids are the inputs from `ids` on; a thread for each unit of a row."""
-        t = cuda.blockIdx.y
+    @kernel("jwfjiiiir", name=f"embed_{name}")
+    def embed(inputs, w, x, ids, size, n_steps, n, per_token, scale):
+        """X[i] = scale * W[ids[i]], so many rows per token; a thread for each unit of a row."""
+        row = cuda.blockIdx.y
         unit = cuda.blockIdx.x * WARP + cuda.threadIdx.x
-        if t >= inputs[N_TOKENS] or 32 * unit >= size:
+        if row >= inputs[N_TOKENS] * per_token or 32 * unit >= size:
             return
-        u = unit_at(inputs[ids + t], unit, n_steps)
-        look_up(w, n, u, x, t * size + 32 * unit, size - 32 * unit, np.float32(scale))
+        u = unit_at(ids[row], unit, n_steps)
+        look_up(w, n, u, x, row * size + 32 * unit, size - 32 * unit, np.float32(scale))
 
     return embed
 

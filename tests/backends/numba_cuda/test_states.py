@@ -20,8 +20,11 @@ from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-# a convolution alone; recurrences with the delta rule, with decays by channel, by key; with others by head
-FAMILIES = ("lfm2-dense", "qwen35-dense", "jamba-dense", "kimi-linear-moe", "mamba2-dense", "plamo2-dense", "minimax-01-moe")
+# a convolution alone; recurrences with the delta rule, with decays by channel, by key; n-grams; recurrences by head
+FAMILIES = (
+    *("lfm2-dense", "qwen35-dense", "jamba-dense", "kimi-linear-moe", "qwen4exp-moe"),
+    *("mamba2-dense", "plamo2-dense", "minimax-01-moe"),
+)
 TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
 
 
@@ -36,7 +39,7 @@ def loaded(name, backend="numba-cuda"):
     return device.load(file, plan, ModelOptions(n_slots=4, n_ctx=64, threads=1, draft_max=6), Progress())
 
 
-@pytest.fixture(params=FAMILIES[:4])
+@pytest.fixture(params=FAMILIES[:5])
 def model(request):
     return loaded(request.param)
 
@@ -67,6 +70,7 @@ def test_many_tokens_share_a_pass(monkeypatch):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.parametrize("model", FAMILIES[:4], indirect=True)  # n-grams have no kernel that keeps states of their own
 def test_a_slot_is_as_after_a_fresh_run(model, monkeypatch):
     texts = [Text(slot, slot) for slot in range(2)]
     play(model, texts, [(2, CHAIN[:3], 2), (1, (-1, -1, 0, 1), 3)], is_mixed=True)

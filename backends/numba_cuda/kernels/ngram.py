@@ -1,0 +1,151 @@
+"""A memory of n-grams: rows of a table by the last tokens, and what they give to streams; see `augury.blocks.ngram`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.activation import sigmoid
+from augury.backends.numba_cuda.kernels.dialect import (
+    THREADS,
+    WARP,
+    cuda,
+    div,
+    fma,
+    kernel,
+    lane,
+    larger,
+    mul,
+    quotient,
+    remainder64,
+    root,
+)
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
+from augury.backends.numba_cuda.kernels.norm import BIASED, moments, normed, sum_of_block
+
+_LEAST_SCORE = 1e-6
+_WARPS = THREADS // WARP
+
+
+@kernel("jfi")
+def put_tokens(inputs, x, n):
+    """X[t] = the token's id plus 1, n times: (tokens, n)."""
+    t, i = cuda.blockIdx.x, cuda.threadIdx.x
+    if t < inputs[N_TOKENS] and i < n:
+        x[t * n + i] = np.float32(inputs[TOKENS + t] + 1)
+
+
+@lane
+def _number(numbers, i):
+    """Number i of 64 bits, whose lower half comes first."""
+    return np.uint64(numbers[2 * i]) | np.uint64(numbers[2 * i + 1]) << np.uint64(32)
+
+
+@lane
+def _row_of(tokens, at, numbers, n, n_heads, eos, head):
+    """The row of the table that a head looks up, given the tokens from `at` on, the last one first."""
+    length, mixed, is_cut = quotient(head, quotient(n_heads, n - 1)) + 2, np.uint64(0), False
+    for i in range(length):
+        token = np.int64(tokens[at + i]) - 1
+        if i > 0 and (token < 0 or token == eos):
+            is_cut = True
+        mixed ^= np.uint64(np.int64(eos) if is_cut else token) * _number(numbers, i)
+    rest = remainder64(mixed, _number(numbers, n + n_heads + head))
+    return np.int32(_number(numbers, n + head) + rest)
+
+
+@kernel("jfwjiii")
+def find_ngrams(inputs, tokens, numbers, rows, n, n_heads, eos):
+    """Find the rows of the table that the heads of each token look up.
+
+    Args:
+        inputs: Of the pass.
+        tokens: (n tokens, n), the last one first, as `put_tokens` has them; 0 before a sequence.
+        numbers: Of 64 bits: multipliers (n,), then first rows and sizes of heads (n_heads,).
+        rows: (n tokens, n_heads).
+        eos: What tokens before a sequence, or before that token, count as.
+    """
+    t, head = cuda.blockIdx.y, cuda.blockIdx.x * WARP + cuda.threadIdx.x
+    if t < inputs[N_TOKENS] and head < n_heads:
+        rows[t * n_heads + head] = _row_of(tokens, t * n, numbers, n, n_heads, eos, head)
+
+
+@lane
+def _product(x, y, at, x_weight, y_weight, x_step, y_step, size, x_mean, x_inverse, y_mean, y_inverse, x_kind, y_kind, first):
+    """A thread's part of the product of two norms."""
+    total = np.float32(0)
+    for i in range(first, size, THREADS):
+        value = normed(x, at + i, x_weight, x_step + i, size, x_mean, x_inverse, x_kind)
+        total = fma(value, normed(y, at + i, y_weight, y_step + i, size, y_mean, y_inverse, y_kind), total)
+    return total
+
+
+@lane
+def _gate(score, size):
+    score = div(np.float32(score), root(np.float32(size)))
+    far = root(larger(abs(score), np.float32(_LEAST_SCORE)))
+    return sigmoid(-far if score < 0 else far if score > 0 else score)
+
+
+@lane
+def _give(values, values_at, gate, given, at, size, first):
+    for i in range(first, size, THREADS):
+        given[at + i] = mul(values[values_at + i], np.float32(gate))
+
+
+@lane
+def _norm(x, at, weight, step, size, mean, inverse, kind, out, first):
+    for i in range(first, size, THREADS):
+        out[at + i] = normed(x, at + i, weight, step + i, size, mean, inverse, kind)
+
+
+@kernel("j" + 8 * "f" + 5 * "i" + "rrr")
+def give(
+    inputs,
+    keys,
+    values,
+    streams,
+    key_weight,
+    query_weight,
+    weight,
+    given,
+    out,
+    n,
+    size,
+    key_kind,
+    query_kind,
+    kind,
+    key_eps,
+    query_eps,
+    eps,
+):
+    """What a stream of a token is given, gate * value, and its norm; a block for each.
+
+    Args:
+        inputs: Of the pass.
+        keys, streams, given, out: (tokens, n, size).
+        values: (tokens, size).
+        key_weight, query_weight, weight: Of norms, for each stream, see `norm_rows`: of keys, of streams, of what is given.
+    """
+    t, stream = cuda.blockIdx.x, cuda.blockIdx.y
+    if t >= inputs[N_TOKENS]:
+        return
+    parts, thread = cuda.shared.array(_WARPS, np.float32), cuda.threadIdx.x
+    at = (t * n + stream) * size
+    key_step, query_step, step = (
+        stream * size * (2 if key_kind & BIASED else 1),
+        stream * size * (2 if query_kind & BIASED else 1),
+        stream * size * (2 if kind & BIASED else 1),
+    )
+    key_mean, key_inverse = moments(keys, at, size, THREADS, key_kind, key_eps, parts)
+    cuda.syncthreads()  # all have read what is written next
+    mean, inverse = moments(streams, at, size, THREADS, query_kind, query_eps, parts)
+    cuda.syncthreads()
+    product = _product(
+        *(keys, streams, at, key_weight, query_weight, key_step, query_step, size),
+        *(key_mean, key_inverse, mean, inverse, key_kind, query_kind, thread),
+    )
+    gate = _gate(sum_of_block(product, parts), size)
+    _give(values, t * size, gate, given, at, size, thread)
+    cuda.syncthreads()
+    mean, inverse = moments(given, at, size, THREADS, kind, eps, parts)
+    _norm(given, at, weight, step, size, mean, inverse, kind, out, thread)
