@@ -171,7 +171,7 @@ class Draft:
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
     parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
     probabilities: np.ndarray | None = None  # (k, V) float32: what each token was drawn from; None: it was certain
-    confidence: np.ndarray | None = None  # (k,) float32: how probable the drafter takes each token to be; a tree is cut by it
+    confidence: np.ndarray | None = None  # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -24,6 +24,7 @@ __all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
 _SLOT_BY_SLOT = Drafter.draft_together.__func__  # type: ignore[attr-defined] # a class method has one
+_ROUNDING = 1e-5  # of float32 probabilities: so much above 1 they may be
 _THROUGH = object()  # with the steps of `begin`
 _NO_DRAFT = Draft()
 
@@ -245,7 +246,7 @@ def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | Non
 
 def misfit(draft: Draft, n_vocab: int) -> str | None:
     """What does not fit in a draft for a target of V tokens, or None."""
-    tokens, parents, probabilities = draft.tokens.tolist(), draft.parents, draft.probabilities
+    tokens, parents, confidence = draft.tokens.tolist(), draft.parents, draft.confidence
     if tokens and not 0 <= min(tokens) <= max(tokens) < n_vocab:
         token = next(token for token in tokens if not 0 <= token < n_vocab)
         return f"token {token}, where the target has 0 to {n_vocab - 1}"
@@ -254,8 +255,9 @@ def misfit(draft: Draft, n_vocab: int) -> str | None:
             return f"{len(parents)} parents of {len(tokens)} tokens"
         if any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
             return f"parents {parents.tolist()}, where each is -1 or stands before its token"
-    if probabilities is not None and probabilities.shape != (expected := (len(tokens), n_vocab)):
-        return f"probabilities of shape {probabilities.shape}, expected {expected}"
-    if draft.confidence is not None and draft.confidence.shape != (len(tokens),):
-        return f"confidence of shape {draft.confidence.shape}, expected {(len(tokens),)}"
+    for name, expected in (("probabilities", (len(tokens), n_vocab)), ("confidence", (len(tokens),))):
+        if (array := getattr(draft, name)) is not None and array.shape != expected:
+            return f"{name} of shape {array.shape}, expected {expected}"
+    if confidence is not None and not ((confidence >= 0) & (confidence <= 1 + _ROUNDING)).all():
+        return f"confidence {confidence.tolist()}, where each is a probability from 0 to 1"
     return None

@@ -235,5 +235,5 @@ class DraftRunner:
 
 def _probabilities(logits: Pass, row: int, ids: np.ndarray) -> np.ndarray:
     """The probabilities (m,) of tokens (m,) int32 by the model's own distribution."""
-    probabilities: np.ndarray = np.exp(logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row))
-    return probabilities
+    logarithms = logits.gather(row, ids).astype(np.float64) - logits.log_normalizer(row)
+    return np.exp(np.minimum(logarithms, 0.0))  # above 0 by rounding alone

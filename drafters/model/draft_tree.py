@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import frozen
 
 from augury.errors import OptionError
@@ -59,7 +60,8 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
                             │       └─ is  0.9·0.5·0.1
                             └─ dog         0.9·0.4
 
-    The chain comes first and the others by falling probability, so that a cut leaves the best.
+    The chain comes first and the others by falling probability, so that a cut leaves the best. The probabilities of the tokens
+    alone are the draft's confidence.
 
     Args:
         written: With candidates.
@@ -67,11 +69,16 @@ def branched(written: WrittenDraft, limit: int, p_min: float) -> Draft:
         p_min: An alternative is left out if its path is less probable than this.
     """
     n = len(written.tokens)
-    thoughts: list[tuple[float, int, int]] = []
+    thoughts: list[tuple[float, int, int, float]] = []
+    confidence: list[float] = []
     reached = 1.0
     for place, (token, candidates) in enumerate(zip(written.tokens, written.candidates, strict=True)):
-        thoughts += [(-reached * p, place, other) for other, p in candidates if other != token]
-        reached *= max((p for other, p in candidates if other == token), default=0.0)
-    likely = [(place, token) for p, place, token in sorted(thoughts)[: limit - n] if -p >= p_min]
-    tokens = written.tokens + [token for _, token in likely]
-    return Draft(tokens, parents=[*range(-1, n - 1), *(place - 1 for place, _ in likely)])
+        thoughts += [(-reached * p, place, other, p) for other, p in candidates if other != token]
+        confidence.append(dict(candidates).get(token, 0.0))
+        reached *= confidence[-1]
+    likely = [(place, token, p) for path, place, token, p in sorted(thoughts)[: limit - n] if -path >= p_min]
+    return Draft(
+        written.tokens + [token for _, token, _ in likely],
+        parents=[*range(-1, n - 1), *(place - 1 for place, _, _ in likely)],
+        confidence=np.array(confidence + [p for _, _, p in likely], np.float32),
+    )
