@@ -75,8 +75,11 @@ LACKS = {
 
 
 NOT_EXACTLY = """
-One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. A file that asks for something that its
-architecture does not know is refused, and the error names the metadata key.
+One architecture runs in part: `qwen3tts`, without a vocabulary of its own for speech. Layers that predict further tokens
+(`nextn_predict_layers`) are not used, and files that have them run like those that do not. A file that asks for something that
+its architecture does not know is refused, and the error names the metadata key: attention to later tokens
+(`attention.causal`), `glm5-next` without the last block's tokens (`attention.indexer.kpool_select_tail`), `bailingmoe3` without
+a floor of decays (`kda.safe_gate`).
 """
 
 

@@ -11,6 +11,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, mixture
+from augury.plugins.architectures.rope import local_size
 from augury.plugins.architectures.transformer import Transformer
 
 _PERIOD = 4  # one layer in four sees everything, where files do not say otherwise
@@ -52,7 +53,7 @@ class Cohere2(Architecture):
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, norm=NormKind.LAYER)
-        rope = decoder.rope(is_interleaved=True)
+        rope = decoder.rope(is_interleaved=True, n_rot=local_size(decoder))
         windows = decoder.windows(_PERIOD, is_required=True)
         is_local = decoder.flags("attention.sliding_window_pattern", _PERIOD)
         layers = []

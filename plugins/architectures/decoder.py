@@ -41,6 +41,7 @@ class Decoder(Tensors):
     """The sizes of a transformer, read and checked, and its blocks by layer.
 
     Attributes:
+        n_stored: Layers of the file.
         n_layers: Layers, without those that predict further tokens.
         n_embd: E, values of a token's residual stream.
         n_ff: F, values between the matrices of a feed-forward, by layer.
@@ -82,7 +83,7 @@ class Decoder(Tensors):
             raise UnsupportedError(
                 f"{file.path}: {keys.full('attention.causal')!r} is false: tokens that see later ones are not supported"
             )
-        n_stored = keys.count("block_count")
+        self.n_stored = n_stored = keys.count("block_count")
         if n_stored > len(file.tensors):
             keys.fail("block_count", n_stored, f"at most {len(file.tensors)}, the number of tensors in the file")
         self.n_layers = n_stored - keys.count("nextn_predict_layers", 0, least=0, most=n_stored - 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from augury.blocks import Activation, FeedForward, Gating, Matrices, MixtureOfExperts, Norm, Router, Vector
+from augury.blocks import Activation, FeedForward, Gating, Linear, Matrices, MixtureOfExperts, Norm, Router, Vector
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def mixture(
     """
     at, keys = f"blk.{layer}", decoder.keys
     n_experts = keys.count("expert_count", most=_MOST)
-    n_used = keys.count("expert_used_count", most=n_experts)
+    n_used = keys.counts("expert_used_count", decoder.n_stored, least=0)[layer]
+    if not 1 <= n_used <= n_experts:
+        keys.fail("expert_used_count", n_used, f"1 to {n_experts}, the number of experts")
     n_groups = keys.count("expert_group_count", 0, least=0, most=n_experts) or 1
     if n_experts % n_groups:
         keys.fail("expert_group_count", n_groups, f"a divisor of the {n_experts} experts")
@@ -211,10 +213,11 @@ def _shared(
         return None
     n_embd, n_ff = decoder.n_embd, _n_ff(decoder, f"{at}.ffn_down_shexp.weight", (decoder.n_embd,))
     marks: dict[str, Any] = {"has_scale": has_scale, "scales_bias": True}
-    return FeedForward(
-        norm=None,
-        gate=decoder.linear(f"{at}.ffn_gate_shexp", n_embd, n_ff, **marks) if has_gate else None,
-        up=decoder.linear(f"{at}.ffn_up_shexp", n_embd, n_ff, **marks),
-        down=decoder.linear(f"{at}.ffn_down_shexp", n_ff, n_embd, factor=factor, **marks),
-        activation=activation,
-    )
+    gate: Linear | None
+    if has_gate and f"{at}.ffn_gate_shexp.weight" not in decoder.file.tensors:
+        gate, up = decoder.fused(at, (), "ffn_up_shexp", (n_ff, n_ff), **marks)
+    else:
+        gate = decoder.linear(f"{at}.ffn_gate_shexp", n_embd, n_ff, **marks) if has_gate else None
+        up = decoder.linear(f"{at}.ffn_up_shexp", n_embd, n_ff, **marks)
+    down = decoder.linear(f"{at}.ffn_down_shexp", n_ff, n_embd, factor=factor, **marks)
+    return FeedForward(norm=None, gate=gate, up=up, down=down, activation=activation)

@@ -11,7 +11,7 @@ from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
-from augury.plugins.architectures.rope import local_base
+from augury.plugins.architectures.rope import local_base, local_size
 
 _POST_EPS = 1e-8  # of Muse Glimmer's norms of what is added
 
@@ -57,7 +57,7 @@ class Spark(Architecture):
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file)
         wide_rope = decoder.rope()
-        local_rope = decoder.rope(base=local_base(decoder))
+        local_rope = decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
         layers = []
         for layer, window in enumerate(decoder.windows(None, is_required=True)):
             gate = decoder.linear(f"blk.{layer}.attn_gate", decoder.n_embd, decoder.n_heads[layer], has_scale=False)

@@ -53,7 +53,7 @@ class GraniteSwa(Architecture):
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file)
+        decoder = Decoder(file, may_have_experts=True)
         rope = decoder.rope(**_ROPE)
         key = "attention.rope_pattern"  # llama.cpp takes note of an array alone
         has_pattern = isinstance(file.metadata.get(decoder.keys.full(key)), np.ndarray)
@@ -68,14 +68,14 @@ class GraniteSwa(Architecture):
 
 
 class GraniteHybrid(Architecture):
-    """Granite, with Mamba-2 in layers that have no key heads; the models without experts."""
+    """Granite, with Mamba-2 in layers that have no key heads."""
 
     name = "granitehybrid"
 
     @classmethod
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
-        decoder = Decoder(file, least=0)
+        decoder = Decoder(file, least=0, may_have_experts=True)
         keys = decoder.keys
         rope = decoder.rope(**_ROPE) if keys.flag("rope.scaling.finetuned", default=True) else None
         return {"main": _plan(decoder, [{"rope": rope}] * decoder.n_layers, logit_scale=0.0)}

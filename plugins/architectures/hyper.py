@@ -37,7 +37,7 @@ from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import has_experts, limit, limited_feed_forward, mixture
 from augury.plugins.architectures.kimi import KimiK3
 from augury.plugins.architectures.latent import latent_attention
-from augury.plugins.architectures.rope import MAX_POSITIONS, base_of
+from augury.plugins.architectures.rope import MAX_POSITIONS, base_of, local_size
 from augury.plugins.architectures.sparse import chooses, indexer
 from augury.plugins.architectures.transformer import Transformer
 
@@ -145,6 +145,7 @@ class DeepSeek4(Transformer):
     def decoder(cls, file: ModelFile) -> Decoder:
         """The sizes of a file; layers that predict further tokens count as others where they are not complete."""
         decoder = super().decoder(file)
+        decoder.n_rot = local_size(decoder)  # all layers have a window
         n_next = decoder.keys.count("nextn_predict_layers", 0, least=0)
         if n_next and f"blk.{decoder.n_layers}.nextn.eh_proj.weight" not in file.tensors:
             decoder.n_layers += n_next

@@ -78,7 +78,8 @@ def _is_yarn(decoder: Decoder) -> bool:
 
 def _sharpness(decoder: Decoder) -> float:
     """What YaRN multiplies lengths with by itself."""
-    return 1.0 + 0.1 * math.log(max(decoder.keys.number("rope.scaling.factor", 0.0), 1.0))
+    is_scaled = decoder.keys.text("rope.scaling.type", "linear") != "none"
+    return 1.0 + 0.1 * math.log(max(decoder.keys.number("rope.scaling.factor", 0.0), 1.0)) if is_scaled else 1.0
 
 
 def _temperature(decoder: Decoder) -> Temperature | None:

@@ -9,6 +9,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import mixture
+from augury.plugins.architectures.rope import local_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,8 @@ class Lfm2(Architecture):
     def plans(cls, file: ModelFile) -> Mapping[str, ModelPlan]:
         """Read the file's metadata and tensor table."""
         decoder = Decoder(file, least=0, may_have_experts=True)
-        rope, window = decoder.rope(), cls.window(decoder)
+        window = cls.window(decoder)
+        rope = decoder.rope(n_rot=None if window is None else local_size(decoder))
         layers = []
         for layer, n_kv_heads in enumerate(decoder.n_kv_heads):
             mixer: Mixer = (

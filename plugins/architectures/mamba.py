@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from augury.blocks import Activation, FeedForward, Gating, Layer, MixtureOfExperts, ModelPlan
-from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -105,24 +104,23 @@ class NemotronH(Architecture):
 
     @classmethod
     def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
-        return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm="attn_norm")
+        """The feed-forward of a layer; where it has a router, a mixture of experts, which may work on fewer values."""
+        at, keys = f"blk.{layer}", decoder.keys
+        if not has_experts(decoder, layer):
+            return decoder.feed_forward(layer, Activation.RELU_SQUARED, gate=None, norm="attn_norm")
+        n_latent = keys.count("moe_latent_size", 0, least=0) or decoder.n_embd
+        sizes = {"down": (decoder.n_embd, n_latent), "up": (n_latent, decoder.n_embd)}
+        how: dict[str, Any] = {"gating": Gating.SIGMOID, "activation": Activation.RELU_SQUARED, "has_gate": False}
+        for part, (n_in, n_out) in sizes.items():
+            if (name := f"{at}.ffn_latent_{part}") + ".weight" in decoder.file.tensors:
+                how[f"latent_{part}"] = decoder.linear(name, n_in, n_out, has_scale=False, has_bias=False)
+        return mixture(decoder, layer, norm="attn_norm", has_weights_scale=True, n_latent=n_latent, **how)
 
 
 class NemotronHMoe(NemotronH):
-    """The same with mixtures of experts that have no gates, where a feed-forward has a router."""
+    """The same by another name."""
 
     name = "nemotron_h_moe"
-
-    @classmethod
-    def feed_forward(cls, decoder: Decoder, layer: int) -> FeedForward | MixtureOfExperts:
-        """The feed-forward of a layer."""
-        if not has_experts(decoder, layer):
-            return super().feed_forward(decoder, layer)
-        if f"blk.{layer}.ffn_latent_down.weight" in decoder.file.tensors:
-            raise UnsupportedError(f"{decoder.file.path}: experts see fewer values than the residual stream has; not supported")
-        how: dict[str, Any] = {"gating": Gating.SIGMOID, "activation": Activation.RELU_SQUARED, "has_gate": False}
-        return mixture(decoder, layer, norm=decoder.norm(f"blk.{layer}.attn_norm"), **how)
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limit, mixture
-from augury.plugins.architectures.rope import base_of, local_base, plain
+from augury.plugins.architectures.rope import base_of, local_base, local_size, plain
 from augury.plugins.architectures.transformer import Transformer
 
 _ALTERNATING, _PERIOD = 2, 4
@@ -148,8 +148,7 @@ class Laguna(Transformer):
         """A layer, from 0; those that see a window have a plain rope of their own."""
         window = decoder.windows(_PERIOD, is_first=True)[layer]
         if window is not None:
-            n_rot = decoder.keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=decoder.head_dim)
-            rope = Rope(plain(n_rot, local_base(decoder)))
+            rope = Rope(plain(local_size(decoder), local_base(decoder)))
         name = f"blk.{layer}.attn_gate"
         n_gates = decoder.file.tensor(f"{name}.weight").shape[0]
         if n_gates != decoder.n_heads[layer]:
@@ -170,7 +169,7 @@ class Maple(Transformer):
         """A layer, from 0."""
         window = decoder.windows(None, is_required=True)[layer]
         if window is not None:
-            rope = decoder.rope(base=local_base(decoder))
+            rope = decoder.rope(base=local_base(decoder), n_rot=local_size(decoder))
         attention = decoder.attention(layer, None if window is None else rope, window=window, **cls.mixing)
         return Layer(attention, mixture(decoder, layer, limit=limit(decoder, layer, "swiglu_clamp_exp"), **cls.experts))
 

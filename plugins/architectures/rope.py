@@ -33,6 +33,7 @@ class Positioned(Protocol):
     file: ModelFile
     keys: Keys
     n_ctx_train: int
+    head_dim: int
 
     @property
     def n_rot(self) -> int:
@@ -46,6 +47,7 @@ def of_file(
     decoder: Positioned,
     *,
     base: float | None = None,
+    n_rot: int | None = None,
     is_scaled: bool = True,
     is_interleaved: bool = False,
     has_factors: bool = False,
@@ -57,6 +59,7 @@ def of_file(
     Args:
         decoder: Of the file.
         base: What the frequencies are powers of, where it is not `base_of(decoder)`.
+        n_rot: Values of a head that are turned, where these layers do not turn `decoder.n_rot`.
         is_scaled: Whether the file's scaling applies to these layers.
         is_interleaved: How the family pairs values (see `Rope`).
         has_factors: Whether the family divides frequencies by tensors of the file, if it has them: `rope_freqs`, or
@@ -70,6 +73,7 @@ def of_file(
     """
     keys = decoder.keys
     base = base_of(decoder) if base is None else base
+    n_rot = decoder.n_rot if n_rot is None else n_rot
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedError(
@@ -98,7 +102,7 @@ def of_file(
         magnitude *= yarn.magnitude if is_scaled else yarn.magnitude / (1.0 + 0.1 * math.log(factor))
 
     def scaled(factors: np.ndarray | None) -> np.ndarray:
-        frequencies = plain(decoder.n_rot, base, factors)
+        frequencies = plain(n_rot, base, factors)
         if sections is not None:
             frequencies[_is_of_last_axis(decoder, len(frequencies), sections)] = 0.0
         if not is_scaled:
@@ -119,6 +123,15 @@ def base_of(decoder: Positioned, key: str = "rope.freq_base", default: float = 1
 def local_base(decoder: Positioned) -> float:
     """What the frequencies of layers with a window are powers of: the other layers' where the file says nothing of them."""
     return base_of(decoder, "rope.freq_base_swa", base_of(decoder))
+
+
+def local_size(decoder: Positioned) -> int:
+    """How many values of a head layers with a window turn: as many as others where the file says nothing of them."""
+    key = "rope.dimension_count_swa"
+    n_rot = decoder.keys.count(key, decoder.n_rot, least=2, most=decoder.head_dim)
+    if n_rot % 2:
+        decoder.keys.fail(key, n_rot, "an even number")
+    return n_rot
 
 
 def _factors(decoder: Positioned) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -15,7 +15,7 @@ from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
 from augury.plugins.architectures.decoder import Decoder
 from augury.plugins.architectures.experts import limited_feed_forward
-from augury.plugins.architectures.rope import base_of
+from augury.plugins.architectures.rope import base_of, local_size
 
 _FACTORS, _LEAST = "rope_freqs.weight", 1e-3
 
@@ -51,10 +51,9 @@ class Step35(Architecture):
         """Those of layers that see everything, and of layers with a window."""
         wide, local = copy.copy(decoder), copy.copy(decoder)
         wide.n_rot = decoder.n_rot // 2
-        local.n_rot = decoder.keys.count("rope.dimension_count_swa", decoder.n_rot, least=2, most=decoder.head_dim)
-        for each, key in ((wide, "rope.dimension_count"), (local, "rope.dimension_count_swa")):
-            if each.n_rot % 2:
-                decoder.keys.fail(key, each.n_rot, "numbers of pairs")
+        local.n_rot = local_size(decoder)
+        if wide.n_rot % 2:
+            decoder.keys.fail("rope.dimension_count", decoder.n_rot, "a multiple of 4")
         rope = wide.rope()
         if _FACTORS in decoder.file.tensors:
             factors = decoder.values(_FACTORS, max(wide.n_rot, local.n_rot) // 2)[: wide.n_rot // 2]

@@ -154,13 +154,41 @@ def test_blocks_of_positions_have_more_than_one():
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [("llama-moe", 1.0), ("qwen3next-moe", 1.0), ("lfm2moe-moe", 1.0), ("dots1-moe", 1.75), ("glm4moe-moe", 1.75)],
+    [("llama-moe", 1.0), ("qwen3next-moe", 1.0), ("lfm2moe-moe", 1.0), ("dots1-moe", 1.75), ("nemotron_h_moe-moe", 1.75)],
 )
 def test_some_families_scale_the_weights_of_experts(name, scale):
     file = tiny_file(name)
     plan = plan_of(altered(file, metadata={f"{file.architecture}.expert_weights_scale": 1.75}))
 
     assert plan.layers[-1].feed_forward.router.scale == scale
+
+
+def test_layers_may_use_different_numbers_of_experts():
+    file = tiny_file("qwen3moe-moe-3-of-8")
+    plan = plan_of(altered(file, metadata={"qwen3moe.expert_used_count": np.array([1, 3])}))
+
+    assert [layer.feed_forward.router.n_used for layer in plan.layers] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        *[("spark2_5-dense", 1), ("cohere2-dense", 0), ("maple-moe", 1), ("laguna-moe", 1), ("lfm2-dense", 0)],
+        *[("deepseek4-moe", 0), ("step35-moe", 1)],
+    ],
+)
+def test_layers_with_a_window_may_turn_fewer_values(name, layer):
+    file = tiny_file(name)
+    plan = plan_of(altered(file, metadata={f"{file.architecture}.rope.dimension_count_swa": 16}))
+
+    assert len(plan.layers[layer].mixer.rope.frequencies) == 8
+
+
+def test_a_scaling_that_is_none_leaves_deepseek_s_scores_alone():
+    metadata = {"deepseek2.rope.scaling.type": "none", "deepseek2.rope.scaling.factor": 4.0}
+    plain, stretched = (plan_of(altered(tiny_file("deepseek2-moe"), metadata=each)) for each in ({}, metadata))
+
+    assert stretched.layers[0].mixer.scale == plain.layers[0].mixer.scale
 
 
 def test_the_experts_tensors_are_those_of_the_plan():
