@@ -20,7 +20,7 @@ from augury.files.gguf import ModelFile, TensorType
 from augury.files.models import resolve
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
-from augury.options import Spec, build, options_of, parse_specs
+from augury.options import Spec, build, check_mapping, options_of, parse_specs
 from augury.text.tokenizer import Tokenizer, load_tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
@@ -97,14 +97,15 @@ def choose_memory(
     )
     if (reason := cls.suitable(spec)) is not None:
         raise UnsupportedError(f"memory manager {cls.name} does not suit {model.name}: {reason}")
-    for name, values in options.items():
+    for name, given in check_mapping("memory_options", options).items():
+        values = check_mapping(f"memory_options: {name}", given)
         if registry.find("memory", name) is not cls and values:
             told = {"memory": cls.name, "model": model.name, "options": ",".join(values), "of": name}
             get_logger("augury.loader").warning("options have no effect: they are of another memory manager", **told)
     known = options_of(cls.options_class)
-    values = {key: value for key, value in implied.items() if key in known}
-    values |= {**options.get(cls.name, {}), **dict(wanted.values)}
-    return partial(cls, build(cls.options_class, values, f"--memory {cls.name}"))
+    chosen = {key: value for key, value in implied.items() if key in known}
+    chosen |= {**options.get(cls.name, {}), **dict(wanted.values)}
+    return partial(cls, build(cls.options_class, chosen, f"--memory {cls.name}"))
 
 
 def context_size(asked: int | None, n_trained: int) -> int:
@@ -266,12 +267,13 @@ class Loader:
         ]
 
     @contextmanager
-    def closed_on_failure(self) -> Iterator[None]:
-        """Close everything where something fails, and say so where memory was lacking."""
+    def closed_on_failure(self) -> Iterator[list[Any]]:
+        """Close everything where something fails, before it what is in the list, and say so where memory was lacking."""
+        made = list[Any]()
         try:
-            yield
+            yield made
         except BaseException as error:
-            self.close()
+            self.close(made)
             if (lack := lack_of_memory(error)) is not None:
                 raise lack from error
             raise

@@ -23,7 +23,18 @@ from attrs import field, frozen
 
 from augury.errors import OptionError
 
-__all__ = ["NoOptions", "Option", "Spec", "build", "check_count", "nearest", "option", "options_of", "parse_specs"]
+__all__ = [
+    "NoOptions",
+    "Option",
+    "Spec",
+    "build",
+    "check_count",
+    "check_mapping",
+    "nearest",
+    "option",
+    "options_of",
+    "parse_specs",
+]
 
 _KEY = "augury_option"
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -61,7 +72,7 @@ class Option:
             return None
         try:
             converted = self._typed(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # a whole number from infinity
             message = f"{where}: {self.name} is {value!r}, expected {_EXPECTED[self.kind]}"
             raise OptionError(message) from None
         if self.choices and converted not in self.choices:
@@ -191,6 +202,17 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise OptionError(f"{name} is {value!r}, expected a whole number of at least {least}")
     return int(value)
+
+
+def check_mapping(name: str, values: Any) -> Mapping[str, Any]:
+    """Options that a caller gave, by name.
+
+    Raises:
+        OptionError: They are no mapping, or a name is no text.
+    """
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise OptionError(f"{name} is {values!r}, expected a mapping from names to values")
+    return values
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from augury.errors import ModelFileError, UnsupportedError
 
-__all__ = ["SlotStates", "join_parts", "split_parts"]
+if TYPE_CHECKING:
+    from augury.types import ModelInfo
+
+__all__ = ["SlotStates", "identity_of", "join_parts", "split_parts"]
 
 _HEAD = struct.Struct("<8s16sQ")  # what it is; a digest of all else, and of whose it is; positions
 _KIND = b"augury 2"
 _LENGTH = struct.Struct("<Q")
+
+
+def identity_of(backend: str, info: ModelInfo, *layout: object) -> str:
+    """`SlotStates.identity` of a model, however its file is called, and of what else its memory's layout depends on."""
+    return ", ".join(map(str, (backend, attrs.evolve(info, name=""), *layout)))
 
 
 class SlotStates:

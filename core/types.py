@@ -97,7 +97,7 @@ CACHE_BLOCK = 32  # neighbouring components of a head that share a scale in the 
 
 @frozen
 class ModelOptions:
-    """How a model is loaded; `backend_options` is an instance of the backend's own options class."""
+    """How a model is loaded."""
 
     n_slots: int = 1
     n_ctx: int = 4096  # positions of one slot; asked for as 0, as many as the model was trained for

@@ -83,9 +83,10 @@ class Gate:
     def __init__(self, engine):
         self.has_begun, self._is_open = threading.Event(), threading.Event()
         self.open, self.is_open = self._is_open.set, self._is_open.is_set
-        engine._worker._loop._context.model.on_forward = self._wait
+        engine._worker._loop._context.model.on_forward = self.wait
 
-    def _wait(self):
+    def wait(self):
+        """Stay in a pass until it is opened."""
         self.has_begun.set()
         assert self._is_open.wait(60)
 

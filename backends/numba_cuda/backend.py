@@ -11,6 +11,7 @@ from augury.blocks import Linear, Matrices
 from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.options import option
+from augury.slot_states import identity_of
 from augury.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class NumbaCuda(Backend):
         try:
             lowering.place(device, Weights(file, device, total, options.threads, progress))
             device.prepare(lowering.kernels(), progress)
-            identity = f"numba-cuda, {ModelInfo.of(file, plan)}, {options.n_ctx} positions"
+            identity = identity_of("numba-cuda", ModelInfo.of(file, plan), f"{options.n_ctx} positions")
             return CudaModel(ModelInfo.of(file, plan), lowering, device, identity)
         except MemoryError as error:
             device.close()

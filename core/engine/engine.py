@@ -29,7 +29,7 @@ from augury.engine.worker import Worker
 from augury.errors import OptionError
 from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, check_names, context_size, make_backend, plan_of
-from augury.options import check_count
+from augury.options import check_count, check_mapping
 from augury.registry import Registry
 from augury.speculation.calibration import planner_for
 from augury.speculation.config import Speculation, choose_drafters, serving_drafters, synthetic_rates
@@ -177,8 +177,8 @@ class Engine:
         members = tuple(member for _, member in chosen)
         speculation = Speculation(members, draft_max, draft_min, is_fixed, spec_verify, synthetic, spec_timeout)
         device = make_backend(registry, backend)
-        loader = Loader(registry, device, progress or Progress(), {str(model): override_kv or {}})
-        with loader.closed_on_failure():
+        loader = Loader(registry, device, progress or Progress(), {str(model): check_mapping("override_kv", override_kv or {})})
+        with loader.closed_on_failure() as made:
             file = loader.open(model)
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max)
@@ -190,7 +190,7 @@ class Engine:
             target = context.model
             first_layers = EngineTarget(context)
             sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]
-            chains = [[drafter(member.options, session) for drafter, member in chosen] for session in sessions]
+            chains = [session.make_drafters(chosen, made) for session in sessions]
             planner = None if is_fixed or draft_max == 0 else planner_for(context, chains[0], draft_max)
             loader.close_files()
             config = {"model": str(model), "backend": device.name, "memory": context.memory.name, **attrs.asdict(options)}
@@ -310,11 +310,11 @@ class Engine:
         """
         return self.stream(prompt, messages=messages, **params)
 
-    def evaluate(self, token_ids: Items[int] | np.ndarray, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
-        """The logits after every token of a text, without generating.
+    def evaluate(self, prompt: Prompt, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
+        """The logits after every token of a text, without generating, in a slot that is free; what it held is forgotten.
 
         Args:
-            token_ids: T tokens.
+            prompt: A text or T token ids.
             rows: R positions whose logits are wanted, in any order; None for all T.
 
         Returns:
@@ -324,14 +324,14 @@ class Engine:
             OptionError: A token or row is out of range, or there are none.
             CapacityError: The tokens do not fit into the context.
         """
-        tokens = checked_tokens(token_ids, n_vocab=self.info.n_vocab, n_ctx=self._n_ctx)
+        tokens = self._tokens(prompt, None)
         wanted = checked_rows(rows, len(tokens))
         rising, back = np.unique(wanted, return_inverse=True)
         logits: np.ndarray = self._worker.answer(lambda loop: loop.evaluate(tokens, rising))
         return logits if np.array_equal(rising, wanted) else logits[back]
 
     def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """Embeddings: the hidden states that the output's matrix is multiplied with, of a text's tokens together.
+        """Embeddings: the hidden states that the output's matrix is multiplied with. The slots used forget what they held.
 
         Args:
             texts: A text or token ids, or a list of such.

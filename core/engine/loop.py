@@ -78,6 +78,7 @@ class Loop:
         self._check = check
         self._n_vocab = n_vocab or context.info.n_vocab
         self._waiting: deque[Sequence] = deque()
+        self.n_held_back = 0  # of those: they wait for a slot of their own that is taken
         self._running: list[Sequence] = []
         self._taken: set[int] = set()  # slots, also those of evaluations
         self._evaluating: set[int] = set()  # slots
@@ -172,11 +173,9 @@ class Loop:
 
     def take(self, tokens: np.ndarray) -> int | None:
         """A slot for a text that is not continued, or None while all are taken."""
-        opened = self._open(tokens, may_reuse=False)
-        if opened is None:
-            return None
-        self._evaluating.add(opened.slot)
-        return opened.slot
+        if (opened := self._open(tokens, may_reuse=False)) is not None:
+            self._evaluating.add(opened.slot)
+        return None if opened is None else opened.slot
 
     def release(self, slot: int) -> None:
         """Free such a slot."""
@@ -187,7 +186,7 @@ class Loop:
         """What a slot holds, between two rounds of its request or after it."""
         running = [SavedSlot.of(sequence) for sequence in self._running if sequence.slot == slot]
         if not running and slot not in self._ended:
-            raise OptionError(f"slot {slot} holds nothing to save; answer a request first")
+            raise OptionError(f"slot {slot} holds no request's text: none came, it was erased, or an evaluation took its place")
         return attrs.evolve(running[0] if running else self._ended[slot], held=self._context.save(slot))
 
     def load_slot(self, slot: int, saved: SavedSlot) -> SavedSlot:
@@ -221,9 +220,10 @@ class Loop:
     def _admit(self) -> None:
         for sequence in tuple(self._waiting):
             if len(self._taken) == self._context.spec.n_slots:
-                return
+                break
             if sequence.request.slot not in self._taken and not sequence.is_led:
                 self._attempt([sequence], self._start, sequence)
+        self.n_held_back = sum(sequence.request.slot in self._taken for sequence in self._waiting)
 
     def _start(self, sequence: Sequence) -> None:
         """Give a sequence a slot, if there is one."""

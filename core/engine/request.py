@@ -134,10 +134,10 @@ def make_requests(
         text: The prompt as it was given, if that was a text.
         **how: The other arguments of `make_request`, whose errors are raised.
     """
-    requests = []
+    requests = list[Request]()
     for i in range(1 if n is None else check_count("n", n)):
-        seed = params.get("seed")
-        request = make_request(prompt, {**params, "seed": (seed + i) % 2**64} if i and isinstance(seed, int) else params, **how)
+        seed = requests[0].sampling.seed if i else None
+        request = make_request(prompt, params if seed is None else {**params, "seed": (seed + i) % 2**64}, **how)
         if request.echo:
             tokenizer: Tokenizer | None = how["tokenizer"]
             decoded = "" if tokenizer is None else tokenizer.decode(prompt.tolist(), skip_special=False)

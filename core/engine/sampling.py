@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _LARGEST_BIAS = 1e30  # more than any logit, and still finite after every penalt
 
 def _bias(value: Mapping[int, float] | None) -> dict[int, float]:
     try:
-        biases = {int(token): float(bias) for token, bias in (value or {}).items()}
+        biases = {_token(token): float(bias) for token, bias in (value or {}).items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise OptionError(f"logit_bias is {value!r}, expected a mapping from token ids to numbers") from None
     for token, bias in biases.items():
@@ -37,6 +38,10 @@ def _bias(value: Mapping[int, float] | None) -> dict[int, float]:
                 f"logit_bias of token {token} is {bias}, expected at most {_LARGEST_BIAS:g}, or -inf to forbid the token"
             )
     return biases
+
+
+def _token(key: Any) -> int:
+    return int(key) if isinstance(key, str) else index(key)  # JSON has no other keys than texts
 
 
 def _texts(value: Iterable[str] | None) -> tuple[str, ...]:

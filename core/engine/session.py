@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from augury.interfaces import Drafter, Session
 from augury.loader import Loader
 from augury.passes import Context, Target
-from augury.speculation.config import choose_drafters
+from augury.speculation.config import Member, choose_drafters
 from augury.text.tokenizer import Tokenizer
 from augury.types import ModelInfo, ModelOptions
 
@@ -42,6 +42,13 @@ class EngineSession(Session):
     def load_tokenizer(self, reference: str) -> Tokenizer | None:
         """See `Session.load_tokenizer`."""
         return self._loader.load_tokenizer(reference)
+
+    def make_drafters(self, chosen: Iterable[tuple[type[Drafter], Member]], made: list[Drafter]) -> list[Drafter]:
+        """The slot's drafters, each of which is in `made` as soon as it is there."""
+        first = len(made)
+        for drafter, member in chosen:
+            made.append(drafter(member.options, self))
+        return made[first:]
 
     def drafters(self, text: str) -> list[Drafter]:
         """See `Session.drafters`."""

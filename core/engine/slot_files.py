@@ -57,13 +57,18 @@ class SlotFiles:
         """Take over the slots of a context; `do` calls a function of the engine's loop on its thread, and waits."""
         self._do = do
         self._n_slots = context.spec.n_slots
-        self._owner = {"model": context.info.name, "weights": context.info.digest, "memory": context.memory.name}
+        self._model, weights = context.info.name, context.info.digest or context.info.name
+        self._owner = {"weights": weights, "memory": context.memory.name}
 
     def save(self, slot: int, path: Path) -> SavedSlot:
         """See `Engine.save_slot`."""
         self._check(slot)
         saved: SavedSlot = self._do(lambda loop: loop.save_slot(slot))
-        facts = {**self._owner, "params": {**saved.params, "logit_bias": list(saved.params["logit_bias"].items())}}
+        facts = {
+            **self._owner,
+            "model": self._model,
+            "params": {**saved.params, "logit_bias": list(saved.params["logit_bias"].items())},
+        }
         body = join_parts([json.dumps(facts).encode(), np.array(saved.tokens, np.int32).tobytes(), saved.held])
         try:
             write_atomically(path, _HEAD.pack(_MAGIC, _VERSION, _checksum(body)) + body)
@@ -103,9 +108,14 @@ class SlotFiles:
             raise ModelFileError(f"{path}: is a damaged slot, its checksum is wrong; remove it, and process its text again")
         told, tokens, held = split_parts(body)
         facts = json.loads(told)
-        for key, here in self._owner.items():
-            if facts[key] != here:
-                raise ModelFileError(f"{path}: was saved with {key} {facts[key]!r}, expected {here!r}; load that, or remove it")
+        if facts["weights"] != self._owner["weights"]:
+            there = facts["model"]
+            raise ModelFileError(
+                f"{path}: was saved with the weights of {there}, not of {self._model}; load those, or remove it"
+            )
+        if facts["memory"] != self._owner["memory"]:
+            there, here = facts["memory"], self._owner["memory"]
+            raise ModelFileError(f"{path}: was saved with memory {there!r}, expected {here!r}; load that, or remove it")
         params = SamplingParams(**{**facts["params"], "logit_bias": dict(facts["params"]["logit_bias"])})
         return SavedSlot(np.frombuffer(tokens, np.int32).tolist(), attrs.asdict(params), held)
 

@@ -67,10 +67,10 @@ class RequestCounter:
         self._progressed()
 
     def begun(self, drafter: str, seconds: float) -> None:
-        """A drafter was at the request's prompt for so long until now, which is prompt time."""
+        """A drafter was at the text for so long until now, which is prompt time, unless the text was cut in the middle."""
         if self._n_emitted <= 1:
             self._first_token_at = self._last_token_at = perf_counter()
-        self._prompt_s += seconds
+            self._prompt_s += seconds
         self._counts[drafter]["begin_s"] += seconds
 
     def failed(self, drafter: str, told: str) -> None:

@@ -72,7 +72,9 @@ class Worker:
             AuguryError: As `submit` does.
         """
         self.check()
-        n_waiting = self._engine_thread.inbox.qsize() + self._loop.n_sequences - self._n_slots
+        n_held_back = self._loop.n_held_back  # by a slot that is taken, while others may be free
+        n_others = self._engine_thread.inbox.qsize() + self._loop.n_sequences - n_held_back
+        n_waiting = n_held_back + max(n_others - self._n_slots, 0)
         if self._max_queue is not None and n_waiting >= self._max_queue:
             raise QueueFullError(
                 f"{n_waiting} requests wait for a slot already, the queue takes {self._max_queue}; try again later, "
@@ -227,10 +229,11 @@ class _EngineThread:
             work.channel.finish(self.end)
 
     def _evaluate(self) -> None:
-        """Go a step on with the evaluation that is first in line; the next one follows after the next round."""
+        """Go a step on with the first evaluation in line, and put it last: one that waits for a slot holds up no other."""
         if not self._evaluations:
             return
         first = self._evaluations[0]
+        self._evaluations.rotate(-1)
         outcome: Any
         try:
             outcome = AuguryError("the evaluation was cancelled") if first.channel.cancels else next(first.steps)

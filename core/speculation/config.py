@@ -14,7 +14,7 @@ from attrs import frozen
 
 from augury.errors import OptionError
 from augury.interfaces import Drafter
-from augury.options import Spec, build, check_count, nearest, options_of, parse_specs
+from augury.options import Spec, build, check_count, check_mapping, nearest, options_of, parse_specs
 from augury.registry import Registry
 
 __all__ = ["VERIFY", "Member", "Speculation", "choose_drafters", "serving_drafters", "speculative_params", "synthetic_rates"]
@@ -65,9 +65,9 @@ def choose_drafters(
         if drafter.name in chain:
             raise OptionError(f"--spec-type names {drafter.name} twice; a chain has each drafter once")
         chain[drafter.name] = (drafter, dict(spec.values))
-    for name, given in _mapping(spec_options or {}, "spec_options").items():
+    for name, given in check_mapping("spec_options", spec_options or {}).items():
         found = registry.find("drafter", name).name
-        checked = _mapping(given, f"spec_options: {name}")
+        checked = check_mapping(f"spec_options: {name}", given)
         if found in chain:
             chain[found] = (chain[found][0], dict(checked) | chain[found][1])
         elif given:
@@ -287,7 +287,7 @@ class Speculation:
         """A member with the options that a request sets."""
         where = f"speculative: {member.name}"
         known = options_of(type(member.options))
-        values = {key.replace("-", "_"): value for key, value in _mapping(params.get(member.name, {}), where).items()}
+        values = {key.replace("-", "_"): value for key, value in check_mapping(where, params.get(member.name, {})).items()}
         for key in values:
             if (found := known.get(key)) is not None and not found.is_per_request:
                 raise OptionError(f"{where}: {key} can only be set when the engine is loaded")
@@ -313,11 +313,3 @@ class Speculation:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
-
-
-def _mapping(values: Any, where: str) -> Mapping[str, Any]:
-    """The options of one drafter, if that is what they are."""
-    if not hasattr(values, "items") or not all(isinstance(key, str) for key in values):
-        raise OptionError(f"{where} is {values!r}, expected a mapping from options' names to values")
-    checked: Mapping[str, Any] = values
-    return checked

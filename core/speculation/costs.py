@@ -16,7 +16,6 @@ _LEARN_NEAR = 0.15  # how much further those of its own size, and less those of 
 _ALIKE = 0.5  # share of that which all passes of several tokens learn from each other
 _DOUBT = 0.4  # of a figure that rests on nothing; a measurement halves it, and every pass since lowers it
 _OUTLIER = 2.0  # a pass that took longer than this factor was interrupted, and counts as if it had taken that
-__all__ = ["DraftCost"]
 _LEARN_DRAFT = 0.2  # weight of a new measurement of a drafter's time
 _MUCH_MISSED = 4  # times the draft's length: tokens to catch up with, beyond which it is they that took the time
 

@@ -29,13 +29,13 @@ class NgramCorpus:
         order = np.argsort(keys, kind="stable")  # of pairs that occur twice the first counts, as in llama.cpp
         self._starts = starts[order]
         self._keys = keys[order].data  # bisect reads single numbers of it faster than of the array
-        self._asked: dict[bytes, Followers | None] = {}
+        self._found: dict[bytes, Followers] = {}  # no more than there are pairs
 
     def get(self, pair: bytes) -> Followers | None:
         """What followed `pair`, two int32 as bytes, or None."""
-        if pair not in self._asked:
-            self._asked[pair] = self._read(*unpack("=ii", pair))
-        return self._asked[pair]
+        if (found := self._found.get(pair)) is None and (found := self._read(*unpack("=ii", pair))) is not None:
+            self._found[pair] = found
+        return found
 
     def _read(self, first: int, second: int) -> Followers | None:
         key = first << 32 | second

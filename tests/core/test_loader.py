@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from oracles.models import altered, tiny_file, tiny_model
 
-from augury import Engine, ModelFileError, OptionError, PluginError, UnsupportedError
+from augury import Draft, Drafter, Engine, ModelFileError, OptionError, PluginError, UnsupportedError, hookimpl
 from augury.loader import plan_of
+from augury.registry import Registry
 from augury.testing.tiny_model import gguf_file
 from augury.testing.toys import TINY_TARGET, registry_with_toys
 
@@ -60,6 +61,40 @@ def test_whole_numbers_where_weights_belong_are_refused():
 def test_slots_share_one_draft_model():
     with load(draft_model=tiny_model("llama-dense"), slots=3) as engine:
         assert len(engine._loader.models) == 2
+
+
+def test_drafters_are_closed_where_a_later_one_fails():
+    class Opens(Drafter):
+        name = "opens"
+        n_open = 0
+
+        def __init__(self, options, session):
+            super().__init__(options, session)
+            Opens.n_open += 1
+
+        def draft(self, history, limit):
+            return Draft()
+
+        def close(self):
+            Opens.n_open -= 1
+
+    class Fails(Opens):
+        name = "fails"
+
+        def __init__(self, options, session):
+            assert Opens.n_open == 1
+            raise ValueError("planted")
+
+    class Plugin:
+        @hookimpl
+        def augury_drafters(self):
+            return [Opens, Fails]
+
+    registry = Registry.discover()
+    registry.register(Plugin(), name="mine", distribution="mine")
+    with pytest.raises(ValueError, match="planted"):
+        load(spec_type="opens;fails", registry=registry)
+    assert Opens.n_open == 0
 
 
 def test_the_memory_table_names_models_and_purposes():
@@ -130,6 +165,9 @@ def test_a_draft_model_joins_the_drafters_that_are_chosen_automatically():
         ({"threads": -1}, OptionError, "threads is -1"),
         ({"draft_max": -1}, OptionError, "n_max is -1"),
         ({"cache_type_k": "q3"}, UnsupportedError, "q3"),
+        ({"memory_options": 3}, OptionError, "memory_options is 3, expected a mapping"),
+        ({"memory_options": {"contiguous": 3}}, OptionError, "memory_options: contiguous is 3, expected a mapping"),
+        ({"override_kv": 3}, OptionError, "override_kv is 3, expected a mapping"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(how, error, message):

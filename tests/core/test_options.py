@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from attrs import frozen
 from hypothesis import given, strategies as st
@@ -45,6 +47,7 @@ def test_texts_and_json_values_build_the_same():
         ({"n": "x"}, "n is 'x', expected a whole number"),
         ({"n": 2.5}, "n is 2.5, expected a whole number"),
         ({"n": True}, "n is True"),
+        ({"n": math.inf}, "n is inf, expected a whole number"),
         ({"p": "nan"}, "p is 'nan'"),
         ({"mode": "c"}, "expected one of a, b"),
         ({"fast": "perhaps"}, "expected true or false"),

@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 from oracles import ngram_caches
 from toys import as_history, drafted
 
+from augury.drafters.ngram.corpus import NgramCorpus
 from augury.drafters.ngram.counts import Followers, NgramCounts
 from augury.drafters.ngram.lookup_file import read_lookup, write_lookup
 from augury.drafters.ngram.past import NgramPast
@@ -166,6 +167,13 @@ def test_llama_cpps_files_serve():
     cat, sat, on, the, mat = 2644, 2643, 335, 260, 1171
     (drafter,) = Slots(static=str(DATA / "static.bin"), dynamic=str(DATA / "dynamic.bin")).drafters
     assert drafted(drafter, [cat, sat], 3) == [on, the, mat]
+
+
+def test_pairs_that_a_corpus_does_not_have_are_not_kept():
+    corpus = NgramCorpus(read_lookup(DATA / "static.bin", 49152))
+    assert corpus.get(as_history([2644, 2643]).tobytes()).leader == 335
+    assert all(corpus.get(as_history([pair, 2643]).tobytes()) is None for pair in range(100))
+    assert len(corpus._found) == 1
 
 
 def test_a_static_file_that_is_missing_is_an_error(tmp_path):

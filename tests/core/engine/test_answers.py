@@ -41,6 +41,9 @@ def test_they_are_those_of_separate_requests_and_the_prompt_is_processed_once(mo
 def test_every_prompt_has_its_answers_in_order():
     with toy_engine(slots=2) as engine:
         several = engine.generate([[1, 2], [3]], n=2, max_tokens=3, temperature=0.9, seed=5)
+        for seed in (np.int64(5), "5"):
+            again = engine.generate([[1, 2], [3]], n=2, max_tokens=3, temperature=0.9, seed=seed)
+            assert [[one.tokens for one in each] for each in again] == [[one.tokens for one in each] for each in several]
         for prompt, results in zip([[1, 2], [3]], several, strict=True):
             expected = [engine.generate(prompt, max_tokens=3, temperature=0.9, seed=seed) for seed in (5, 6)]
             assert [result.tokens for result in results] == [result.tokens for result in expected]

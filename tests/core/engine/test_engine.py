@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from toys import ScriptedDrafter, ToyModel, toy_engine
+from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine.channel import Channel
 from augury.engine.engine import Engine
@@ -76,6 +76,28 @@ def test_evaluate_waits_for_a_free_slot(engine):
     busy = [engine.submit([1], max_tokens=100, **GREEDY) for _ in range(2)]
     assert engine.evaluate([1, 2]).shape == (2, 16)
     assert [len(running.result().tokens) for running in busy] == [100, 100]
+
+
+def test_an_evaluation_that_waits_for_a_slot_holds_up_no_other_step(tmp_path):
+    with toy_engine(slots=1) as engine:
+        gate, found = Gate(engine), []
+        running = engine.submit([1], max_tokens=40, **GREEDY)
+        assert gate.has_begun.wait(60)
+        evaluating = threading.Thread(target=lambda: found.append(engine.evaluate([1, 2])))
+        evaluating.start()
+        while engine._worker._engine_thread.inbox.empty():
+            time.sleep(0.001)
+        saving = threading.Thread(target=lambda: found.append(engine.save_slot(0, tmp_path / "slot")))
+        saving.start()
+        while engine._worker._engine_thread.inbox.qsize() < 2:
+            time.sleep(0.001)
+        gate.open()
+        for thread in (evaluating, saving):
+            thread.join()
+        saved, logits = found
+        assert len(saved.tokens) < 40
+        assert logits.shape == (2, 16)
+        assert len(running.result().tokens) == 40
 
 
 def test_whoever_wants_to_know_is_told_how_far_the_prompt_is():

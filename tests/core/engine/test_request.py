@@ -131,6 +131,10 @@ def test_echo_gives_the_prompt_s_tokens_and_text(engine):
     assert (told.prompt, told.prompt_text) == (None, None)
 
 
+def test_a_text_is_evaluated_as_its_tokens_are(engine):
+    assert np.array_equal(engine.evaluate("abc"), engine.evaluate([0, 1, 2]))
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -283,6 +283,7 @@ def test_without_a_seed_every_sampler_has_its_own():
         ({"min_p": "much"}, "min_p is 'much', expected a number"),
         ({"seed": -1}, "seed is -1"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {5.7: 1.0}}, "logit_bias is {5.7: 1.0}, expected a mapping from token ids"),
         ({"logit_bias": {1: float("nan")}}, "token 1 is nan"),
         ({"logit_bias": {1: float("inf")}}, "token 1 is inf"),
         ({"mirostat": 3}, "mirostat is 3, expected 0 to 2"),

@@ -24,6 +24,7 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     counter.round(3, 3)
     counter.verified("one", Verdict(3, 2, 3, is_used=True), 3)
     counter.told("one", 0.0625)
+    counter.begun("other", 8.0)  # with a text that was cut in the middle of the answer: no prompt time
     now[0] += 1
     counter.teacher_forced("other", 0.5)
     counter.drafted("one", 2, 0.25)
@@ -33,7 +34,7 @@ def test_a_summary_is_what_was_counted(monkeypatch):
     counter.failed("other", "draft: broken")
     now[0] += 9
     one = DrafterStats(2, 2, 2, 4, 2, (2, 1, 1), (1, 1, 0), 0.5, 0.5, 0.0625)
-    other = DrafterStats(1, 0, begin_s=0.0, draft_s=0.625, accept_s=0.125, failed="draft: broken")
+    other = DrafterStats(1, 0, begin_s=8.0, draft_s=0.625, accept_s=0.125, failed="draft: broken")
     assert counter.summary() == Summary(
         id="req-1",
         n_prompt=10,

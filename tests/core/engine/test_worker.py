@@ -269,6 +269,22 @@ def test_a_full_queue_refuses_with_how_many_wait():
             engine.generate([[1]] * 5, max_tokens=1, **GREEDY)
 
 
+def test_those_wait_too_whose_slot_is_taken_while_another_is_free():
+    with toy_engine(slots=2, max_queue=2) as engine:
+        passes = Gate(engine), Gate(engine)
+        coming = iter(passes)
+        engine._worker._loop._context.model.on_forward = lambda: next(coming, passes[1]).wait()
+        runnings = [engine.submit([1], max_tokens=3, slot=0, **GREEDY)]
+        assert passes[0].has_begun.wait(SECONDS)
+        runnings += [engine.submit([1], max_tokens=3, slot=0, **GREEDY) for _ in range(2)]
+        passes[0].open()
+        assert passes[1].has_begun.wait(SECONDS)  # they were taken in, and slot 1 is free
+        with pytest.raises(CapacityError, match="2 requests wait for a slot already"):
+            engine.submit([1])
+        passes[1].open()
+        assert [each.finish_reason for each in outcomes([running.result for running in runnings])] == ["length"] * 3
+
+
 @pytest.mark.parametrize("max_queue", [0, -1, 1.5, "many"])
 def test_a_queue_of_no_length_is_refused(max_queue):
     with pytest.raises(OptionError, match="max_queue is"):
