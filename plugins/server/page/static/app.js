@@ -310,7 +310,7 @@ async function connect() {
     }
     const { task, done, total } = error.progress ?? {};
     const share = total ? `, ${task} ${Math.floor((100 * done) / total)}%` : "";
-    status.textContent = error.status === 503 ? error.message + share : "No connection";
+    status.textContent = error.status === 503 ? error.message + share : error.status === 403 ? "Refused under this address" : "No connection";
     connecting = setTimeout(connect, error.status === 503 ? 700 : 3000);
   }
 }

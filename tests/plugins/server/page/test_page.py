@@ -259,6 +259,12 @@ def test_the_page_waits_for_a_model_that_is_being_loaded(page):
     page.wait_for_selector("#model >> text=smollm2")
 
 
+def test_an_address_that_the_server_refuses_is_no_lost_connection(page):
+    page.route("**/props", lambda route: route.fulfill(status=403, json={"error": {"message": "the request is for host 'x'"}}))
+    page.reload()
+    page.wait_for_selector("#model >> text=Refused under this address")
+
+
 def test_options_and_the_system_prompt_reach_the_server(page):
     sent = []
     page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
