@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from augury.constraint import Constraint
+    from augury.devices import Placement
     from augury.engine.engine import Engine
     from augury.engine.running import Running
     from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
@@ -38,6 +39,7 @@ __all__ = [
     "Model",
     "ModelFileError",
     "OptionError",
+    "Placement",
     "PluginError",
     "Registry",
     "Result",
@@ -54,6 +56,7 @@ __all__ = [
 _MODULES = {
     "engine.engine": ("Engine",),
     "constraint": ("Constraint",),
+    "devices": ("Placement",),
     "errors": ("AuguryError", "CapacityError", "ModelFileError", "OptionError", "PluginError", "UnsupportedError"),
     "hookspecs": ("hookimpl",),
     "interfaces": ("Architecture", "Backend", "Drafter", "MemoryManager", "Model", "Session", "Source"),

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
+from augury.devices import CPU, DeviceInfo
 from augury.engine.sampling import SamplingParams
+from augury.memory_limit import n_bytes_of_machine
 from augury.memory_manager import MemoryManager
 from augury.plugin import API_VERSION, Plugin
 from augury.slot_states import SlotStates
+from augury.types import Allocation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,13 +30,14 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.passes import Context, Pass, Target
     from augury.text.tokenizer import Tokenizer
-    from augury.types import Allocation, Draft, ModelInfo, ModelOptions, StateSpec, Verdict
+    from augury.types import Draft, ModelInfo, ModelOptions, StateSpec, Verdict
 
 __all__ = [
     "API_VERSION",
     "Architecture",
     "Ask",
     "Backend",
+    "DeviceInfo",
     "Drafter",
     "MemoryManager",
     "Model",
@@ -102,6 +106,17 @@ class Backend(Plugin, ABC):
         """Why this backend cannot run on this machine, or None where it can."""
         return None
 
+    @classmethod
+    def devices(cls) -> Sequence[DeviceInfo]:
+        """What it can compute on, where it can run; by default the CPU."""
+        n_bytes = n_bytes_of_machine()
+        return (DeviceInfo(CPU, "this machine", n_bytes, n_bytes),)
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return self.name
+
     @abstractmethod
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of a plan take once it is loaded, before anything is: `Model.state_spec` will be the same.
@@ -109,6 +124,18 @@ class Backend(Plugin, ABC):
         Raises:
             UnsupportedError: The plan or an option is beyond this backend.
         """
+
+    def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
+        """About what a loaded plan will hold, line by line, before anything is loaded; what it works in may be left out.
+
+        Raises:
+            UnsupportedError: The plan or an option is beyond this backend.
+            ModelFileError: A tensor of the plan is missing or has another shape.
+        """
+        spec = self.state_spec(plan, options)
+        n_bytes = sum(file.tensor(name, shape).n_bytes for name, shape in plan.shapes().items())
+        of_slot = spec.n_ctx * spec.n_bytes_per_position + spec.n_bytes_per_sequence
+        return (Allocation("weights", n_bytes), Allocation("states", spec.n_slots * of_slot))
 
     @abstractmethod
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:

@@ -21,6 +21,7 @@ from augury.files.models import resolve
 from augury.log import get_logger
 from augury.memory_limit import lack_of_memory
 from augury.options import Spec, build, check_mapping, options_of, parse_specs
+from augury.placement import place
 from augury.text.tokenizer import Tokenizer, load_tokenizer
 from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
@@ -180,6 +181,7 @@ class Loader:
         """Prepare to load; `override_kv` are metadata values that take the place of a file's own, by reference."""
         self.shared = Shared()
         self.contexts: list[EngineContext] = []
+        self.backends: list[Backend] = []  # of each context's model
         self.registry = registry
         self._backend = backend
         self._progress = progress
@@ -219,7 +221,7 @@ class Loader:
             reference: A name or a path.
             options: How it is loaded.
             purpose: "draft" for a model that drafters feed: what they feed is checked.
-            backend: The name of another backend than the engine's.
+            backend: The name of another backend than the engine's. `ModelOptions.placement` may add others.
             memory: A memory manager, see `choose_memory`; it is refused before the weights are read.
             memory_options: Options by memory manager.
             implied: Options of whichever manager it is, see `Drafter.memory_options`.
@@ -228,14 +230,16 @@ class Loader:
 
         def make() -> EngineContext:
             file = self.open(reference)
-            device = self._backend if backend is None else make_backend(self.registry, backend)
+            named = self._backend if backend is None else make_backend(self.registry, backend)
             plan = plan_of(file, self.registry, plan_name)
             wanted = options if options.n_ctx else attrs.evolve(options, n_ctx=plan.n_ctx_train)
+            device = place(self.registry, named, file, plan, wanted)
             spec, info = device.state_spec(plan, wanted), ModelInfo.of(file, plan)
             make_manager = choose_memory(self.registry, memory, info, spec, memory_options, implied)
             model = device.load(file, plan, wanted, self._progress)
             kind = CheckedContext if purpose == "draft" else EngineContext
             self.contexts.append(kind(model, make_manager(model.state_spec, model)))
+            self.backends.append(device)
             return self.contexts[-1]
 
         return self.shared.get(("model", purpose, str(reference), options, backend, plan_name), make)
@@ -261,7 +265,7 @@ class Loader:
     def memory_table(self) -> list[Allocation]:
         """What the models hold, the target's first, each line with the model's name and role."""
         return [
-            Allocation(f"{context.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes)
+            Allocation(f"{context.info.name} ({'draft' if number else 'target'}): {line.purpose}", line.n_bytes, line.device)
             for number, context in enumerate(self.contexts)
             for line in (*context.model.memory_table(), *context.memory.memory_table())
         ]

@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from augury.batch import Batch, check_batch
+from augury.devices import CPU
 from augury.interfaces import Backend, Model
 from augury.options import NoOptions
 from augury.passes import Pass
@@ -33,11 +34,12 @@ __all__ = ["Stage", "StagedBackend", "StagedModel"]
 
 @frozen(eq=False)
 class Stage:
-    """Layers from `first` to before `end`, and what computes them. The first embeds tokens, the last has the output."""
+    """Layers from `first` to before `end`, and what computes them; see `ModelPlan.stage`."""
 
     backend: Backend
     first: int
     end: int
+    device: str = CPU
 
 
 class StagedBackend(Backend):
@@ -48,6 +50,11 @@ class StagedBackend(Backend):
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__(NoOptions())
         self._stages = stages
+
+    @property
+    def title(self) -> str:
+        """See `Backend.title`."""
+        return " + ".join(f"{each.backend.title} on {each.device} from layer {each.first}" for each in self._stages)
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of all stages will take."""

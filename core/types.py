@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
+from augury.devices import CPU, Placement
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ class ModelInfo:
         )
 
 
-CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")
-"""The types that keys and values can be kept as."""
+CACHE_TYPES = ("f16", "f32", "bf16", "q8_0", "q4_0")  # that keys and values can be kept as
 CACHE_BLOCK = 32  # neighbouring components of a head that share a scale in the types q8_0 and q4_0
 
 
@@ -105,6 +105,7 @@ class ModelOptions:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     draft_max: int = 16  # drafted tokens of a slot in one pass, which models with a state per sequence have room to keep aside
+    placement: Placement = Factory(Placement)
 
     def check_cache_types(self, plan: ModelPlan) -> None:
         """Refuse cache types that do not exist, or that cannot hold heads of a plan's size.
@@ -117,10 +118,8 @@ class ModelOptions:
                 raise UnsupportedError(f"{flag} is {found!r}, expected one of {', '.join(CACHE_TYPES)}")
             sizes = [size for block in plan.blocks() for option, _, size in block.cached() if option == flag]
             if found.startswith("q") and (odd := [size for size in sizes if size % CACHE_BLOCK]):
-                raise UnsupportedError(
-                    f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}; "
-                    "choose f16, bf16 or f32"
-                )
+                told = f"{flag} is {found!r}, which keeps {CACHE_BLOCK} components together, but heads have {odd[0]}"
+                raise UnsupportedError(f"{told}; choose f16, bf16 or f32")
 
 
 @frozen
@@ -141,7 +140,7 @@ class Allocation:
 
     purpose: str
     n_bytes: int
-    device: str = "CPU"  # in whose memory
+    device: str = CPU  # in whose memory
 
 
 @frozen

@@ -20,6 +20,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from augury.devices import Placement
 from augury.drafters.model.draft_runner import DraftRequest, DraftRunner, WrittenDraft
 from augury.drafters.model.draft_sampler import DraftSampler
 from augury.drafters.model.draft_tree import TreeShape, branched
@@ -66,6 +67,17 @@ class DraftModelOptions:
         aliases=("ctvd", "cache-type-v-draft", "spec-draft-type-v"),
     )
     backend: str | None = option(None, help="what computes it, the target's backend unless given", aliases=("backend-draft",))
+    device: str | None = option(
+        None,
+        help="the GPUs for it, such as CUDA1, or none, as --device for the target; the target's unless given",
+        aliases=("devd", "device-draft", "spec-draft-device"),
+    )
+    gpu_layers: str | None = option(
+        None,
+        help="how many of its layers they compute: a number, all or auto, as -ngl for the target; unless given auto where -ngl "
+        "or --device is given for the target",
+        aliases=("ngld", "gpu-layers-draft", "n-gpu-layers-draft", "spec-draft-ngl"),
+    )
     tree: str | None = option(None, help="WIDTHxDEPTH, such as 2x5: drafts branch, with so many candidates for each place")
     p_min: float = option(
         0.0,
@@ -184,7 +196,10 @@ def _load_options(options: DraftModelOptions, target: ModelOptions) -> ModelOpti
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
     }
-    return attrs.evolve(target, **{name: value for name, value in own.items() if value is not None})
+    placement = target.placement if options.backend is None else Placement()
+    if options.device is not None or options.gpu_layers is not None:
+        placement = Placement(placement.devices if options.device is None else options.device, options.gpu_layers)
+    return attrs.evolve(target, placement=placement, **{name: value for name, value in own.items() if value is not None})
 
 
 def _load(reference: str, load_options: ModelOptions, backend: str | None, session: Session) -> LoadedDraftModel:

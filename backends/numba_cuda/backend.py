@@ -12,11 +12,14 @@ from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.options import option
 from augury.slot_states import identity_of
-from augury.types import ModelInfo
+from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from augury.backends.numba_cuda.device import Device
     from augury.blocks import ModelPlan
+    from augury.devices import DeviceInfo
     from augury.files.gguf import ModelFile
     from augury.interfaces import Model, Progress
     from augury.types import ModelOptions, StateSpec
@@ -41,6 +44,23 @@ class NumbaCuda(Backend):
     def unavailable_reason(cls) -> str | None:
         """What is missing on this machine: package, compiler, driver or GPU."""
         return probe.unavailable_reason()
+
+    @classmethod
+    def devices(cls) -> Sequence[DeviceInfo]:
+        """The GPUs that will do."""
+        return probe.devices() if cls.unavailable_reason() is None else ()
+
+    def memory_needed(self, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Sequence[Allocation]:
+        """Weights, what slots keep and what passes work in; the driver's own memory and graphs come to that."""
+        from augury.backends.numba_cuda.device import CountingDevice
+        from augury.backends.numba_cuda.lowering import Lowering
+        from augury.backends.numba_cuda.weights import PURPOSE, check_types, n_bytes_of
+
+        options.check_cache_types(plan)
+        lowering, counting = Lowering(plan, options), CountingDevice(self.options.device)
+        check_types(file, lowering.plan)
+        lowering.allocate(counting)
+        return (Allocation(PURPOSE, n_bytes_of(file, lowering.plan), counting.label), *counting.table())
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of a loaded plan will take."""
@@ -69,7 +89,9 @@ class NumbaCuda(Backend):
         except MemoryError as error:
             device.close()
             wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
-            raise CapacityError(f"{wanted} does not fit: {error}; ask for a smaller context or fewer slots") from error
+            raise CapacityError(
+                f"{wanted} does not fit: {error}; ask for a smaller context or fewer slots, or -ngl auto"
+            ) from error
         except BaseException:
             device.close()
             raise

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.interfaces import Progress
 
-__all__ = ["Buffer", "Copy", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
+__all__ = ["Buffer", "Copy", "CountingDevice", "Device", "Launch", "Pointer", "Program", "SimulatedDevice"]
 
 ELEMENTS = {"w": np.uint32, "f": np.float32, "d": np.float64, "j": np.int32, "b": np.int8, "h": np.uint16}
 """What the pointers among a kernel's parameters point to."""
@@ -240,6 +240,13 @@ class SimulatedDevice(Device):
     def close(self) -> None:
         """See `Device.close`."""
         self._n_bytes.clear()
+
+
+class CountingDevice(SimulatedDevice):
+    """Counts what is allocated, and allocates nothing."""
+
+    def _allocate(self, n_bytes: int) -> Buffer:
+        return Buffer(n_bytes)
 
 
 def _array(pointer: Pointer) -> np.ndarray:

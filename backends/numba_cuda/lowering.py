@@ -97,6 +97,12 @@ class Lowering:
 
     def place(self, device: Device, weights: Weights) -> None:
         """Allocate what passes work in and what slots keep, and load the weights."""
+        self.allocate(device)
+        self._device, self._weights = device, weights
+        self.steps(size_of(1, self.state_spec.n_ctx - 1), Parts((0, len(self._layers))))  # which loads all weights
+
+    def allocate(self, device: Device) -> None:
+        """Allocate what passes work in and what slots keep."""
         n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
         needed = dict.fromkeys(("x", "y", *self._asides(), *self.plan.features), 4 * MAX_TOKENS * n_embd)
         for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
@@ -107,8 +113,6 @@ class Lowering:
         self.inputs = device.allocate(4 * SIZE, "scratch").at(0)
         for emitter in self._emitters:
             emitter.place(device)
-        self._device, self._weights = device, weights
-        self.steps(largest, Parts((0, len(self._layers))))  # which loads all weights
 
     def kernels(self) -> list[Kernel]:
         """The kernels of passes of every number of tokens, and of what comes between them."""

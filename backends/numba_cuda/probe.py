@@ -6,10 +6,17 @@ import ctypes
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-__all__ = ["LEAST_CAPABILITY", "SIMULATOR", "cubins_folder", "find_compiler", "is_simulated", "unavailable_reason"]
+from augury.devices import DeviceInfo
+from augury.memory_limit import n_bytes_of_machine
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["LEAST_CAPABILITY", "SIMULATOR", "cubins_folder", "devices", "find_compiler", "is_simulated", "unavailable_reason"]
 
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
 LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
@@ -33,6 +40,34 @@ def unavailable_reason() -> str | None:
     if find_compiler() is None and not any(cubins_folder().glob("*/*.cubin")):
         return f"there is no libnvvm, which compiles kernels; {_INSTALL}, or set CUDA_HOME to a CUDA toolkit"
     return _no_gpu()
+
+
+def devices() -> tuple[DeviceInfo, ...]:
+    """The GPUs that will do, by number; in the simulator two, so that models can be divided among them."""
+    if is_simulated():
+        n_bytes = n_bytes_of_machine()
+        return tuple(DeviceInfo(f"CUDA{i}", "simulated GPU", n_bytes, n_bytes, {"device": i}) for i in range(2))
+    driver, n = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    driver.cuInit(0)
+    driver.cuDeviceGetCount(ctypes.byref(n))
+    return tuple(found for number in range(n.value) if (found := _device(driver, number)) is not None)
+
+
+def _device(driver: Any, number: int) -> DeviceInfo | None:
+    """A GPU; None where it will not do. Its free memory only a context tells, which is no more than asked for here."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    if driver.cuDeviceGet(ctypes.byref(device), number) or _capability(driver, device) < LEAST_CAPABILITY:
+        return None
+    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        return None
+    try:
+        failed = driver.cuCtxPushCurrent_v2(context) or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+    options = {"device": number}
+    return None if failed else DeviceInfo(f"CUDA{number}", _name(driver, device), total.value, free.value, options)
 
 
 def cubins_folder() -> Path:
@@ -69,14 +104,24 @@ def _no_gpu() -> str | None:
         return "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later"
     if error := driver.cuInit(0):
         return f"the NVIDIA driver finds no GPU that works (cuInit: error {error}); see what nvidia-smi says"
-    device, values, name = ctypes.c_int(), [ctypes.c_int(), ctypes.c_int()], ctypes.create_string_buffer(_NAME_BYTES)
+    device = ctypes.c_int()
     if error := driver.cuDeviceGet(ctypes.byref(device), 0):
         return f"the NVIDIA driver has no device 0 (error {error}); see what nvidia-smi says"
-    driver.cuDeviceGetName(name, _NAME_BYTES, device)
-    for value, attribute in zip(values, (_MAJOR, _MINOR), strict=True):
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-    found = (values[0].value, values[1].value)
+    found = _capability(driver, device)
     if found < LEAST_CAPABILITY:
-        told = f"{name.value.decode()} has compute capability {found[0]}.{found[1]}"
+        told = f"{_name(driver, device)} has compute capability {found[0]}.{found[1]}"
         return f"{told}, expected {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or later; use another GPU, or --backend numba-cpu"
     return None
+
+
+def _capability(driver: Any, device: ctypes.c_int) -> tuple[int, int]:
+    values = ctypes.c_int(), ctypes.c_int()
+    for value, attribute in zip(values, (_MAJOR, _MINOR), strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    return values[0].value, values[1].value
+
+
+def _name(driver: Any, device: ctypes.c_int) -> str:
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    driver.cuDeviceGetName(name, _NAME_BYTES, device)
+    return name.value.decode()

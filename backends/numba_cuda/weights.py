@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
-__all__ = ["Matrix", "Weights", "check_types"]
+__all__ = ["Matrix", "Weights", "check_types", "n_bytes_of"]
 
 PURPOSE = "weights"
 _WARPS_ENOUGH = 2048  # that ask for weights: 16 for each of 132 multiprocessors, see docs/cuda.md
@@ -86,6 +87,19 @@ def check_types(file: ModelFile, plan: ModelPlan) -> None:
                     f"{part.weight} is {kind.name}, which backend numba-cuda has no kernels for; it has some for {known}; take "
                     "another file, or --backend numba-cpu"
                 )
+
+
+def n_bytes_of(file: ModelFile, plan: ModelPlan) -> int:
+    """About what a plan's weights take on a device."""
+    n_words = 0
+    for part in dict.fromkeys(plan.parts()):
+        if isinstance(part, Linear | Matrices):
+            kind = file.tensor(part.weight, part.shapes[part.weight]).type.name
+            stored = FORMATS["F32" if getattr(part, "is_transposed", False) else kind]
+            n_words += getattr(part, "n", 1) * stored.n_words(n_units(part.n_out, part.n_in))
+        else:
+            n_words += sum(math.prod(shape) for shape in part.shapes.values())
+    return 4 * n_words
 
 
 class Weights:

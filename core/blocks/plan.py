@@ -194,15 +194,15 @@ class ModelPlan:
         return min(sources, default=cut) >= cut and not (latent and latent[0].reuses_choice)
 
     def stage(self, first: int, end: int) -> ModelPlan:
-        """Layers from `first` to before `end`, two `cuts` or ends, as a model of their own.
+        """Layers from `first` to before `end`, two `cuts` or ends, as a model of their own; the last layer is the output.
 
         The first stage embeds tokens; later ones are given hidden states, see `Batch.hidden`, and embed besides if their layers
-        make use of that. The last one has the output; earlier ones give the feature of their last layer.
+        make use of that. Those without the output give the feature of their last layer.
         """
         layers, embedding, output = self.layers[first:end], self.embedding, self.output
         if first and not any(layer.skip or isinstance(block, LayerInput) for layer in layers for block in layer.blocks):
             embedding = Embedding(None, embedding.n_vocab, embedding.n_embd)
-        if end < len(self.layers):
+        if end <= len(self.layers):
             output = Output(None, None)
         return evolve(self, embedding=embedding, layers=tuple(_moved(layer, first) for layer in layers), output=output)
 

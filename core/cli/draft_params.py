@@ -26,11 +26,14 @@ _TWINS = {  # the target's flags, by the draft model's options; any other option
     "cache_type_k": ("-ctk", "--cache-type-k"),
     "cache_type_v": ("-ctv", "--cache-type-v"),
     "backend": ("--backend",),
+    "device": ("-dev", "--device"),
+    "gpu_layers": ("-ngl", "--gpu-layers", "--n-gpu-layers"),
     "p_min": ("--draft-p-min", "--spec-draft-p-min"),
 }
 _AS_TARGET = (
     "parallel",
     "memory",
+    "tensor_split",
     "n_predict",
     "stop",
     "logit_bias",

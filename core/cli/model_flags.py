@@ -22,6 +22,7 @@ from augury.cli.log_output import configure_logging
 from augury.cli.parser import Parser, count
 from augury.cli.progress import ProgressDisplay
 from augury.cli.report import say, show_configuration
+from augury.devices import Placement
 from augury.errors import OptionError
 from augury.files.override import Scalar, Untyped, parse_overrides
 from augury.interfaces import Progress
@@ -31,7 +32,15 @@ from augury.types import CACHE_TYPES
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
 
-__all__ = ["add_model_flags", "add_override_flag", "load_engine", "override_words", "overrides_of"]
+__all__ = [
+    "add_model_flags",
+    "add_override_flag",
+    "load_engine",
+    "override_words",
+    "overrides_of",
+    "placement_of",
+    "placement_words",
+]
 
 
 def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, n_slots: int | None) -> None:
@@ -64,6 +73,7 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
         )
     add_override_flag(group)
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
+    add_placement_flags(group)
     group.add_argument(
         "--memory",
         default="auto",
@@ -83,6 +93,45 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
     )
     add_speculation_flags(parser.add_argument_group("speculation"), registry)
     add_drafter_flags(parser, registry, argv)
+
+
+def add_placement_flags(group: Any) -> None:
+    """Add the flags that say which layers GPUs compute; see `Placement`."""
+    group.add_argument(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        metavar="N",
+        help="how many of the last layers GPUs compute, the output among them: a number, all, or auto for as many as fit; the "
+        "CPU computes the others (default: the backend computes all)",
+    )
+    group.add_argument(
+        "-dev",
+        "--device",
+        metavar="NAME,...",
+        help="the GPUs, such as CUDA0,CUDA1, or none; see augury plugins (default: those of the backend)",
+    )
+    group.add_argument(
+        "-ts",
+        "--tensor-split",
+        metavar="X,X,...",
+        help="shares of the layers that each GPU gets, such as 3,1 (default: as many as fit, GPU by GPU)",
+    )
+
+
+def placement_of(args: argparse.Namespace) -> Placement:
+    """What these flags say.
+
+    Raises:
+        OptionError: They are malformed.
+    """
+    return Placement(args.device, args.gpu_layers, args.tensor_split)
+
+
+def placement_words(args: argparse.Namespace) -> list[str]:
+    """These flags as they were given, for another process."""
+    given = {"--gpu-layers": args.gpu_layers, "--device": args.device, "--tensor-split": args.tensor_split}
+    return [word for flag, value in given.items() if value is not None for word in (flag, value)]
 
 
 def add_override_flag(parser: argparse._ActionsContainer) -> None:
@@ -154,6 +203,7 @@ def load_engine(
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
             override_kv=overrides_of(args),
+            placement=placement_of(args),
             progress=shown,
             registry=args.registry,
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from augury.cli.option_flags import flags_of
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import fold, table
+from augury.devices import CPU, DeviceInfo
 from augury.interfaces import Backend
 from augury.options import Option, options_of
 from augury.registry import PluginRecord, Registry
@@ -52,6 +54,9 @@ def _lines(records: list[PluginRecord]) -> list[str]:
         lines.append(head)
         if (reason := _unavailable_reason(record)) is not None:
             lines.append(fold("    ", f"cannot run here: {reason}", " " * 8))
+        for device in _devices(record):
+            memory = f"{device.n_bytes_free >> 20} of {device.n_bytes >> 20} MiB free"
+            lines.append(fold("    ", f"device {device.name}: {device.description}, {memory}", " " * 8))
         for option in options_of(record.plugin.options_class).values():
             choices = f"one of {', '.join(option.choices)}" if option.choices else ""
             default = "" if option.default is None else f"default: {option.default}"
@@ -64,6 +69,13 @@ def _unavailable_reason(record: PluginRecord) -> str | None:
     return record.plugin.unavailable_reason() if issubclass(record.plugin, Backend) else None
 
 
+def _devices(record: PluginRecord) -> Sequence[DeviceInfo]:
+    """The GPUs that a backend can compute on; the CPU needs no naming."""
+    if not issubclass(record.plugin, Backend) or record.plugin.unavailable_reason() is not None:
+        return ()
+    return [device for device in record.plugin.devices() if device.name != CPU]
+
+
 def _as_json(record: PluginRecord) -> dict[str, Any]:
     options = options_of(record.plugin.options_class).values()
     return {
@@ -73,6 +85,10 @@ def _as_json(record: PluginRecord) -> dict[str, Any]:
         "distribution": record.distribution,
         "version": record.version,
         "unavailable": _unavailable_reason(record),
+        "devices": [
+            {"name": each.name, "description": each.description, "bytes": each.n_bytes, "bytes_free": each.n_bytes_free}
+            for each in _devices(record)
+        ],
         "options": [_option_as_json(option, record) for option in options],
     }
 

@@ -11,7 +11,7 @@ import attrs
 
 from augury.cli.table import table
 from augury.options import Spec
-from augury.types import Result, Summary, TokenLogprob
+from augury.types import Allocation, Result, Summary, TokenLogprob
 
 if TYPE_CHECKING:
     from augury.engine.engine import Engine
@@ -178,11 +178,22 @@ def show_configuration(engine: Engine) -> None:
     for key, value in _flat(engine.config):
         say(f"  {key} = {value}")
     say("memory:")
-    lines = engine.memory_table()
-    total = sum(line.n_bytes for line in lines)
-    rows = [[line.purpose, f"{line.n_bytes / 2**20:.1f} MiB"] for line in lines]
-    for line in table([*rows, ["total", f"{total / 2**20:.1f} MiB"]], is_right=(False, True), has_head=False):
+    for line in _memory_lines(engine.memory_table()):
         say(f"  {line}".replace("\n", "\n  "))
+
+
+def _memory_lines(lines: Sequence[Allocation]) -> list[str]:
+    """What takes memory, device by device."""
+    rows, devices = list[list[str]](), list(dict.fromkeys(line.device for line in lines))
+    for device in devices:
+        here = [line for line in lines if line.device == device]
+        rows += [[device, line.purpose, _mib(line.n_bytes)] for line in here]
+        rows.append([device, "total", _mib(sum(line.n_bytes for line in here))])
+    return table(rows, is_right=(False, False, True), has_head=False)
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB"
 
 
 def show_in_brief(engine: Engine) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, overload
 import attrs
 import numpy as np
 
+from augury.devices import Placement
 from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
 from augury.engine.evaluation import Steps, checked_pooling
@@ -119,6 +120,7 @@ class Engine:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         override_kv: Mapping[str, Any] | None = None,
+        placement: Placement | None = None,
         progress: Progress | None = None,
         registry: Registry | None = None,
     ) -> Self:
@@ -127,8 +129,7 @@ class Engine:
         Args:
             model: A path, a short name, `hf:owner/repo:quant` or `pypi:distribution==version`.
             backend: A backend's name, perhaps with options as in `numba-cpu:affinity=cores`, or `auto`.
-            memory: A memory manager's name, perhaps with options as in `name:key=value`; `auto` takes the first that suits
-                the model.
+            memory: A memory manager's name, perhaps with options; `auto` takes the first that suits the model.
             memory_options: Options by memory manager, beside those in `memory`; a warning says which have no effect.
             spec_type: `none`, `auto`, or drafters with options: `name:key=value,key=value;name`. Of several that one
                 is taken, round by round, that promises most.
@@ -141,13 +142,11 @@ class Engine:
             spec_verify: `match` accepts what the target would have chosen itself, so that nothing ever changes the output;
                 `rejection` accepts more of sampled drafts and keeps the distribution, not the seed's tokens. It implies
                 `spec_fixed`, for what is drafted has a part in what is emitted.
-            spec_synth_rates: For benchmarks: drafts are accepted by chance, and the text is not the model's. The chance that a
-                draft's token 1, 2, … is accepted where all before it were; the last holds for all after it. Trees are
-                verified as always.
+            spec_synth_rates: For benchmarks: the chance that a draft's token 1, 2, … is accepted where all before it were, the
+                last for all after it. The text is then not the model's; trees are verified as always.
             spec_synth_len: The same as one chance: so many tokens of an endless draft are accepted on average.
-            spec_timeout: Seconds. A drafter two of whose calls in a request take longer is left out of the rest of it; a
-                constraint ends its request. A call cannot be interrupted, only not be made again. It is one of a plugin's
-                methods, or one step of a `begin` that takes steps.
+            spec_timeout: Seconds. A drafter two of whose calls, or steps of a `begin`, in a request take longer is left out of
+                the rest of it; a constraint ends its request. A call cannot be interrupted, only not be made again.
             threads: None for as many as there are physical cores.
             n_ctx: Tokens that one sequence may use, prompt and output together. 0: as many as the model was trained for, None:
                 4096 at most. More is possible, with a warning.
@@ -156,6 +155,7 @@ class Engine:
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
             override_kv: Metadata that takes the place of the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
+            placement: Which layers GPUs compute; None: the backend computes all.
             progress: Told how far downloading, compiling and loading have come.
             registry: Plugins to choose from; None discovers those installed.
 
@@ -176,25 +176,25 @@ class Engine:
         chosen += serving_drafters(registry, chosen) if chosen else []
         members = tuple(member for _, member in chosen)
         speculation = Speculation(members, draft_max, draft_min, is_fixed, spec_verify, synthetic, spec_timeout)
-        device = make_backend(registry, backend)
-        loader = Loader(registry, device, progress or Progress(), {str(model): check_mapping("override_kv", override_kv or {})})
+        device, files = make_backend(registry, backend), {str(model): check_mapping("override_kv", override_kv or {})}
+        loader = Loader(registry, device, progress or Progress(), files)
         with loader.closed_on_failure() as made:
             file = loader.open(model)
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
-            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max)
+            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement or Placement())
+            of_drafters = attrs.evolve(options, placement=options.placement.of_others)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
             how: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
             context = loader.load(model, options, purpose="target", **how)
-            target = context.model
-            first_layers = EngineTarget(context)
-            sessions = [EngineSession(slot, target.info, options, tokenizer, loader, first_layers) for slot in range(slots)]
+            target, first_layers = context.model, EngineTarget(context)
+            sessions = [EngineSession(slot, target.info, of_drafters, tokenizer, loader, first_layers) for slot in range(slots)]
             chains = [session.make_drafters(chosen, made) for session in sessions]
             planner = None if is_fixed or draft_max == 0 else planner_for(context, chains[0], draft_max)
             loader.close_files()
-            config = {"model": str(model), "backend": device.name, "memory": context.memory.name, **attrs.asdict(options)}
-            config |= {"threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
+            config: dict[str, Any] = {"model": str(model), "backend": loader.backends[0].title, "memory": context.memory.name}
+            config |= {**attrs.asdict(options), "threads": target.n_threads, "isa": target.isa, "spec_type": str(speculation)}
             engine = cls(
                 context,
                 chains,

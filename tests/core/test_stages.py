@@ -31,7 +31,7 @@ def staged(name, *backends, at=(1,), **options):
     """A tiny model whose first layers, to before `at`, the first backend computes, and so on."""
     file = tiny_file(name)
     plan = plan_of(file, REGISTRY)
-    ends = (0, *at, len(plan.layers))
+    ends = (0, *at, len(plan.layers) + 1)  # the output counts
     stages = [Stage(make_backend(REGISTRY, each), *ends[i : i + 2]) for i, each in enumerate(backends)]
     device = stages[0].backend if len(stages) == 1 else StagedBackend(stages)
     options = ModelOptions(**{"n_slots": 4, "n_ctx": 64, "threads": 2, "draft_max": 9, **options})
@@ -100,7 +100,7 @@ def test_a_stage_wants_hidden_states_and_has_no_logits():
     for name in ("reference", "numba-cpu"):
         first, last = (
             make_backend(REGISTRY, name).load(tiny_file("llama-dense"), plan.stage(*ends), options, Progress())
-            for ends in ((0, 1), (1, 2))
+            for ends in ((0, 1), (1, 3))
         )
         assert first.forward(run_of([1])).rows().shape == (1, 0)
         assert list(first.features) == ["layer.0"]
@@ -119,7 +119,7 @@ def test_a_stage_that_cannot_be_loaded_closes_those_before(monkeypatch):
     monkeypatch.setattr(backends[1], "load", refuse)
     file = tiny_file("llama-dense")
     with pytest.raises(UnsupportedError, match="no"):
-        StagedBackend([Stage(backends[0], 0, 1), Stage(backends[1], 1, 2)]).load(
+        StagedBackend([Stage(backends[0], 0, 1), Stage(backends[1], 1, 3)]).load(
             file, plan_of(file, REGISTRY), ModelOptions(n_ctx=16), Progress()
         )
     with pytest.raises(Exception, match="closed"):

@@ -10,7 +10,7 @@ from sources import MODULES, ROOT, import_graph
 
 from augury.registry import Registry
 
-CORE = {"files", "text", "engine", "speculation", "testing", "cli", "contract", "registry", "loader", "entry"}
+CORE = {"files", "text", "engine", "speculation", "testing", "cli", "contract", "registry", "placement", "loader", "entry"}
 
 
 def wing(module):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from augury.cli.log_output import configure_logging
-from augury.cli.model_flags import override_words, overrides_of
+from augury.cli.model_flags import override_words, overrides_of, placement_of
 from augury.cli.parser import FlagsAction, are_counts, converted, counts
 from augury.cli.progress import ProgressDisplay
 from augury.cli.table import table
@@ -107,12 +107,11 @@ def run_passes(args: argparse.Namespace) -> int:
     pairs = pairs_of(args)
     check_saved(args.compare, of_passes=True)
     with (
-        loaded_model(args, max(each.depth + each.n for each in measurements)) as model,
+        loaded_model(args, max(each.depth + each.n for each in measurements)) as (model, backend),
         ProgressDisplay() as progress,
     ):
         runner = ModelRunner(model, progress)
         about: dict[str, Any] = {"model": args.model, "threads": model.n_threads}
-        backend = make_backend(args.registry, args.backend).name
         loaded = {"model": model.info.name, "backend": backend, "isa": model.isa, "threads": model.n_threads}
         facts = machine_facts() | loaded
         if args.vs is None:
@@ -159,22 +158,22 @@ def server_options(args: argparse.Namespace, path: Path, threads: int, n_ctx: in
 
 
 @contextmanager
-def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[Model]:
-    """Load the model alone, with one slot, and close it afterwards.
+def loaded_model(args: argparse.Namespace, n_ctx: int) -> Iterator[tuple[Model, str]]:
+    """Load the model alone, with one slot, tell what computes it, and close it afterwards.
 
     Raises:
         AuguryError: As loading does.
     """
     configure_logging(verbosity=args.verbose)
     backend = make_backend(args.registry, args.backend)
-    options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v)
+    options = ModelOptions(1, n_ctx, args.threads, args.cache_type_k, args.cache_type_v, placement=placement_of(args))
     with ProgressDisplay() as progress:
         loader = Loader(args.registry, backend, progress, {args.model: overrides_of(args)})
         try:
             model = loader.load(args.model, options, purpose="bench").model
             loader.close_files()
             progress.close()
-            yield model
+            yield model, loader.backends[0].title
         finally:
             loader.close()
 

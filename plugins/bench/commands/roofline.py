@@ -29,7 +29,7 @@ def run_roofline(args: argparse.Namespace) -> int:
         UnsupportedError: The backend cannot profile its kernels.
     """
     sizes, depths = args.curve or _SIZES, args.depth or (0,)
-    with loaded_model(args, max(sizes) + max(depths)) as model, ProgressDisplay() as progress:
+    with loaded_model(args, max(sizes) + max(depths)) as (model, _), ProgressDisplay() as progress:
         if not isinstance(model, Profiled):
             raise UnsupportedError(f"backend {args.backend} cannot profile its kernels; choose another with --backend")
         runner = ModelRunner(model, progress)

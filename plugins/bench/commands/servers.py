@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from time import monotonic, sleep
 from typing import Any
 
-from augury.cli.model_flags import override_words
+from augury.cli.model_flags import override_words, placement_words
 from augury.cli.prompts import Prompt
 from augury.cli.report import print_json, print_lines
 from augury.cli.table import table
@@ -162,7 +162,7 @@ def _serving(args: argparse.Namespace) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = ["-m", args.model, "-np", _N_SLOTS, "--backend", args.backend, "--memory", args.memory]
-    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args)]
+    words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v, *override_words(args), *placement_words(args)]
     given = {"-c": args.ctx_size, "-t": args.threads, "-md": args.model_draft}
     words += [word for flag, value in given.items() if value is not None for word in (flag, value)]
     words += [word for text in args.spec_type for word in ("--spec-type", text)]

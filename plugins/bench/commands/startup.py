@@ -13,7 +13,7 @@ from time import perf_counter
 
 from attrs import frozen
 
-from augury.cli.model_flags import override_words
+from augury.cli.model_flags import override_words, placement_words
 from augury.cli.report import print_json, print_lines, say
 from augury.errors import AuguryError
 from augury.files.models import resolve
@@ -30,7 +30,7 @@ def run_startup(args: argparse.Namespace) -> int:
     words += ["--backend", args.backend, "--memory", args.memory]
     words += [] if args.ctx_size is None else ["-c", str(args.ctx_size)]
     words += ["-ctk", args.cache_type_k, "-ctv", args.cache_type_v]
-    words += override_words(args)
+    words += [*override_words(args), *placement_words(args)]
     words += [] if args.threads is None else ["-t", str(args.threads)]
     if not args.json:
         say("compiling in an empty cache folder, as at the very first start")

@@ -21,6 +21,7 @@ from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.registry import Registry
+from augury.stages import Stage, StagedBackend
 from augury.testing.tiny_model import write_tiny_model
 from augury.types import ModelOptions
 
@@ -209,6 +210,27 @@ def test_a_round_is_one_graph_and_one_wait(driver, tmp_path):
     moving = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuLaunchKernel"]  # of keys and of values
     assert calls([8], 2, moves=[(0, 2, 1)]) == (0, [*moving, *pass_of_one])
     model.close()
+
+
+@pytest.mark.sample(0)
+def test_two_gpus_share_a_model(driver, tmp_path):
+    write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
+    driver.do_cuDeviceGetCount = lambda: (2,)
+    whole = load(tmp_path / "tiny.gguf")
+    right = told(whole)
+    whole.close()
+    file = ModelFile.open(tmp_path / "tiny.gguf")
+    plan = plan_of(file, Registry.discover())
+    plan = attrs.evolve(plan, layers=plan.layers[:1])
+    stages = [Stage(NumbaCuda(NumbaCudaOptions(device=i)), i, i + 1, f"CUDA{i}") for i in range(2)]
+    model = StagedBackend(stages).load(file, plan, ModelOptions(n_ctx=32, n_slots=2), Progress())
+    assert {line.device for line in model.memory_table()} == {"CUDA0", "CUDA1"}
+    for found, expected in zip(told(model), right, strict=True):
+        assert np.array_equal(found, expected)
+    passed = model.forward(run_of([4]))
+    assert passed.wait() > 0.002, "the time of both"
+    model.close()
+    assert not driver.held
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers(driver, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
-from augury import Engine, Registry
+from augury import Engine, Placement, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
@@ -123,6 +123,32 @@ def test_speculation_changes_nothing(tiny):
     assert found == plain
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert drafted > accepted > 0, "the test must see right and wrong drafts"
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_the_cpu_computes_the_other_layers_with_drafts_and_without(tiny, n_layers):
+    found, at = [], Placement(gpu_layers=n_layers)
+    for spec_type in ("none", "ngram-simple:n=2,m=2"):
+        how = {"spec_type": spec_type, "spec_fixed": spec_type != "none", "placement": at, "registry": REGISTRY}
+        with Engine.load(tiny, n_ctx=64, **how) as engine:
+            assert engine.config["backend"] == f"numba-cpu on CPU from layer 0 + numba-cuda on CUDA0 from layer {4 - n_layers}"
+            assert {line.device for line in engine.memory_table()} == {"CPU", "CUDA0"}
+            result = engine.generate([5, 6, 7, 8, 5, 6], max_tokens=4, temperature=0.0, logprobs=1, ignore_eos=True)
+        found.append((result.tokens, [piece.logprob for piece in result.pieces]))
+    assert found[0] == found[1]
+    assert result.stats.n_drafted > result.stats.n_accepted > 0
+
+
+@pytest.mark.parametrize("name", ["llama-dense-q4_k", "qwen3moe-moe-q8_0", "jamba-dense"])
+def test_what_a_model_will_hold_is_known_before(name):
+    file = tiny_file(name)
+    plan, options = plan_of(file, REGISTRY), ModelOptions(n_slots=3, n_ctx=64, threads=1)
+    told = {line.purpose: line.n_bytes for line in NumbaCuda(NumbaCudaOptions()).memory_needed(file, plan, options)}
+    held = {line.purpose: line.n_bytes for line in loaded(file, "numba-cuda").memory_table()}
+    assert abs(held.pop("weights") - told.pop("weights")) < 1 << 17, "tables of ropes, and what is rounded up"
+    assert 0 < held.pop("scratch") - told.pop("scratch") < 1 << 18, "what chooses tokens is small, and left out"
+    assert told == held
 
 
 @pytest.mark.sample(1)

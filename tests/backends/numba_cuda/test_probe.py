@@ -38,6 +38,28 @@ def machine(monkeypatch, tmp_path):
         def cuDeviceGetAttribute(self, value, attribute, device):
             value._obj.value = self.capability[attribute - 75]
 
+        retained, n_failing = 0, 0
+
+        def cuDeviceGetCount(self, n):
+            n._obj.value = 2
+
+        def cuDevicePrimaryCtxRetain(self, context, device):
+            self.retained += 1
+            return 0
+
+        def cuCtxPushCurrent_v2(self, context):
+            self.n_failing -= 1
+            return self.n_failing >= 0
+
+        def cuMemGetInfo_v2(self, free, total):
+            free._obj.value, total._obj.value = 70 << 30, 80 << 30
+
+        def cuCtxPopCurrent_v2(self, context):
+            return 0
+
+        def cuDevicePrimaryCtxRelease_v2(self, device):
+            self.retained -= 1
+
     class Spec:
         submodule_search_locations = (str(tmp_path),)
 
@@ -81,6 +103,17 @@ def test_each_thing_that_is_missing_is_named(machine, monkeypatch):
     assert told() == "numba_cuda is not installed; pip install 'augury[cuda]'"
     monkeypatch.setenv(probe.SIMULATOR, "1")
     assert told() == "NUMBA_ENABLE_CUDASIM is 1, but greenlet is not installed; pip install greenlet"
+
+
+def test_every_gpu_that_will_do_is_told_with_its_memory(machine):
+    first, second = NumbaCuda.devices()
+    assert (first.name, first.description, first.n_bytes >> 30, first.n_bytes_free >> 30) == ("CUDA0", "NVIDIA Abacus", 80, 70)
+    assert (second.name, dict(second.options)) == ("CUDA1", {"device": 1})
+    machine.driver.n_failing = 1
+    assert [each.name for each in NumbaCuda.devices()] == ["CUDA1"]
+    assert machine.driver.retained == 0
+    machine.driver.capability = (7, 5)
+    assert list(NumbaCuda.devices()) == []
 
 
 def test_the_error_says_why_and_auto_takes_another_backend(machine):

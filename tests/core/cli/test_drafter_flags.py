@@ -96,12 +96,12 @@ def test_what_a_draft_model_cannot_be_told_is_refused(text, told):
 
 
 @pytest.mark.parametrize(
-    "text", ["-hf org/small --seed 1 -ngl 99 -np 2 --temp 0", "-m hf:org/small -fa --no-mmap -ot exps=CPU"]
+    "text", ["-hf org/small --seed 1 -sm none -ts 1,1 -np 2 --temp 0", "-m hf:org/small -fa --no-mmap -ot exps=CPU"]
 )
 def test_what_means_nothing_for_a_draft_model_is_ignored_with_a_line(capsys, text):
     assert parsed("--draft-params", text).model_draft == "hf:org/small"
     lines = capsys.readouterr().err.splitlines()
-    assert "--draft-params: -ngl is ignored: --backend numba-cuda computes" in lines[-1] or len(lines) == 3
+    assert "--draft-params: -sm is ignored: GPUs compute whole layers" in lines[-1] or len(lines) == 3
     assert all(line.startswith("--draft-params: ") for line in lines)
 
 

@@ -53,16 +53,13 @@ def test_every_flag_takes_as_many_values_as_there(command):
 
 
 def test_an_ignored_flag_takes_its_value_and_nothing_more(capsys):
-    line = "-ngl 99 -sm none -ts 1,0 -fa on -cb -ub 512 --mlock --no-mmap -lv 3 --no-warmup -no-cnv -ngld 99 -devd none"
+    line = "-sm none -mg 1 -cmoe -fa on -cb -ub 512 --mlock --no-mmap -lv 3 --no-warmup -no-cnv"
     args = parsed(*line.split(), "--no-context-shift", "-m", "x", "-p", "text", "--override-tensor=exps=CPU", "-n", "-2")
     assert (args.model, args.prompt, args.n_predict, args.file) == ("x", ["text"], -2, [])
     lines = capsys.readouterr().err.splitlines()
-    told = "--backend numba-cuda computes all layers on a GPU, numba-cuda:device=1 on the second one"
-    assert f"augury run: -ngl, -sm, -ts are ignored: {told}" in lines
-    told = "--spec-draft-model-backend numba-cuda computes the draft model on a GPU"
-    assert f"augury run: -ngld, -devd are ignored: {told}" in lines
+    assert "augury run: -sm, -mg are ignored: GPUs compute whole layers, those that --device names" in lines
     assert "augury run: --no-context-shift is ignored: a full context ends the text unless --context-shift is given" in lines
-    assert sum(line.count(" ignored: ") for line in lines) == len(lines) == 10
+    assert sum(line.count(" ignored: ") for line in lines) == len(lines) == 9
 
 
 @pytest.mark.parametrize("words", [["-fa"], ["-fa", "auto"], ["-fa=1"], ["--color"]])

@@ -1,0 +1,78 @@
+"""Devices that backends compute on, and which of them a model's layers are to be placed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from augury.errors import OptionError
+
+__all__ = ["CPU", "DeviceInfo", "Placement"]
+
+CPU = "CPU"
+
+
+@frozen
+class DeviceInfo:
+    """Something that a backend computes on."""
+
+    name: str  # as --device takes it: CPU, CUDA0
+    description: str  # what it is
+    n_bytes: int  # of its memory
+    n_bytes_free: int
+    options: Mapping[str, Any] = field(factory=dict, eq=False)  # of the backend, that choose it
+
+
+def _gpu_layers(value: Any) -> str | int | None:
+    if value is None or value in ("auto", "all"):
+        return value
+    try:
+        n = int(value)
+    except (TypeError, ValueError):
+        n = -2
+    if n < -1:
+        raise OptionError(f"gpu_layers is {value!r}, expected a number of layers, 'auto' or 'all'")
+    return "auto" if n == -1 else n  # as llama.cpp
+
+
+def _names(value: Any) -> tuple[str, ...] | None:
+    names = value.split(",") if isinstance(value, str) else value
+    if names is None:
+        return None
+    found = tuple(dict.fromkeys(name.strip() for name in names))
+    if not all(found) or ("none" in found and len(found) > 1):
+        raise OptionError(f"devices are {value!r}, expected names such as CUDA0,CUDA1, or none")
+    return () if found == ("none",) else found
+
+
+def _shares(value: Any) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    try:
+        shares = tuple(float(each) for each in (value.replace("/", ",").split(",") if isinstance(value, str) else value))
+    except ValueError:
+        shares = ()
+    if not (sum(shares) > 0 and all(0 <= share < float("inf") for share in shares)):
+        raise OptionError(f"tensor_split is {value!r}, expected shares of the devices such as 3,1")
+    return shares
+
+
+@frozen
+class Placement:
+    """Which layers of a model GPUs compute: the last ones. The CPU computes those before; if nothing is said, the backend all.
+
+    The output counts as a layer, after all others, as in llama.cpp. A layer's KV cache is where the layer is.
+    """
+
+    devices: tuple[str, ...] | None = field(default=None, converter=_names)  # by name, in order; none: (); None: the backend's
+    gpu_layers: str | int | None = field(default=None, converter=_gpu_layers)  # a number, `all`, or `auto`: as many as fit
+    tensor_split: tuple[float, ...] | None = field(
+        default=None, converter=_shares
+    )  # of the devices; None: each as much as fits
+
+    @property
+    def of_others(self) -> Placement:
+        """What it means for another model of the engine, unless more is said of that."""
+        return self if self == Placement() else Placement(self.devices, "auto")

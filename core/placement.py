@@ -1,0 +1,220 @@
+"""Chooses what computes a model, layer by layer: one backend, or stages on several devices."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from augury.devices import CPU, Placement
+from augury.errors import CapacityError, OptionError, UnsupportedError
+from augury.log import get_logger
+from augury.options import build
+from augury.stages import Stage, StagedBackend
+
+if TYPE_CHECKING:
+    from augury.blocks import ModelPlan
+    from augury.devices import DeviceInfo
+    from augury.files.gguf import ModelFile
+    from augury.interfaces import Backend
+    from augury.registry import Registry
+    from augury.types import ModelOptions
+
+__all__ = ["place"]
+
+_SPARE = 1 << 30  # bytes of a GPU that `auto` leaves free, as llama.cpp does, or a sixteenth of a small one
+_ADVICE = "-ngl auto places as many layers there as fit; or ask for a smaller context or fewer slots"
+
+
+@frozen(eq=False)
+class _Gpu:
+    backend: Backend
+    device: DeviceInfo
+
+    def spare(self, *, is_auto: bool) -> int:
+        """Bytes that layers may take."""
+        return self.device.n_bytes_free - (min(_SPARE, self.device.n_bytes // 16) if is_auto else 0)
+
+
+def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, options: ModelOptions) -> Backend:
+    """What computes a plan as `options.placement` says: layers on GPUs, and those before them on the CPU.
+
+    Args:
+        registry: Of backends, for devices and a CPU that `named` does not compute on.
+        named: What computes it where nothing is said.
+        file: Of the weights.
+        plan: To be computed.
+        options: How it is loaded.
+
+    Raises:
+        OptionError: There is no such device.
+        UnsupportedError: The model cannot be cut there.
+        CapacityError: The layers do not fit.
+    """
+    wanted = options.placement
+    if wanted == Placement():
+        return named
+    gpus = [] if wanted.gpu_layers == 0 else _gpus(registry, named, wanted)
+    if not gpus:
+        return _host(registry, named)
+    plan = plan.for_context(options.n_ctx)
+    return _Placing(registry, named, gpus, file, plan, options).backend()
+
+
+def _gpus(registry: Registry, named: Backend, wanted: Placement) -> list[_Gpu]:
+    """The GPUs that layers are to be placed on, in order; of the named backend, if it has some, its own first."""
+    found: dict[str, _Gpu] = {}
+    reasons = []
+    for kind in dict.fromkeys((type(named), *registry.backends.values())):
+        if (reason := kind.unavailable_reason()) is not None:
+            reasons.append(f"backend {kind.name} cannot run here: {reason}")
+            continue
+        base = named.options if kind is type(named) else build(kind.options_class, {}, f"--backend {kind.name}")
+        own = {name: getattr(base, name) for name in attrs.fields_dict(type(base))}
+        for device in sorted(kind.devices(), key=lambda each: any(own[name] != it for name, it in each.options.items())):
+            if device.name != CPU:
+                found.setdefault(device.name, _Gpu(kind(attrs.evolve(base, **device.options)), device))
+    why = "".join(f"; {reason}" for reason in reasons)
+    if wanted.devices is None:
+        own_gpus = [gpu for gpu in found.values() if type(gpu.backend) is type(named)]
+        if not found and wanted.gpu_layers is not None:
+            get_logger("augury.placement").warning("no GPU can be used; the CPU computes all layers", reason=why.lstrip("; "))
+        return own_gpus or list(found.values())
+    for name in wanted.devices:
+        if name not in found and name != CPU:
+            known = ", ".join((*found, CPU, "none"))
+            raise OptionError(f"there is no device {name!r}; expected some of {known}{why}")
+    return [found[name] for name in wanted.devices if name != CPU]
+
+
+def _host(registry: Registry, named: Backend) -> Backend:
+    """What computes on the CPU: the named backend, if it does, or else the preferred one."""
+    if _is_host(type(named)):
+        return named
+    kind = registry.choose("backend", None, lambda each: None if _is_host(each) else "it does not compute on the CPU")
+    host: Backend = kind(build(kind.options_class, {}, f"--backend {kind.name}"))
+    return host
+
+
+def _is_host(kind: type[Backend]) -> bool:
+    return kind.unavailable_reason() is None and any(device.name == CPU for device in kind.devices())
+
+
+class _Placing:
+    """One model's placement. Layers are counted with the output, which is the last."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        named: Backend,
+        gpus: Sequence[_Gpu],
+        file: ModelFile,
+        plan: ModelPlan,
+        options: ModelOptions,
+    ) -> None:
+        self._registry, self._named, self._gpus, self._options = registry, named, gpus, options
+        self._what = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
+        self._n, self._architecture = len(plan.layers) + 1, plan.architecture
+        self._starts = (0, *plan.cuts())
+
+        @cache
+        def n_bytes(gpu: _Gpu, first: int, end: int) -> int:
+            needed = gpu.backend.memory_needed(file, plan.stage(first, end), options)
+            return sum(line.n_bytes for line in needed)
+
+        self._n_bytes: Callable[[_Gpu, int, int], int] = n_bytes
+
+    def backend(self) -> Backend:
+        """What computes the model."""
+        wanted = self._options.placement
+        if wanted.gpu_layers == "auto":
+            return self._fitting()
+        n_layers = self._n if wanted.gpu_layers in (None, "all") else min(int(wanted.gpu_layers or 0), self._n)
+        first = self._n - n_layers
+        if first not in self._starts:
+            counts = ", ".join(str(self._n - start) for start in reversed(self._starts))
+            raise UnsupportedError(
+                f"-ngl {n_layers} of {self._n} layers, but a model of architecture {self._architecture!r} cannot be cut there; "
+                f"expected one of {counts}, or auto"
+            )
+        stages = self._stages(first, is_auto=False)
+        self._check(stages)
+        return self._joined(stages)
+
+    def _fitting(self) -> Backend:
+        """As many layers on GPUs as fit."""
+
+        def fits(first: int) -> bool:
+            return self._lack(self._stages(first, is_auto=True), is_auto=True) is None
+
+        if (n_not := bisect_left(self._starts, True, key=fits)) < len(self._starts):
+            return self._joined(self._stages(self._starts[n_not], is_auto=True))
+        told = {gpu.device.name: f"{gpu.device.n_bytes_free / 2**30:.1f} GiB free" for gpu in self._gpus}
+        get_logger("augury.placement").warning("no layer fits on a GPU; the CPU computes all", model=self._what, **told)
+        return _host(self._registry, self._named)
+
+    def _stages(self, first: int, *, is_auto: bool) -> list[tuple[_Gpu, int, int]]:
+        """Which GPU has which layers from `first` on: by shares, or each as many as fit, the last one the rest."""
+        shares, stages = self._options.placement.tensor_split, list[tuple[_Gpu, int, int]]()
+        ends = (*(start for start in self._starts if start > first), self._n)
+        limits = [self._n] * len(self._gpus)
+        if shares is not None:
+            if len(shares) > len(self._gpus):
+                raise OptionError(f"tensor_split has {len(shares)} shares of {len(self._gpus)} devices; leave some out")
+            sums = list(accumulate((*shares, *[0.0] * (len(self._gpus) - len(shares)))))
+            limits = [first + round((self._n - first) * each / sums[-1]) for each in sums]
+        for gpu, limit in zip(self._gpus, limits, strict=True):
+            if shares is not None:
+                end = max((end for end in ends if end <= limit), default=first)
+            elif gpu is self._gpus[-1]:
+                end = self._n
+            else:
+                left = [first, *(each for each in ends if each > first)]
+                n_bytes = partial(self._n_bytes, gpu, first)
+                end = left[max(bisect_right(left, gpu.spare(is_auto=is_auto), lo=1, key=n_bytes) - 1, 0)]
+            if end > first:
+                stages.append((gpu, first, end))
+                first = end
+        return stages
+
+    def _lack(self, stages: Sequence[tuple[_Gpu, int, int]], *, is_auto: bool) -> _Gpu | None:
+        """A GPU that has too little memory for its layers."""
+        lacking = (gpu for gpu, *ends in stages if self._n_bytes(gpu, *ends) > gpu.spare(is_auto=is_auto))
+        return next(lacking, None)
+
+    def _check(self, stages: Sequence[tuple[_Gpu, int, int]]) -> None:
+        if self._lack(stages, is_auto=False) is None:
+            return
+        lines = [
+            f"{gpu.device.name} ({gpu.device.description}) needs {_size(self._n_bytes(gpu, first, end))} for "
+            f"{_layers(first, end, self._n)}, {_size(gpu.device.n_bytes_free)} of {_size(gpu.device.n_bytes)} are free"
+            for gpu, first, end in stages
+        ]
+        raise CapacityError(f"{self._what} does not fit: {'; '.join(lines)}; {_ADVICE}")
+
+    def _joined(self, stages: Sequence[tuple[_Gpu, int, int]]) -> Backend:
+        first = stages[0][1]
+        made = [Stage(gpu.backend, begin, end, gpu.device.name) for gpu, begin, end in stages]
+        if first:
+            made.insert(0, Stage(_host(self._registry, self._named), 0, first, CPU))
+        if len(made) == 1:
+            return made[0].backend
+        told = {stage.device: _layers(stage.first, stage.end, self._n) for stage in made}
+        get_logger("augury.placement").info("the model is computed in stages", model=self._what, **told)
+        return StagedBackend(made)
+
+
+def _layers(first: int, end: int, n: int) -> str:
+    """Layers in words."""
+    last = min(end, n - 1) - 1
+    several = "" if last < first else f"layer {first}" if first == last else f"layers {first} to {last}"
+    return " and ".join(each for each in (several, "the output" if end == n else "") if each)
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 1 << 30 else f"{n_bytes / 2**20:.1f} MiB"
