@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -37,6 +38,7 @@ _KINDS: dict[str, tuple[str, type[Plugin]]] = {  # kind: (hook, what its classes
     "source": ("augury_sources", Source),
     "constraint": ("augury_constraints", Constraint),
 }
+_HOOKABLE = (FunctionType, MethodType, staticmethod, classmethod)
 _WORDS = {"memory": "memory manager"}
 
 
@@ -61,11 +63,21 @@ class BrokenPlugin:
     reason: str
 
 
+class _Hooks(pluggy.PluginManager):
+    """Finds a plugin's hooks; pluggy itself takes its time for every name of a module, of which few are functions."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """The options of a hook; None of what is none."""
+        if isinstance(plugin, ModuleType) and not isinstance(vars(plugin).get(name), _HOOKABLE):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 class Registry:
     """All plugins of one process. Build it with `discover`, or empty for tests and `register` into it."""
 
     def __init__(self) -> None:
-        self.hooks = pluggy.PluginManager("augury")
+        self.hooks = _Hooks("augury")
         self.hooks.add_hookspecs(hookspecs)
         self.records: list[PluginRecord] = []
         self.broken: list[BrokenPlugin] = []
@@ -127,7 +139,9 @@ class Registry:
     def _add(self, record: PluginRecord) -> None:
         names = {record.name, *record.plugin.aliases}
         for other in self.records:
-            if other.kind == record.kind and names & {other.name, *other.plugin.aliases}:
+            if other.kind != record.kind:
+                continue
+            if names & {other.name, *other.plugin.aliases}:
                 raise PluginError(
                     f"two {record.kind} plugins are called {record.name!r}: one of {_where(other)}, one of {_where(record)}; "
                     f"uninstall one, or name those to load in {ALLOW_LIST}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import contextmanager
 
 from oracles.models import tiny_model
 
 from augury.cli.command_line import main
 
+# pytest in a process of its own, without strangers' plugins that take longer to import than a test takes
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+PYTEST += [word for name in ("anyio", "hypothesispytest", "schemathesis") for word in ("-p", f"no:{name}")]
 REPEATING = "1,2,3,4,1,2,3,4,1,2,3,4"
 
 

@@ -18,11 +18,11 @@ if SIMULATED:
     from numba import float32, float64, int32, njit, types, uint32, uint64
     from numba.extending import intrinsic
 
-    from augury.backends.numba_cuda.kernels.lane import lane
+    from augury.backends.numba_cuda.kernels.lane import Compiler, lane
     from augury.backends.numba_cuda.kernels.simulator import cuda
 
     def _typed(signature):
-        return njit(signature)
+        return njit(signature, pipeline_class=Compiler)
 else:
     from numba import cuda, float32, int32, types, uint32, uint64
     from numba.cuda.extending import intrinsic

@@ -68,22 +68,25 @@ class _InnerLowering(_Lowering):
         return changed
 
 
-class _Compiler(CompilerBase):
+class Compiler(CompilerBase):
+    """Numba's pipeline for what Python calls."""
+
     lowering = _Lowering
 
     def define_pipelines(self):
+        """Name the passes: numba's, with another one that makes code."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [(self.lowering if each is NativeLowering else each, what) for each, what in passes.passes]
         passes.finalize()
         return [passes]
 
 
-class _InnerCompiler(_Compiler):
+class _InnerCompiler(Compiler):
     lowering = _InnerLowering
 
 
 def lane(function):
     """Compile `function` when it is first called, by Python or by another lane, for the types that it is called with."""
-    called, inner = (njit(pipeline_class=compiler)(function) for compiler in (_Compiler, _InnerCompiler))
+    called, inner = (njit(pipeline_class=compiler)(function) for compiler in (Compiler, _InnerCompiler))
     called.get_call_template, called.get_overload = inner.get_call_template, inner.get_overload  # numba asks for other lanes
     return called

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from commands import PYTEST
 
 BROKEN = """
 from augury import Draft, Drafter, hookimpl
@@ -46,7 +47,7 @@ def run(tmp_path):
     def run_pytest(*words):
         path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            [*PYTEST, *words],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": path},
             capture_output=True,

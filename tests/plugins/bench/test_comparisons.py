@@ -5,10 +5,10 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import PYTEST
 from oracles.models import tiny_model
 
 import augury.plugins.bench
@@ -26,8 +26,7 @@ def compared(tmp_path):
     workload.write_text("\n".join(map(json.dumps, lines)))
 
     def run(*words):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:augury-testing"]
-        command += [tmp_path / "bench", "--rootdir", tmp_path]
+        command = [*PYTEST, "-p", "no:augury-testing", tmp_path / "bench", "--rootdir", tmp_path]
         command += [] if "no:benchmark" in words else ["--benchmark-json", tmp_path / "out.json"]
         command += ["--augury-model", tiny_model("llama-dense"), "--augury-backend", "reference"]
         command += ["--augury-tokens", "24", "--augury-workload", workload, *words]
