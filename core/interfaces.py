@@ -275,7 +275,7 @@ class Drafter(Plugin, ABC):
         last is not among them: it is computed by the next pass. A prefix that was reused is not either; see `n_held`.
 
         Args:
-            start: Where the tokens stand in the text.
+            start: Where the tokens stand in the text; what was fed from there on before was of another text.
             tokens: (m,) int32.
             features: (m, F) float32 by name, read-only, the drafter's to keep.
         """
@@ -293,7 +293,8 @@ class Drafter(Plugin, ABC):
         Returns:
             None; or, where a long prompt takes long, as the prefill of a second model does, an iterator over the rest of the
             work. The engine takes a step of it with every round, so that other slots go on in between, and asks for no draft
-            before its end. A request that is cancelled meanwhile ends without the rest.
+            before its end. A request that is cancelled meanwhile ends without the rest. There may be 1000 steps and one more
+            for each token of the text; a step that waits for something blocks, for to yield until then takes too many.
         """
         return None
 

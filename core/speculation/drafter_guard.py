@@ -100,7 +100,8 @@ class DrafterGuard:
         self._has_begun = True
         steps: Iterator[object] = self._call("begin", self._begin, options) or iter(())
         seconds = self._begun()
-        for _ in range(_SPARE_STEPS + len(self._sequence.history)):
+        n = len(self._sequence.history)
+        for _ in range(_SPARE_STEPS + n):
             if self.is_left_out:
                 return seconds
             is_through = self._call("begin", next, steps, _THROUGH) is _THROUGH
@@ -108,8 +109,8 @@ class DrafterGuard:
             if is_through:
                 return seconds
             yield
-        n = len(self._sequence.history)
-        self.fail("begin", PluginError(f"takes more steps than a text of {n} tokens can need"))
+        told = f"takes more than {_SPARE_STEPS + n} steps for a text of {n} tokens; where it waits for something, let it block"
+        self.fail("begin", PluginError(told))
         return seconds
 
     def _begin(self, options: Any) -> Iterator[object] | None:

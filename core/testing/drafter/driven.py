@@ -199,7 +199,7 @@ class DrivenLoop:
         for method, error in self._failures:
             if isinstance(error, ContractError):
                 raise error
-            promise = contract.TOGETHER if method == "draft_together" else contract.ERROR
+            promise = {"draft_together": contract.TOGETHER, "begin": contract.BEGIN}.get(method, contract.ERROR)
             raise promise.broken(self.drafters[0].name, f"{type(error).__name__}: {error}, in `{method}`") from error
         for play in self._drafting.plays.values():
             if isinstance(outcome := play.sequence.channel.outcome, BaseException):

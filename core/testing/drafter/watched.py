@@ -49,14 +49,11 @@ class Watched(Drafter):
         steps: Any = self.__call(told, super().begin, self.watched_history(history), n_reused)
         if not isinstance(steps, Iterator | None):
             raise self.__broken(contract.BEGIN, f"a {type(steps).__name__}")
-        return None if steps is None else self.__steps(steps, len(history))
+        return None if steps is None else self.__steps(steps)
 
-    def __steps(self, steps: Iterator[None], n: int) -> Iterator[None]:
-        for _ in range(n):
-            if self.__call("a step of it", next, steps, _THROUGH) is _THROUGH:
-                return
+    def __steps(self, steps: Iterator[None]) -> Iterator[None]:
+        while self.__call("a step of it", next, steps, _THROUGH) is not _THROUGH:
             yield
-        raise self.__broken(contract.BEGIN, f"more than {n} steps for as many tokens")
 
     def n_held(self, history: np.ndarray) -> int:
         """See `Drafter.n_held`."""

@@ -287,22 +287,24 @@ def test_who_was_slow_for_several_slots_is_found_out_slot_by_slot(monkeypatch):
     assert [result.stats.drafters["slow"].failed is None for result in results] == [True, False, True]
 
 
-def test_a_begin_without_end_is_no_begin():
-    class Endless(ScriptedDrafter):
-        name = "endless"
+@pytest.mark.parametrize("n_too_many", [0, 1])
+def test_a_begin_may_take_a_thousand_steps_and_one_for_each_token(n_too_many):
+    class Stepping(ScriptedDrafter):
+        name = "stepping"
 
         def begin(self, history, n_reused):
             super().begin(history, n_reused)
-            while True:
+            for _ in range(1000 + len(history) - 1 + n_too_many):  # and a last one, which does not yield
                 yield
 
-    results, _ = run(Endless)
+    results, _ = run(Stepping)
     for prompt, result in zip(PROMPTS, results, strict=True):
         n = len(prompt) + 1
-        assert (
-            result.stats.drafters["endless"].failed
-            == f"begin: PluginError: takes more steps than a text of {n} tokens can need"
+        failed = result.stats.drafters["stepping"].failed or ""
+        assert failed.startswith(
+            f"begin: PluginError: takes more than {1000 + n} steps for a text of {n} tokens; " * n_too_many
         )
+        assert bool(failed) == n_too_many
 
 
 class Costly(ScriptedDrafter):
