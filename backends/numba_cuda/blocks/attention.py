@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS,
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, parts_bytes, shares_of, units_of, warps_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
 
@@ -63,11 +63,15 @@ class AttentionEmitter(Emitter):
         block = self.block
         return {
             "heads": 4 * MAX_TOKENS * self._width,
-            "parts of attention": 4 * tokens_of(n_splits) * block.n_heads * n_splits * (block.value_dim + 2),
+            "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
             **({} if self._chooser is None else self._chooser.buffers(n_splits)),
             **Tape.operand_buffers("normed", block.q.n_in),
             **Tape.operand_buffers("mixed", block.o.n_in),
         }
+
+    def _part_bytes(self, n_splits: int) -> int:
+        """Bytes of what splits give a token."""
+        return 4 * self.block.n_heads * n_splits * (self.block.value_dim + 2)
 
     def bytes_per_position(self) -> int:
         """See `Emitter.bytes_per_position`."""
@@ -124,19 +128,19 @@ class AttentionEmitter(Emitter):
         window = (min(block.window or 0, FOREVER), min(block.chunk or 0, FOREVER))
         chosen, *of_blocks = choice(tape, self._chooser)
         read = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, chosen)
-        rest = (size.n_splits, int(has_slopes), *of_blocks, 1, block.scale, block.softcap or 0.0)
-        kernel, grid = ATTEND[keys.kept_as, values.kept_as], (size.n_splits, block.n_heads, size.n_tokens)
-        tape.add(kernel, grid, ATTEND_THREADS, *read, parts, rows.width, *heads, *window, *rest)
+        kernel, n_splits, softcap = ATTEND[keys.kept_as, values.kept_as], size.n_splits, block.softcap or 0.0
         mixed = tape.operand("mixed", block.o.n_in, (block.o,))
         to = mixed.before(block.out_norm)
         sinks = parts if block.sinks is None else tape.weights.vector(block.sinks)
         places = (parts, sinks, to.floats, to.quantised, to.factors, to.sums, gates)
         gate_size = 0 if block.gate is None else block.o.n_in // block.gate.n_out
-        sizes = (block.n_heads, block.value_dim, size.n_splits, *window, 0, 0, to.width)
         opened = (rows.width, gate_size, int(block.gate_kind is GateKind.SOFTPLUS))
-        flags = (int(to.as_floats), int(to.as_bytes))
-        grid = (warps_of(units_of(block.o.n_in)), size.n_tokens, 1)
-        tape.add(merge_splits, grid, WARP * WARPS, *places, *sizes, int(block.sinks is not None), *opened, *flags)
+        flags = (int(block.sinks is not None), *opened, int(to.as_floats), int(to.as_bytes))
+        for first, n in shares_of(size.n_tokens, self._part_bytes(n_splits)):
+            grid, rest = (n_splits, block.n_heads, n), (n_splits, int(has_slopes), *of_blocks, 1, first, block.scale, softcap)
+            tape.add(kernel, grid, ATTEND_THREADS, *read, parts, rows.width, *heads, *window, *rest)
+            sizes = (block.n_heads, block.value_dim, n_splits, *window, 0, 0, first, to.width)
+            tape.add(merge_splits, (warps_of(units_of(block.o.n_in)), n, 1), WARP * WARPS, *places, *sizes, *flags)
         tape.norm_operand(block.out_norm, mixed, block.o.n_in)
         tape.leave(mixed, block.o, block.post_norm)
 

@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
 from augury.backends.numba_cuda.kernels.matmul import TILES
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, parts_bytes, shares_of, units_of, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ class CompressedAttentionEmitter(Emitter):
         compared += [] if self._chooser is None else [self._chooser.linears]
         widths = {"down": block.q_down.n_out, "heads": n_mixed + block.head_dim, "mixed heads": n_mixed}
         widths["compared"] = max([sum(each.n_out for each in linears) for linears in compared], default=0)
-        n_parts = block.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (block.head_dim + 2)
         return {
             **({} if self._pooler is None else self._pooler.buffers()),
             **({} if self._chooser is None else self._chooser.buffers(n_splits)),
             **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
             "rows of heads": 4 * n_rows * block.groups.n_out,
-            "parts of attention": 4 * tokens_of(n_splits) * n_parts,
+            "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
             **Tape.operand_buffers("normed", block.q_down.n_in),
             **Tape.operand_buffers("low", block.q.n_in),
             **Tape.operand_buffers("split heads", block.groups.n_in, n_rows),
@@ -92,6 +91,10 @@ class CompressedAttentionEmitter(Emitter):
         """Splits of pooled rows, where there are so many of positions."""
         return 0 if self.block.pooling is None else -(-n_splits // self.block.pooling.size)
 
+    def _part_bytes(self, n_splits: int) -> int:
+        """Bytes of what splits give a token."""
+        return 4 * self.block.n_heads * (n_splits + self._n_pooled_splits(n_splits)) * (self.block.head_dim + 2)
+
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, buffers, n_ctx, n_mixed = self.block, tape.buffers, self.options.n_ctx, self.block.n_heads * self.block.head_dim
@@ -114,14 +117,15 @@ class CompressedAttentionEmitter(Emitter):
         if self._chooser is not None:
             emit_choice(tape, self._chooser, low, normed)
         mixed = Rows(buffers["mixed heads"], n_mixed)
-        self._attend(tape, rows, mixed)
+        for first, n in shares_of(tape.size.n_tokens, self._part_bytes(tape.size.n_splits)):
+            self._attend(tape, rows, mixed, first, n)
         back = attrs.evolve(block.rope, frequencies=-block.rope.frequencies)
         prepare(tape, mixed, n_ctx, Heads(block.n_heads, block.head_dim), rope=back)
         tape.leave(self._join(tape, mixed), block.o)
 
-    def _attend(self, tape: Tape, rows: Rows, mixed: Rows) -> None:
-        """Write attention to rows of tokens and to pooled ones, whose splits are merged together."""
-        block, dim, parts, n_tokens = self.block, self.block.head_dim, tape.buffers["parts of attention"], tape.size.n_tokens
+    def _attend(self, tape: Tape, rows: Rows, mixed: Rows, first: int, n_tokens: int) -> None:
+        """Write some tokens' attention to rows of tokens and to pooled ones, whose splits are merged together."""
+        block, dim, parts = self.block, self.block.head_dim, tape.buffers["parts of attention"]
         n_splits, n_pooled = tape.size.n_splits, self._n_pooled_splits(tape.size.n_splits)
 
         def attend(cache: Cache, window: int, pool: int, chosen: tuple[Pointer, int, int, int], n: int, to: Pointer) -> None:
@@ -130,7 +134,7 @@ class CompressedAttentionEmitter(Emitter):
             places = (rows.at, cache.codes, cache.halves, cache.codes, cache.halves, rows.at, at, to)
             sizes = (rows.width, block.n_heads, 1, dim, dim, self.options.n_ctx, window, 0, n_splits + n_pooled, 0)
             grid = (n, block.n_heads, n_tokens)
-            tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, *of_blocks, pool, block.scale, 0.0)
+            tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, *of_blocks, pool, first, block.scale, 0.0)
 
         attend(self._rows, block.window, 1, choice(tape, None), n_splits, parts)
         pool = 0
@@ -140,7 +144,7 @@ class CompressedAttentionEmitter(Emitter):
             chosen = (at, min(size, 1), stride, of_group)  # not of positions, but of blocks
             attend(self._pooler.rows, 0, pool, chosen, n_pooled, parts.at(4 * n_splits * (dim + 2)))
         places = (parts, tape.weights.vector(block.sinks), *[mixed.at] * 4, mixed.at)
-        sizes = (block.n_heads, dim, n_splits + n_pooled, block.window, 0, n_splits, pool, mixed.width, 1, 0, 0, 0, 1, 0)
+        sizes = (block.n_heads, dim, n_splits + n_pooled, block.window, 0, n_splits, pool, first, mixed.width, 1, 0, 0, 0, 1, 0)
         tape.add(merge_splits, (warps_of(units_of(mixed.width)), n_tokens, 1), WARP * WARPS, *places, *sizes)
 
     def _join(self, tape: Tape, mixed: Rows) -> Operand:

@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
 from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.kernels.norm import NOTHING
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, tokens_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, parts_bytes, shares_of, units_of, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -66,12 +66,16 @@ class LatentAttentionEmitter(Emitter):
             **({} if self._own is None else self._own.buffers(n_splits)),
             **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
             "rows of heads": 4 * n_rows * max(block.latent_dim, block.values.n_out),
-            "parts of attention": 4 * tokens_of(n_splits) * n_heads * n_splits * (block.cached_dim + 2),
+            "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
             **Tape.operand_buffers("normed", block.kv.n_in),
             **Tape.operand_buffers("low", block.q.n_in),
             **Tape.operand_buffers("split heads", max(block.keys.n_in, block.latent_dim), n_rows),
             **Tape.operand_buffers("mixed", block.o.n_in),
         }
+
+    def _part_bytes(self, n_splits: int) -> int:
+        """Bytes of what splits give a token."""
+        return 4 * self.block.n_heads * n_splits * (self.block.cached_dim + 2)
 
     def bytes_per_position(self) -> int:
         """See `Emitter.bytes_per_position`."""
@@ -108,13 +112,15 @@ class LatentAttentionEmitter(Emitter):
             emit_choice(tape, self._own, asking, normed)
         tiles = tiles_of(tape, block.n_heads)
         self._prepare(tape, kept, heads, self._absorb(tape, heads, tiles))
-        self._attend(tape)
         to = tape.operand("split heads", block.latent_dim, [block.values])
         window = min(block.window or 0, FOREVER)
         sizes = (block.n_heads, block.cached_dim, tape.size.n_splits, window, block.latent_dim)
         sinks = tape.inputs if block.sinks is None else tape.weights.vector(block.sinks)
         places = (buffers["parts of attention"], sinks)
-        emit_rows(tape, merge_latents, places, to, block.n_heads * n, sizes, (int(block.sinks is not None),))
+        for first, n_merged in shares_of(n, self._part_bytes(tape.size.n_splits)):
+            self._attend(tape, first, n_merged)
+            more = (int(block.sinks is not None), first, n_merged)
+            emit_rows(tape, merge_latents, places, to, block.n_heads * n_merged, sizes, more)
         rows = Rows(buffers["rows of heads"], block.values.n_out)
         tape.multiply_tiles(to, [block.values], rows, tiles)
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
@@ -155,16 +161,16 @@ class LatentAttentionEmitter(Emitter):
         grid, eps = (block.n_heads + 1, tape.size.n_tokens), [0.0 if norm is None else norm.eps for norm in norms]
         tape.add(prepare_latents, grid, WARP, *places, *sizes, *dims, *kinds, *rest, *eps)
 
-    def _attend(self, tape: Tape) -> None:
-        """Write attention whose keys and values are the same rows."""
+    def _attend(self, tape: Tape, first: int, n: int) -> None:
+        """Write attention of some tokens, whose keys and values are the same rows."""
         block, cache, n_splits = self.block, self._cache, tape.size.n_splits
         queries, parts, dim = tape.buffers["queries"], tape.buffers["parts of attention"], block.cached_dim
         chosen, *of_blocks = choice(tape, self.chooser)
         places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, chosen, parts)
         sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
-        grid = (n_splits, block.n_heads, tape.size.n_tokens)
+        grid = (n_splits, block.n_heads, n)
         kernel = ATTEND[cache.kept_as, cache.kept_as]
-        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, 1, block.scale, 0.0)
+        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, 1, first, block.scale, 0.0)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""

@@ -124,7 +124,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
     place = _end if is_pooled else _own
     scores_of, mixed = _scores(DOT[type_k], place), _mix(PAIR[type_v], place)
 
-    @kernel("jfwhwhfjf" + 14 * "i" + "rr", name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}")
+    @kernel("jfwhwhfjf" + 15 * "i" + "rr", name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}")
     def attend(
         inputs,
         rows,
@@ -149,6 +149,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         chosen_stride,
         group_stride,
         pool,
+        first_token,
         scale,
         cap,
     ):
@@ -161,13 +162,13 @@ def _attend(type_k, type_v, *, is_pooled=False):
             slopes: (n_heads,) what a score loses for each position that lies between.
             chosen: (n, chosen_stride), of each group of heads `group_stride` further on, or of all the same, not 0 for blocks
                 of `block_size` positions that are seen; 0: all are.
-            parts: (n, n_heads, n_splits, value_dim + 2).
+            parts: (tokens from `first_token` on, n_heads, n_splits, value_dim + 2).
             pool: Of pooled rows, how many positions one stands for; what is said of positions is true of them instead.
             window: How many positions a token sees; 0: all.
             chunk: It sees none before the last multiple of that; 0: all.
             cap: Scores s become cap * tanh(s / cap); 0: they stay.
         """
-        split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
             return
         last = inputs[POSITIONS + t]
@@ -217,7 +218,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
         n_pairs = value_dim >> 1
         n_groups = max(1, quotient(ATTEND_THREADS, n_pairs))
-        to = ((t * n_heads + head) * n_splits + split) * (value_dim + 2)
+        to = (((t - first_token) * n_heads + head) * n_splits + split) * (value_dim + 2)
         if n_groups > 1:
             group = quotient(thread, n_pairs)
             if group < n_groups:
@@ -284,7 +285,7 @@ def _opened(gate, is_softplus):
     return softplus(gate) if is_softplus else sigmoid(gate)
 
 
-@kernel("jfffbfjf" + 14 * "i")
+@kernel("jfffbfjf" + 15 * "i")
 def merge_splits(
     inputs,
     parts,
@@ -301,6 +302,7 @@ def merge_splits(
     chunk,
     first_pooled,
     pool,
+    first_token,
     width,
     has_sinks,
     gate_stride,
@@ -318,7 +320,7 @@ def merge_splits(
         first_pooled: The first split of pooled rows, of which one stands for `pool` positions; 0: there are none.
         gates: (n, gate_stride): each multiplies `gate_size` neighbouring values; 0: there are none.
     """
-    t = cuda.blockIdx.y
+    t = first_token + cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
     thread = cuda.threadIdx.x
@@ -331,7 +333,7 @@ def merge_splits(
     value = np.float32(0)
     if i < n_heads * value_dim:
         head = quotient(i, value_dim)
-        at = (t * n_heads + head) * n_splits * (value_dim + 2)
+        at = ((t - first_token) * n_heads + head) * n_splits * (value_dim + 2)
         sink = sinks[head] if has_sinks else np.float32(_NONE)
         pooled_end = first_pooled
         if pool:

@@ -118,7 +118,7 @@ def prepare_latents(
     store_cell(row, staged, dim, kept_as, codes, halves, inputs[SLOTS + t] * length + inputs[CELLS + t])
 
 
-@kernel("jfffbfj" + 10 * "i")
+@kernel("jfffbfj" + 12 * "i")
 def merge_latents(
     inputs,
     parts,
@@ -135,12 +135,16 @@ def merge_latents(
     width,
     n,
     has_sinks,
+    first_token,
+    n_merged,
     as_floats,
     as_bytes,
 ):
-    """Merge the first `size` of `dim` values that splits gave, head by head, as floats, units, or both; see `merge_splits`."""
-    row, thread = cuda.blockIdx.y, cuda.threadIdx.x
-    head, t = quotient(row, n), remainder(row, n)
+    """Merge the first `size` of `dim` values that splits gave `n_merged` tokens, head by head; see `merge_splits`."""
+    thread = cuda.threadIdx.x
+    head, t = quotient(cuda.blockIdx.y, n_merged), remainder(cuda.blockIdx.y, n_merged)
+    at, t = (t * n_heads + head) * n_splits * (dim + 2), first_token + t
+    row = head * n + t
     unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
     if t >= inputs[N_TOKENS] or WARP * unit >= width:
         return
@@ -148,7 +152,6 @@ def merge_latents(
     last = inputs[POSITIONS + t]
     value = np.float32(0)
     if i < size:
-        at = (t * n_heads + head) * n_splits * (dim + 2)
         first = first_seen(last, window) // SPLIT
         sink = sinks[head] if has_sinks else np.float32(_NONE)
         value = merged(parts, at, first, last // SPLIT + 1, 0, 0, dim, i, sink)

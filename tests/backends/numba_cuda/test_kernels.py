@@ -97,10 +97,10 @@ def test_attention_over_several_splits(name):
         at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts")
     ]
     sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
-    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0, 1, 0.25, cap))
+    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0, 1, 0, 0.25, cap))
     memory.device.launch(launch)
     places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "factors", "sums", "gates")]
-    sizes = (N_HEADS, value_dim, n_splits, window, chunk, 0, 0, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
+    sizes = (N_HEADS, value_dim, n_splits, window, chunk, 0, 0, 0, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
     memory.device.launch(Launch(merge_splits, (width // 32, n, 1), 32, (*places, *sizes)))
     found = memory.read("out", (n, width))
     for t, position in enumerate(positions):
@@ -139,10 +139,10 @@ def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
         (ATTEND_POOLED["f16"], "pooled", (0, 0), (1, N_CTX // pool, 0, pool), n_pooled, 4 * n_splits * (dim + 2)),
     ):
         places = (at["inputs"], at["q"], *[at[cache]] * 4, at["q"], at["chosen"], at["parts"].at(to))
-        sizes = (dim, 1, 1, dim, dim, N_CTX, *seen, n_splits + n_pooled, 0, *how, 0.25, 0.0)
+        sizes = (dim, 1, 1, dim, dim, N_CTX, *seen, n_splits + n_pooled, 0, *how, 0, 0.25, 0.0)
         run(Launch(kernel, (grid, 1, n), ATTEND_THREADS, (*places, *sizes)))
     places = (at["inputs"], at["parts"], at["sinks"], *[at["out"]] * 5)
-    sizes = (1, dim, n_splits + n_pooled, window, 0, n_splits, pool, dim, 1, 0, 0, 0, 1, 0)
+    sizes = (1, dim, n_splits + n_pooled, window, 0, n_splits, pool, 0, dim, 1, 0, 0, 0, 1, 0)
     run(Launch(merge_splits, (1, n, 1), 32, (*places, *sizes)))
     for t, position in enumerate(positions):
         ends = pool * np.arange((position + 1) // pool) + pool - 1
