@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from augury.errors import OptionError
 
-__all__ = ["CPU", "DeviceInfo", "Placement"]
+__all__ = ["CPU", "DeviceInfo", "Placement", "as_placement"]
 
 CPU = "CPU"
 
@@ -76,3 +76,10 @@ class Placement:
     def of_others(self) -> Placement:
         """What it means for another model of the engine, unless more is said of that."""
         return self if self == Placement() else Placement(self.devices, "auto")
+
+
+def as_placement(value: Any) -> Placement:
+    """A placement that a caller gave, or the one that says nothing for None."""
+    if not isinstance(value, Placement | None):
+        raise OptionError(f"placement is {value!r}, expected a Placement, such as Placement(gpu_layers='auto')")
+    return value or Placement()

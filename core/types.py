@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from attrs import Factory, field, frozen
 
-from augury.devices import CPU, Placement
+from augury.devices import CPU, Placement, as_placement
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ModelOptions:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     draft_max: int = 16  # drafted tokens of a slot in one pass, which models with a state per sequence have room to keep aside
-    placement: Placement = Factory(Placement)
+    placement: Placement = field(default=None, converter=as_placement)
 
     def check_cache_types(self, plan: ModelPlan) -> None:
         """Refuse cache types that do not exist, or that cannot hold heads of a plan's size.

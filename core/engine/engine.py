@@ -181,7 +181,7 @@ class Engine:
         with loader.closed_on_failure() as made:
             file = loader.open(model)
             n_ctx = context_size(n_ctx, plan_of(file, registry).n_ctx_train)
-            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement or Placement())
+            options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)
             tokenizer = loader.load_tokenizer(model)
             template = ChatTemplate.from_metadata(file.metadata, tokenizer)

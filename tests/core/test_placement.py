@@ -194,6 +194,11 @@ def test_what_says_nothing_of_a_placement_is_refused(field, value):
         Placement(**{field: value})
 
 
+def test_what_is_no_placement_is_refused(registry):
+    with pytest.raises(OptionError, match=r"placement is 'auto', expected a Placement, such as Placement\(gpu_layers='auto'\)"):
+        Engine.load(tiny_model("llama-dense"), placement="auto", registry=registry)
+
+
 def test_without_a_gpu_the_cpu_computes_all_and_a_line_says_why(caplog):
     with load(Registry.discover(), at={"gpu_layers": 99}) as engine:
         assert engine.config["backend"] == "reference"

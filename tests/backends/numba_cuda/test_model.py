@@ -146,7 +146,10 @@ def test_what_a_model_will_hold_is_known_before(name):
     plan, options = plan_of(file, REGISTRY), ModelOptions(n_slots=3, n_ctx=64, threads=1)
     told = {line.purpose: line.n_bytes for line in NumbaCuda(NumbaCudaOptions()).memory_needed(file, plan, options)}
     held = {line.purpose: line.n_bytes for line in loaded(file, "numba-cuda").memory_table()}
-    assert abs(held.pop("weights") - told.pop("weights")) < 1 << 17, "tables of ropes, and what is rounded up"
+    weights = held.pop("weights")
+    assert 0 <= weights - told.pop("weights") < 0.02 * weights + (1 << 17), (
+        "tables of ropes, small tensors that are there twice"
+    )
     assert 0 < held.pop("scratch") - told.pop("scratch") < 1 << 18, "what chooses tokens is small, and left out"
     assert told == held
 
