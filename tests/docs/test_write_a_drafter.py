@@ -51,3 +51,9 @@ def test_the_guide_names_every_method_and_attribute_of_a_drafter():
     known = {name for name, value in vars(Drafter).items() if not name.startswith("_abc") and value is not None}
     public = {name for name in known if not name.startswith("__")} | {"__init__"}
     assert not [name for name in public if name not in GUIDE]
+
+
+def test_the_guide_names_every_method_whose_exceptions_leave_a_drafter_out():
+    (row,) = re.findall(r"^\| an exception \|.*$", GUIDE, re.MULTILINE)
+    methods = {name for name, value in vars(Drafter).items() if callable(getattr(Drafter, name)) and not name.startswith("_")}
+    assert set(re.findall(r"`([a-z_]+)`", row)) == methods - {"close"}
