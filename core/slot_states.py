@@ -69,7 +69,7 @@ class SlotStates:
         if kind != _KIND or digest != self._digest(n, [body]):
             raise ModelFileError(
                 f"a saved slot of {len(data)} bytes is damaged, or not of {self.identity}; "
-                "remove it, and process its text again"
+                "load the model as it was when that was saved, or remove it and process its text again"
             )
         start = 0
         for array in self.slot_memory(slot, n):

@@ -66,7 +66,6 @@ with (encoders, diffusion, speech, draft heads of other models) are not listed.
 _CACHED = {LatentAttention: "latent vectors", CompressedAttention: "rows of tokens and of blocks"}
 LACKS = {
     "the recurrences of RWKV": ("rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"),
-    "only an architecture class: the blocks are there": ("deepseek2-ocr", "plm"),
     "adapters that tokens switch on": ("graniteswitch",),
     "residual streams that predict each other, and sparse gates": ("gemma3n",),
     "an encoder, and attention to it": ("t5",),

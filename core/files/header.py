@@ -162,7 +162,7 @@ class _Reader:
         if (least := n_kv * MIN_KV_BYTES + n_tensors * MIN_TENSOR_BYTES) > self.end - self.at:
             self.fail(
                 f"{n_kv} metadata entries and {n_tensors} tensors are announced, which take {least} bytes or more, "
-                f"but {self.end - self.at} are left",
+                f"but {self.end - self.at} are left; is it truncated?",
             )
         metadata = self.metadata(n_kv)
         alignment = self.alignment(metadata)

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from augury.blocks import LatentAttention, Layer, Matrices, ModelPlan, Rope, Temperature
+from augury.blocks import Activation, LatentAttention, Layer, Matrices, ModelPlan, Output, Rope, Temperature
 from augury.files.gguf import ModelFile
 from augury.hookspecs import hookimpl
 from augury.interfaces import Architecture
@@ -159,7 +159,25 @@ class MiniCpm3(Architecture):
         return {"main": decoder.plan(layers, output=decoder.output(scale=256.0 / decoder.n_embd), scale=12.0)}
 
 
+class Plm(Transformer):
+    """Dense, without gates; the embedding's weights give the logits."""
+
+    name = "plm"
+    rotary = {"is_interleaved": True}
+    feeding = {"activation": Activation.RELU_SQUARED, "gate": None, "has_scales": False, "has_biases": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:
+        """A layer, from 0."""
+        return Layer(latent_attention(decoder, layer, rope), cls.feed_forward(decoder, layer))
+
+    @classmethod
+    def output(cls, decoder: Decoder) -> Output:
+        """The last block."""
+        return decoder.output(is_tied=True, has_bias=False)
+
+
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer the architectures of this page."""
-    return (DeepSeek2, MiniCpm3, Mistral4)
+    return (DeepSeek2, MiniCpm3, Mistral4, Plm)

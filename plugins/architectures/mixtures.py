@@ -93,6 +93,21 @@ class DeepSeek(Transformer):
         return {"scale": decoder.keys.number("attention.scale", 0.0) or None}
 
 
+class DeepSeekOcr(Transformer):
+    """The text model of DeepSeek-OCR: DeepSeek 2 with Llama's attention, and a rope that nothing stretches."""
+
+    name = "deepseek2-ocr"
+    rotary = None
+    experts = {"has_weights_scale": True, "has_scales": False}
+    feeding = {"has_scales": False}
+
+    @classmethod
+    def layer(cls, decoder: Decoder, layer: int, rope: Rope | None) -> Layer:  # noqa: ARG003 - it is plain
+        """A layer, from 0."""
+        plain_rope = Rope(plain(decoder.head_dim, base_of(decoder)))
+        return Layer(decoder.attention(layer, plain_rope, has_output_bias=False), cls.feed_forward(decoder, layer))
+
+
 class Mellum(Transformer):
     """Normed heads; three layers of four see a window, where there is one, and do not stretch their rope."""
 
@@ -256,4 +271,19 @@ def _sinks(decoder: Decoder, layer: int) -> Vector:
 @hookimpl
 def augury_architectures() -> tuple[type[Architecture], ...]:
     """Offer the architectures of this page."""
-    return (GptOss, MinimaxM2, Dots1, BailingMoe, BailingMoe2, DeepSeek, Mellum, Afmoe, Mimo2, Grok, Dbrx, Laguna, Maple)
+    return (
+        GptOss,
+        MinimaxM2,
+        Dots1,
+        BailingMoe,
+        BailingMoe2,
+        DeepSeek,
+        DeepSeekOcr,
+        Mellum,
+        Afmoe,
+        Mimo2,
+        Grok,
+        Dbrx,
+        Laguna,
+        Maple,
+    )

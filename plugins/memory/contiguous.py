@@ -127,7 +127,8 @@ class Contiguous(MemoryManager):
         state, (text, states, *_) = self._slots[slot], (*split_parts(data), b"", b"")
         tokens = np.frombuffer(text[: len(text) // 4 * 4], np.int32)
         if not state.is_free or len(tokens) > self.spec.n_ctx:
-            why = f"has {self.spec.n_ctx} positions" if state.is_free else "is in use"
+            room = f"has {self.spec.n_ctx} positions; load the model with a larger context (-c, n_ctx)"
+            why = room if state.is_free else "is in use; wait for its request, or name another slot"
             raise CapacityError(f"a saved text of {len(tokens)} tokens is to be restored to slot {slot}, which {why}")
         self.states.restore(slot, states)
         self._clock += 1
