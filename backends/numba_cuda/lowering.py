@@ -54,12 +54,12 @@ def size_of(n_tokens: int, last_position: int) -> Size:
     return Size(next(n for n in _N_TOKENS if n >= n_tokens), splits)
 
 
-def _common_norm(layer: Layer) -> tuple[Norm | None, ...]:
-    """The norm that both mixer and feed-forward see, which stand side by side; nothing where there are two."""
+def _first_norms(layer: Layer) -> tuple[Norm | None, ...]:
+    """The norms of what both mixer and feed-forward see, which stand side by side."""
     if layer.is_parallel and not (layer.beside or layer.apart):
         match layer.mixer, layer.feed_forward:
-            case Attention(norm=norm), FeedForward(norm=same) if norm == same:
-                return (norm,)
+            case Attention(norm=norm), FeedForward(norm=other):
+                return (norm,) if norm == other else (norm, other)
     return ()
 
 
@@ -105,6 +105,8 @@ class Lowering:
         """Allocate what passes work in and what slots keep."""
         n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
         needed = dict.fromkeys(("x", "y", *self._asides(), *self.plan.features), 4 * MAX_TOKENS * n_embd)
+        if any(len(_first_norms(layer)) > 1 for layer in self.plan.layers):
+            needed |= Tape.operand_buffers("normed beside", n_embd)
         for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
             for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
@@ -193,8 +195,8 @@ class Lowering:
         for emitter in self._layers[i]:
             emitter.begin(tape)
         before = tape.x
-        if norms := _common_norm(layer):
-            tape.norm_once(*norms)
+        if norms := _first_norms(layer):
+            tape.norm_first(norms)
         elif layer.is_parallel or layer.beside or layer.apart:
             before = tape.put_aside()
         for block, emitter in zip(layer.blocks, self._layers[i], strict=True):

@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.kernels.streams import (
     read_streams,
     write_streams,
 )
-from augury.backends.numba_cuda.tape import Rows, Tape, norm_kind
+from augury.backends.numba_cuda.tape import Gate, Rows, Tape, norm_kind
 from augury.blocks import Activation, AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.errors import UnsupportedError
 
@@ -147,7 +147,7 @@ class Streams:
         if inject is not None:
             tape.multiply(normed, ((inject, 0),), coefficients)
         bent = tape.operand(_LOW, low.width, [connection.up])
-        activate(tape, Activation.SILU, low, None, bent, low.width)
+        activate(tape, Gate(Activation.SILU), low, None, bent, low.width)
         tape.multiply(bent, ((connection.up, 0),), Rows(buffers[_GATES], self._n * size))
         tape.seen = Rows(buffers[_SEEN], size)
         places = (normed.floats, buffers[_GATES], coefficients.at, buffers[_WEIGHTS], tape.seen.at, tape.x.at)

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
+from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
+from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
 from augury.backends.numba_cuda.kernels.matmul import (
     ADD,
+    GATED,
     HAS_BIAS,
     HAS_SCALES,
     MULTIPLY,
+    NOT_GATED,
     OF_OUTPUT,
     OF_TILES,
     OF_TOKENS,
     STORE,
     TILES,
 )
-from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, blend_rows, norm_rows
+from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, blend_rows, norm_rows, norm_two
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
-from augury.blocks import NormKind
+from augury.blocks import Linear, Matrices, NormKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.blocks import Linear, Matrices, Norm
+    from augury.blocks import Activation, Norm
 
 __all__ = [
+    "Gate",
     "Operand",
     "Rows",
     "Size",
@@ -50,6 +56,7 @@ __all__ = [
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
+_MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums")
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
@@ -85,6 +92,26 @@ class Operand:
     def before(self, norm: Norm | None) -> Operand:
         """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
         return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
+
+
+@frozen
+class Gate:
+    """How a gate is activated, see `kernels.gate`."""
+
+    activation: Activation
+    limit: float | None = None
+    limits_activated: bool = False
+    constants: Sequence[float] = ()
+
+    @property
+    def number(self) -> int:
+        """What kernels know the activation by."""
+        return NUMBERS[self.activation.value]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The limit, and four constants."""
+        return (math.inf if self.limit is None else self.limit, *self.constants, *[0.0] * (4 - len(self.constants)))
 
 
 @frozen(eq=False)
@@ -148,7 +175,7 @@ class Tape:
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
         self.x = self.seen = Rows(buffers["x"], n_embd)
         self._left: tuple[Rows, Norm | None] | None = None  # what the next norm adds to x, normed or as it is
-        self._normed: Operand | None = None  # what blocks see, if all have one norm
+        self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
 
     @staticmethod
     def operand_buffers(name: str, width: int, n_rows: int = MAX_TOKENS) -> dict[str, int]:
@@ -171,8 +198,8 @@ class Tape:
 
     def norm(self, norm: Norm | None, parts: Sequence[Linear | Matrices], *, is_output: bool = False) -> Operand:
         """Norm what blocks see, for products with some matrices: of all tokens, or of those that have logits."""
-        if self._normed is not None:
-            return self._normed
+        if norm in self._normed:
+            return self._normed[norm]
         to = self.operand("normed", self.x.width, parts)
         self.norm_seen(norm, to, is_output=is_output)
         return to
@@ -184,11 +211,12 @@ class Tape:
         left, self._left = self._left, None
         self._norm(self.seen, self.x.width, norm, to, left=left, is_output=is_output)
 
-    def norm_once(self, norm: Norm | None) -> None:
-        """Norm what blocks see for all of them until `go_on`, so that these may add to it: each is to have that norm."""
-        to = evolve(self.operand("normed", self.x.width, ()), as_floats=True, as_bytes=True)
-        self.norm_seen(norm, to)
-        self._normed = to
+    def norm_first(self, norms: Sequence[Norm | None]) -> None:
+        """Norm what blocks see for all of them until `go_on`, so that these may add to it: each is to have one of two norms."""
+        for name, norm in zip(("normed", "normed beside"), norms, strict=False):
+            to = evolve(self.operand(name, self.x.width, ()), as_floats=True, as_bytes=True)
+            self.norm_seen(norm, to)
+            self._normed[norm] = to
 
     def norm_operand(self, norm: Norm | None, x: Operand, size: int) -> None:
         """Norm rows of floats on their way to becoming another operand: the floats are there, the rest is not yet."""
@@ -201,9 +229,9 @@ class Tape:
 
     def norm_in_place(self, norm: Norm | None, rows: Rows, size: int, n_groups: int = 1) -> None:
         """Norm the first groups of `size` values of rows, each by itself."""
-        if rows is self.x:
-            self.settle()
         if norm is not None:
+            if rows is self.x:
+                self.settle()
             self._norm(rows, size, norm, None, n_groups=n_groups)
 
     def norm_groups(self, norm: Norm, x: Rows, size: int, n_groups: int, to: Operand) -> None:
@@ -211,6 +239,14 @@ class Tape:
         self._norm(x, size, norm, evolve(to, as_floats=True, as_bytes=False), n_groups=n_groups)
         if to.as_bytes:
             self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
+
+    def norm_two(self, norms: Sequence[Norm | None], rows: Rows, sizes: Sequence[int]) -> None:
+        """Norm the first values of rows, and those after them, each by itself and in place, as far as they have norms."""
+        if any(norms):
+            weights = [rows.at if norm is None else self.weights.norm(norm) for norm in norms]
+            kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
+            eps = [0.0 if norm is None else norm.eps for norm in norms]
+            self.add(norm_two, (self.size.n_tokens, 2), THREADS, rows.at, *weights, rows.width, *sizes, *kinds, *eps)
 
     def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
         """Add the product of a matrix, or its norm, to the residual stream."""
@@ -241,7 +277,8 @@ class Tape:
 
     def go_on(self) -> None:
         """Let blocks see x."""
-        self.seen, self._normed = self.x, None
+        self.seen = self.x
+        self._normed.clear()
 
     def blend(self, x: Rows, y: Rows, a: float, b: float, *, is_one_row: bool = False) -> None:
         """Write that x = a * x + b * y, of rows as wide as those of x; y may be one row for all."""
@@ -286,15 +323,63 @@ class Tape:
             tiles = Tiles(self.inputs, -(-self.size.n_tokens // tile), tile)
             self._multiply(matrix, x, to, column, tiles, ADD if adds else STORE, OF_OUTPUT if is_output else OF_TOKENS)
 
+    def multiply_gated(
+        self, x: Operand, parts: Sequence[Linear | Matrices], to: Operand, gate: Gate, tiles: Tiles | None = None
+    ) -> bool:
+        """Multiply few rows by gate and up, and activate what comes of them, if one launch can do both.
+
+        Args:
+            x: What is multiplied.
+            parts: Gate and up, of as many rows; or what is activated alone.
+            to: What is multiplied next.
+            gate: How it is activated.
+            tiles: Which rows go through which of several matrices, if there are such.
+        """
+        size = parts[0].n_out
+        if tiles is not None:
+            found = self.weights.several([part for part in parts if isinstance(part, Matrices)])
+        else:
+            found = self.weights.products([(part, i * size) for i, part in enumerate(parts) if isinstance(part, Linear)])
+        matrix, which = found[0][0], OF_TOKENS if tiles is None else OF_TILES
+        if len(found) != 1 or size % TILE_ROWS or matrix.n_cuts > 1:
+            return False
+        if tiles is None and matrix.n_rows * matrix.n_cols > _MOST_GATED:
+            return False
+        if tiles is None:
+            if self.size.n_tokens > FEW_TOKENS:  # whose units lie in another order
+                return False
+            tile = self._tile(matrix, is_output=False)
+            tiles = Tiles(self.inputs, -(-self.size.n_tokens // tile), tile)
+        flags = (len(parts) - 1, int(gate.limits_activated), int(to.as_floats), int(to.as_bytes))
+        numbers = (gate.number, *flags, *gate.numbers)
+        gated: tuple[Pointer | float, ...] = (to.quantised, to.factors, to.sums, *numbers)
+        self._multiply(matrix, x, Rows(to.floats, to.width), 0, tiles, GATED, which, gated, len(parts))
+        return True
+
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
         """Multiply rows by matrices that their tiles choose, and store the products side by side."""
         for matrix, column in self.weights.several(parts):
             self._multiply(matrix, x, to, column, tiles, STORE, OF_TILES)
 
-    def _multiply(self, matrix: Matrix, x: Operand, to: Rows, column: int, tiles: Tiles, mode: int, which: int) -> None:
+    def _multiply(
+        self,
+        matrix: Matrix,
+        x: Operand,
+        to: Rows,
+        column: int,
+        tiles: Tiles,
+        mode: int,
+        which: int,
+        gated: tuple[Pointer | float, ...] = (),
+        n_gated: int = 1,
+    ) -> None:
         if tiles.n_rows <= TILES[-1]:
             n_warps, n_wanted = max(WARPS, matrix.n_cuts), -(-matrix.n_rows // TILE_ROWS) * matrix.n_cuts
+            if mode == GATED:
+                n_warps = GATED_WARPS * n_gated
+                n_wanted = n_warps * units_of(matrix.n_rows // n_gated)
             kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
+            gated = gated or (to.at, to.at, to.at, *NOT_GATED)
         else:
             kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
             n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
@@ -302,7 +387,8 @@ class Tape:
         places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
         sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, matrix.n_cuts, to.width, column)
         flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
-        self.steps.append(Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale)))
+        given = (*places, *sizes, *flags, matrix.scale, *gated)
+        self.steps.append(Launch(kernel, (n_blocks, tiles.n, 1), n_threads, given))
 
     def _tile(self, matrix: Matrix, *, is_output: bool) -> int:
         """How many tokens share a reading of weights: as many as there are, unless there would be few blocks."""

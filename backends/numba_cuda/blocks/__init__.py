@@ -21,7 +21,7 @@ from augury.backends.numba_cuda.blocks.ngram import NgramMemoryEmitter
 from augury.backends.numba_cuda.blocks.output import OutputEmitter
 from augury.backends.numba_cuda.blocks.projection import ProjectionEmitter
 from augury.backends.numba_cuda.blocks.short_convolution import ShortConvolutionEmitter
-from augury.backends.numba_cuda.kernels.gate import GATE
+from augury.backends.numba_cuda.kernels.activation import ACTIVATIONS
 from augury.blocks import (
     Activation,
     AllStreams,
@@ -119,7 +119,7 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     Rows: (),
     Temperature: {"offset"},
     Vector: {"stored"},
-    Activation: tuple(Activation(name) for name in GATE),
+    Activation: tuple(Activation(name) for name in ACTIVATIONS),
     GateKind: tuple(GateKind),
     Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),

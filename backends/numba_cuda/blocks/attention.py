@@ -98,9 +98,7 @@ class AttentionEmitter(Emitter):
         if block.has_joint_norms:
             if block.clamp is not None or block.is_rope_first:
                 self._prepare(tape, rows, clamp=block.clamp, rope=block.rope if block.is_rope_first else None)
-            for norm, column in ((block.q_norm, 0), (block.k_norm, block.q.n_out))[: 2 if is_kept else 1]:
-                if norm is not None:
-                    tape.norm_in_place(norm, Rows(rows.at.at(4 * column), rows.width), norm.size)
+            tape.norm_two((block.q_norm, block.k_norm if is_kept else None), rows, (block.q.n_out, block.k.n_out))
             rope = None if block.is_rope_first else block.rope
             self._prepare(tape, rows, norms=(None, None, block.v_norm), rope=rope, temperature=block.temperature, keeps=is_kept)
         else:

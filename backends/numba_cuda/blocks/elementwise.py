@@ -8,7 +8,7 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.blocks.feed_forward import activate
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.tape import Gate, Rows, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,5 +33,5 @@ class ElementwiseEmitter(Emitter):
         block, size = self.block, self.block.norm.size
         normed, hidden = (evolve(tape.operand(name, size, ()), as_floats=True) for name in ("normed", "hidden"))
         tape.norm_seen(block.norm, normed)
-        activate(tape, block.activation, Rows(normed.floats, normed.width), None, hidden, size)
+        activate(tape, Gate(block.activation), Rows(normed.floats, normed.width), None, hidden, size)
         tape.leave_rows(Rows(hidden.floats, hidden.width))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
+from augury.backends.numba_cuda.kernels import gate as kernels
 from augury.backends.numba_cuda.kernels.dialect import WARP
-from augury.backends.numba_cuda.kernels.gate import GATE
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Operand, Rows, Tape, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Gate, Operand, Rows, Tape, units_of, warps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from augury.blocks import Activation, FeedForward, Linear, Vector
+    from augury.blocks import FeedForward, Linear, Vector
 
 __all__ = ["FeedForwardEmitter", "activate"]
 
@@ -46,22 +45,16 @@ class FeedForwardEmitter(Emitter):
     def hidden(self, tape: Tape, normed: Operand) -> Operand:
         """Write what comes before the product of `down`."""
         block, size = self.block, self.block.down.n_in
-        rows = Rows(tape.buffers["gate and up"], self._width)
-        tape.multiply(normed, [(linear, i * size) for i, linear in enumerate(self.inputs)], rows)
         hidden = tape.operand("hidden", size, (block.down,))
-        ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
-        activate(
-            tape,
-            block.activation,
-            rows,
-            ups,
+        gate, to = (
+            Gate(block.activation, block.limit, block.limits_activated, block.constants),
             hidden.before(block.hidden_norm),
-            size,
-            divisors=block.divisors,
-            limit=block.limit,
-            limits_activated=block.limits_activated,
-            constants=block.constants,
         )
+        if block.divisors is not None or not tape.multiply_gated(normed, self.inputs, to, gate):
+            rows = Rows(tape.buffers["gate and up"], self._width)
+            tape.multiply(normed, [(linear, i * size) for i, linear in enumerate(self.inputs)], rows)
+            ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
+            activate(tape, gate, rows, ups, to, size, divisors=block.divisors)
         tape.norm_operand(block.hidden_norm, hidden, size)
         return hidden
 
@@ -72,25 +65,20 @@ class FeedForwardEmitter(Emitter):
 
 def activate(
     tape: Tape,
-    activation: Activation,
+    gate: Gate,
     gates: Rows,
     ups: Rows | None,
     to: Operand,
     size: int,
     *,
     divisors: Vector | None = None,
-    limit: float | None = None,
-    limits_activated: bool = False,
-    constants: Sequence[float] = (),
     per_token: int = 0,
 ) -> None:
     """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
     of_up = gates if ups is None else ups
     places = (gates.at, of_up.at, gates.at if divisors is None else tape.weights.vector(divisors))
-    sizes = (gates.width, of_up.width, size, to.width, per_token)
-    has = (ups is not None, divisors is not None, limits_activated, to.as_floats, to.as_bytes)
-    numbers = [math.inf if limit is None else limit, *constants]
-    numbers += [0.0] * (5 - len(numbers))
+    sizes = (gates.width, of_up.width, size, to.width, per_token, gate.number)
+    has = (ups is not None, divisors is not None, gate.limits_activated, to.as_floats, to.as_bytes)
     grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
     operand = (to.floats, to.quantised, to.factors, to.sums)
-    tape.add(GATE[activation.value], grid, WARP * WARPS, *places, *operand, *sizes, *map(int, has), *numbers)
+    tape.add(kernels.gate, grid, WARP * WARPS, *places, *operand, *sizes, *map(int, has), *gate.numbers)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, Units
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.recurrent_ends import decay, unit_heads
+from augury.backends.numba_cuda.kernels.recurrent_ends import decay
 from augury.backends.numba_cuda.tape import Rows, Tape
 
 if TYPE_CHECKING:
@@ -31,8 +29,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
     def buffers(self, n_splits: int) -> Mapping[str, int]:  # noqa: ARG002 - as its parent's
         """See `Emitter.buffers`."""
         block = self.block
-        widths = {"inputs": block.inputs.n_out + block.gate.n_out, "ends": 2 * block.recurrence.n_heads}
-        widths |= {"fed": self._width, "recurred": block.o.n_in}
+        widths = {"inputs": self._n_inputs, "fed": self._width, "recurred": block.o.n_in}
         return {
             **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
             **Tape.operand_buffers("normed", block.inputs.n_in),
@@ -43,18 +40,17 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         """See `Emitter.emit`."""
         block, heads, buffers = self.block, self.block.recurrence, tape.buffers
         n, n_inputs = heads.n_heads, block.inputs.n_out
-        inputs, ends = Rows(buffers["inputs"], n_inputs + block.gate.n_out), Rows(buffers["ends"], 2 * n)
+        inputs, ends = Rows(buffers["inputs"], self._n_inputs), buffers["inputs"].at(4 * (n_inputs + block.gate.n_out))
         normed = tape.norm(block.norm, (block.inputs, block.gate, block.alpha, block.beta))
-        tape.multiply(normed, ((block.inputs, 0), (block.gate, n_inputs)), inputs)
-        tape.multiply(normed, ((block.alpha, 0), (block.beta, n)), ends)
+        ends_at = n_inputs + block.gate.n_out
+        products = [(block.inputs, 0), (block.gate, n_inputs), (block.alpha, ends_at), (block.beta, ends_at + n)]
+        tape.multiply(normed, products, inputs)
         fed, y = Rows(buffers["fed"], self._width), Rows(buffers["recurred"], block.o.n_in)
         self._emit_convolution(tape)
-        scale = 1.0 / math.sqrt(heads.key_dim)
-        sizes = (fed.width, heads.n_key_heads, heads.key_dim, block.eps, scale)
-        tape.add(unit_heads, (2 * heads.n_key_heads, tape.size.n_tokens), WARP, fed.at, *sizes)
         dt, a = (tape.weights.vector(part) for part in (block.dt, block.a))
-        columns = (fed.width, ends.width, n, n_inputs, n_inputs + n)
-        tape.add(decay, (-(-n // THREADS), tape.size.n_tokens), THREADS, fed.at, ends.at, dt, a, *columns, 1, 1, 1)
+        columns = (fed.width, inputs.width, n, n_inputs, n_inputs + n, 1, 1, 1)
+        units = Units(heads.n_key_heads, heads.key_dim, block.eps)
+        self._add_decays(tape, decay, (fed.at, ends, dt, a), columns, n, units=units)
         self._emit_recurrence(tape)
         mixed, gates = tape.operand("mixed", block.o.n_in, [block.o]), Rows(inputs.at.at(4 * n_inputs), inputs.width)
         self._gate(tape, y, gates, mixed, block.out_norm, is_sigmoid=block.has_sigmoid)
@@ -67,7 +63,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
 
     def _emit_convolution(self, tape: Tape) -> None:
         block = self.block
-        inputs = Rows(tape.buffers["inputs"], block.inputs.n_out + block.gate.n_out)
+        inputs = Rows(tape.buffers["inputs"], self._n_inputs)
         self._convolve(tape, block.conv, self._placed[0], inputs, Rows(tape.buffers["fed"], self._width), has_silu=True)
 
     def _emit_recurrence(self, tape: Tape) -> None:
@@ -75,6 +71,11 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         n_keys = heads.n_key_heads * heads.key_dim
         row = FedRow(Rows(tape.buffers["fed"], self._width), 0, n_keys, 2 * n_keys, n_inputs, n_inputs + heads.n_heads)
         self._recur(tape, heads, self._placed[1], row, tape.buffers["recurred"])
+
+    @property
+    def _n_inputs(self) -> int:
+        """Floats of a token's row of products."""
+        return self.block.inputs.n_out + self.block.gate.n_out + 2 * self.block.recurrence.n_heads
 
     @property
     def _width(self) -> int:

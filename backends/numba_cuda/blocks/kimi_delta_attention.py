@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, columns_of
-from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
+from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, Units, columns_of
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.recurrent_ends import decay_keys, unit_heads
+from augury.backends.numba_cuda.kernels.recurrent_ends import decay_keys
 from augury.backends.numba_cuda.tape import Rows, Tape
 
 if TYPE_CHECKING:
@@ -59,12 +57,10 @@ class KimiDeltaAttentionEmitter(RecurrentEmitter):
         self._multiply_low(tape, normed, block.gate, block.gate_down, gates)
         self._emit_convolutions(tape)
         fed = Rows(buffers["fed"], self._width)
-        sizes = (fed.width, heads.n_heads, heads.key_dim, block.eps, 1.0 / math.sqrt(heads.key_dim))
-        tape.add(unit_heads, (2 * heads.n_heads, tape.size.n_tokens), WARP, fed.at, *sizes)
-        places = (fed.at, times.at, betas.at, tape.weights.vector(block.a))
-        columns = (fed.width, times.width, betas.width, times.width, heads.key_dim, heads.n_heads, steps, steps + times.width)
-        grid = (-(-times.width // THREADS), tape.size.n_tokens)
-        tape.add(decay_keys, grid, THREADS, *places, *columns, block.floor or 0.0)
+        places, n = (fed.at, times.at, betas.at, tape.weights.vector(block.a)), times.width
+        columns = (fed.width, n, betas.width, n, heads.key_dim, heads.n_heads, steps, steps + n)
+        units = Units(heads.n_heads, heads.key_dim, block.eps)
+        self._add_decays(tape, decay_keys, places, columns, n, units=units, floor=[block.floor or 0.0])
         self._emit_recurrence(tape)
         mixed, y = tape.operand("mixed", block.o.n_in, [block.o]), Rows(buffers["recurred"], block.o.n_in)
         self._gate(tape, y, gates, mixed, block.out_norm, is_sigmoid=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.blocks.feed_forward import activate
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.tape import Gate, Rows, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,5 +41,5 @@ class LayerInputEmitter(Emitter):
         tape.multiply(tape.norm(None, (block.gate,)), ((block.gate, 0),), gates)
         e = Rows(tape.buffers[INPUTS].at(4 * block.index * size), block.n_layers * size)
         hidden = tape.operand("hidden", size, (block.o,))
-        activate(tape, block.activation, gates, e, hidden, size)
+        activate(tape, Gate(block.activation), gates, e, hidden, size)
         tape.leave(hidden, block.o, block.post_norm)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
-from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrence import COLUMNS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay
@@ -48,7 +47,7 @@ class Mamba2Emitter(RecurrentEmitter):
         ends = gates.at.at(4 * (block.o.n_in + n_channels))
         dt, a = (tape.weights.vector(part) for part in (block.dt, block.a))
         sizes = (fed.width, gates.width, n, n_channels, n_channels + n, 1, 1, 0)
-        tape.add(decay, (-(-n // THREADS), tape.size.n_tokens), THREADS, fed.at, ends, dt, a, *sizes)
+        self._add_decays(tape, decay, (fed.at, ends, dt, a), sizes, n)
         self._emit_recurrence(tape)
         y, mixed = Rows(buffers["recurred"], block.o.n_in), tape.operand("mixed", block.o.n_in, [block.o])
         skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], heads.value_dim)
@@ -121,7 +120,7 @@ class MambaEmitter(RecurrentEmitter):
         has_decays, beta = not heads.is_by_channel, self._beta
         a = tape.weights.vector(block.a)
         sizes = (fed.width, ends.width, n_steps, beta + n_steps, beta, 0, int(has_decays), 0)
-        tape.add(decay, (-(-n_steps // THREADS), tape.size.n_tokens), THREADS, fed.at, ends.at, a, a, *sizes)
+        self._add_decays(tape, decay, (fed.at, ends.at, a, a), sizes, n_steps)
         self._emit_recurrence(tape)
         y, out = Rows(buffers["recurred"], size), tape.operand("mixed", size, [block.o])
         skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], size // block.d.size)

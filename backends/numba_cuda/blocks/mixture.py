@@ -12,7 +12,7 @@ from augury.backends.numba_cuda.kernels import experts
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import TILES
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Gate, Rows, Tape, Tiles, units_of, warps_of
 from augury.blocks import Gating, Linear
 from augury.errors import UnsupportedError
 
@@ -182,21 +182,12 @@ class MixtureEmitter(Emitter):
         flags = (int(block.weighs_input), int(gathered.as_floats), int(gathered.as_bytes))
         grid = (warps_of(units_of(x.width)), n_rows)
         tape.add(experts.gather_rows, grid, WARP * WARPS, *places, self._n_most, k, x.width, *flags)
-        rows = Rows(buffers["experts' gate and up"], self._width)
-        tape.multiply_tiles(gathered, inputs, rows, tiles)
-        ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
-        activate(
-            tape,
-            block.activation,
-            rows,
-            ups,
-            hidden,
-            size,
-            limit=block.limit,
-            limits_activated=block.limits_activated,
-            constants=block.constants,
-            per_token=k,
-        )
+        gate = Gate(block.activation, block.limit, block.limits_activated, block.constants)
+        if not tape.multiply_gated(gathered, inputs, hidden, gate, tiles):
+            rows = Rows(buffers["experts' gate and up"], self._width)
+            tape.multiply_tiles(gathered, inputs, rows, tiles)
+            ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
+            activate(tape, gate, rows, ups, hidden, size, per_token=k)
         rows = Rows(buffers["experts' rows"], block.down.n_out)
         tape.multiply_tiles(hidden, [block.down], rows, tiles)
         grid = (-(-rows.width // THREADS), tape.size.n_tokens)

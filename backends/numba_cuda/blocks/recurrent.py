@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cuda.device import Device, Pointer
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.tape import Operand, Rows, Tape
     from augury.blocks import (
         Block,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     )
     from augury.types import ModelOptions
 
-__all__ = ["FedRow", "PlacedState", "RecurrentEmitter", "columns_of"]
+__all__ = ["FedRow", "PlacedState", "RecurrentEmitter", "Units", "columns_of"]
 
 
 @frozen(eq=False)
@@ -59,6 +61,15 @@ def columns_of(block: KimiDeltaAttention | LightningAttention) -> tuple[int, int
     """Where keys, values and decays are in a token's row, behind its queries."""
     key, value = block.q.n_out, block.q.n_out + block.k.n_out
     return key, value, value + block.v.n_out
+
+
+@frozen
+class Units:
+    """Heads of queries, and as many of keys, that become as long as 1; queries are then scaled."""
+
+    n_heads: int
+    size: int
+    eps: float
 
 
 class RecurrentEmitter(Emitter):
@@ -121,7 +132,7 @@ class RecurrentEmitter(Emitter):
     def _recur(
         self, tape: Tape, heads: LinearRecurrence, state: PlacedState, row: FedRow, y: Pointer, table: Pointer | None = None
     ) -> None:
-        """Write a recurrence, and that drafted tokens are kept aside once it has taken in those before."""
+        """Write a recurrence."""
         kind = recurrence.BY_CHANNEL if heads.is_by_channel else recurrence.BY_KEY if heads.is_by_key else recurrence.BY_HEAD
         n_steps = heads.value_dim if heads.is_by_channel else heads.n_heads * (heads.key_dim if heads.is_by_key else 1)
         x, n_keys = row.rows, heads.n_key_heads * heads.key_dim
@@ -130,9 +141,24 @@ class RecurrentEmitter(Emitter):
         columns = (row.query, row.key, row.value, row.step, row.beta)
         grid = (heads.n_heads * heads.value_dim // recurrence.COLUMNS, self._n_runs(tape))
         tape.add(recurrence.RECUR[kind, heads.has_delta], grid, WARP, *places, *sizes, *columns, n_steps, self._n_aside)
-        grid = (-(-(n_keys + n_steps) // THREADS), tape.size.n_tokens)
-        sizes = (x.width, row.key, n_keys, row.step, self._n_aside, n_keys + n_steps)
-        tape.add(recurrence.keep_aside, grid, THREADS, x.at, state.aside, *sizes)
+        self._kept = (x.at, state.aside), (x.width, row.key, n_keys, row.step, self._n_aside, n_keys + n_steps)
+
+    def _add_decays(
+        self,
+        tape: Tape,
+        kernel: Kernel,
+        places: Sequence[Pointer],
+        columns: Sequence[int],
+        n: int,
+        *,
+        units: Units | None = None,
+        floor: Sequence[float] = (),
+    ) -> None:
+        """Write what makes n decays, and heads of length 1."""
+        n_units, *sizes = (0, 0, 0) if units is None else (2 * units.n_heads, units.n_heads, units.size)
+        numbers = (*floor, 0.0, 0.0) if units is None else (*floor, units.eps, 1.0 / math.sqrt(units.size))
+        grid = (n_units + -(-n // WARP), tape.size.n_tokens)
+        tape.add(kernel, grid, WARP, *places, *columns, n_units, *sizes, *numbers)
 
     def _gate(
         self,
@@ -147,15 +173,15 @@ class RecurrentEmitter(Emitter):
         is_gated_first: bool = False,
         is_sigmoid: bool = False,
     ) -> None:
-        """Write what becomes of the outputs; `skip` are factors of values."""
+        """Write what becomes of a recurrence's outputs, and that drafted tokens are kept aside; `skip`: factors of values."""
         group = norm.size if norm is not None else y.width if y.width % WARP else WARP
         step = 0 if norm is None or norm.weight_shape is None else norm.size
         weight = y.at if norm is None else tape.weights.norm(norm, y.width // group if step else 1)
         places = (y.at, (values or y).at, skip or y.at, gates.at, weight, to.floats, to.quantised, to.factors, to.sums)
         sizes = (y.width, (values or y).width, gates.width, group, step, to.width)
         flags = (int(skip is not None), int(norm is not None), int(is_gated_first), int(is_sigmoid), int(to.as_bytes))
-        eps = 0.0 if norm is None else norm.eps
-        tape.add(gate_groups, (tape.size.n_tokens,), THREADS, *places, *sizes, *flags, eps)
+        eps, (kept, kept_sizes) = 0.0 if norm is None else norm.eps, self._kept
+        tape.add(gate_groups, (tape.size.n_tokens,), THREADS, *places, *kept, *sizes, *flags, *kept_sizes, eps)
 
     def _n_runs(self, tape: Tape) -> int:
         return min(tape.size.n_tokens, self.options.n_slots)

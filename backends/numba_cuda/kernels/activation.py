@@ -142,3 +142,49 @@ ACTIVATIONS = {
     "swiglu_oai": (_swiglu_oai, _swiglu_oai_up),
 }
 """By the activation, lane functions (gate, four constants) and (up, the second constant)."""
+NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
+"""What kernels know activations by."""
+
+
+def _either(number, functions, others):
+    """The lane functions of one activation, or others where it is another one."""
+    (activation, of_up), (other, other_of_up) = functions, others
+
+    @lane
+    def activated(kind, g, a, b, c, d):
+        return activation(g, a, b, c, d) if kind == number else other(kind, g, a, b, c, d)
+
+    @lane
+    def beside(kind, up, b):
+        return of_up(up, b) if kind == number else other_of_up(kind, up, b)
+
+    return activated, beside
+
+
+@lane
+def _none(kind, g, a, b, c, d):
+    return g
+
+
+@lane
+def _none_beside(kind, up, b):
+    return up
+
+
+_activated, _beside = _none, _none_beside
+for _number, _functions in enumerate(ACTIVATIONS.values()):
+    _activated, _beside = _either(_number, _functions, (_activated, _beside))
+
+
+@lane
+def activated(kind, g, limits_activated, limit, a, b, c, d):
+    """The activation of a gate, which is limited before or after it."""
+    value = _activated(kind, g if limits_activated else limited(g, limit), a, b, c, d)
+    return limited(value, limit) if limits_activated else value
+
+
+@lane
+def beside_gate(kind, up, limits_activated, limit, b):
+    """What an activated gate is multiplied with."""
+    value = _beside(kind, clamped(up, limit) if not limits_activated else up, b)
+    return clamped(value, limit) if limits_activated else value

@@ -1,85 +1,135 @@
-"""What feed-forwards do between their products: the activated gate, times `up`, quantised."""
+"""What feed-forwards do between their products: the activated gate, times `up`, quantised; by itself, or after a product."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.activation import ACTIVATIONS, clamped, limited
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, lane, mul
+from augury.backends.numba_cuda.kernels.activation import activated, beside_gate
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, lane, mul, together
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
+GATED_WARPS = 8  # of a block that multiplies 32 rows of gate, four each; as many multiply those of up beside them
+_UNIT = WARP  # values
 
-def _gate(name, activation, of_up):
-    @lane
-    def value_of(rows, at, ups, up_at, divisors, i, size, has_up, has_divisors, limits_activated, limit, a, b, c, d):
-        if i >= size:
-            return np.float32(0)
-        before = np.float32(np.inf) if limits_activated else np.float32(limit)
-        after = np.float32(limit) if limits_activated else np.float32(np.inf)
-        value = limited(activation(limited(rows[at + i], before), a, b, c, d), after)
-        if has_divisors:
-            value = div(value, divisors[i])
-        return mul(value, clamped(of_up(clamped(ups[up_at + i], before), b), after)) if has_up else value
 
-    @kernel("jffffbfj" + 10 * "i" + "rrrrr", name=f"gate_{name}")
-    def gate(
-        inputs,
-        rows,
-        ups,
-        divisors,
-        out,
-        quantised,
-        factors,
-        sums,
-        stride,
-        up_stride,
-        size,
-        width,
-        per_token,
-        has_up,
-        has_divisors,
-        limits_activated,
-        as_floats,
-        as_bytes,
-        limit,
-        a,
-        b,
-        c,
-        d,
-    ):
-        """Activation(gate) / divisors * up, or without one of them; a warp takes 32 values.
+@lane
+def tile_of_gated(warp, unit, size):
+    """The tile of rows of a warp that multiplies for a unit of `size` gates, or of the ups after them; -1 beyond them."""
+    n_tiles, tile = size // 4, GATED_WARPS * unit + warp % GATED_WARPS
+    if tile >= n_tiles:
+        return np.int32(-1)
+    return np.int32(tile if warp < GATED_WARPS else n_tiles + tile)
 
-        They become floats (n, width), units, or both. Rows are tokens, or, if `per_token` is not 0, so many rows
-        of each that experts have, whose units lie one after another. What is beyond `size` is 0.
 
-        Args:
-            inputs: Of the pass.
-            rows: (n, stride) of gates.
-            ups: (n, up_stride).
-            divisors: (size,).
-            limits_activated: Whether a gate is limited once it is activated, not before.
-            limit: A gate is at most that, up between it and its negative.
-            a, b, c, d: Constants of the activation.
-        """
-        t = cuda.blockIdx.y
-        if t >= inputs[N_TOKENS] * max(1, per_token):
-            return
-        thread = cuda.threadIdx.x
-        unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-        if WARP * unit >= width:
-            return
-        i = WARP * unit + thread % WARP
-        at, up_at, has = t * stride, t * up_stride, (has_up, has_divisors, limits_activated)
-        value = value_of(rows, at, ups, up_at, divisors, i, size, has[0], has[1], has[2], limit, a, b, c, d)
+@lane
+def _gated(staged, at, i, size, kind, has_up, limits_activated, limit, a, b, c, d):
+    """One value of a token whose gates and ups are staged; 0 beyond `size`."""
+    if i >= size:
+        return np.float32(0)
+    value = activated(kind, staged[at], limits_activated, limit, a, b, c, d)
+    return mul(value, beside_gate(kind, staged[at + _UNIT], limits_activated, limit, b)) if has_up else value
+
+
+@together
+def put_gated(
+    staged,
+    n,
+    place,
+    unit,
+    size,
+    out,
+    quantised,
+    factors,
+    sums,
+    width,
+    kind,
+    has_up,
+    limits_activated,
+    as_floats,
+    as_bytes,
+    limit,
+    a,
+    b,
+    c,
+    d,
+):
+    """Activate a unit of each of n tokens, whose rows begin with `place`; of each 32 gates, then 32 ups are staged."""
+    thread = cuda.threadIdx.x
+    i = thread % WARP
+    for token in range(thread // WARP, n, cuda.blockDim.x // WARP):
+        at = 2 * _UNIT * token + i
+        value = _gated(staged, at, _UNIT * unit + i, size, kind, has_up, limits_activated, limit, a, b, c, d)
         if as_floats:
-            out[t * width + i] = value
+            out[(place + token) * width + _UNIT * unit + i] = value
         if as_bytes:
-            place = t * (width // WARP) + unit if per_token else unit_of(inputs, t, unit, width // WARP)
-            quantise(value, thread % WARP, quantised, factors, sums, place)
-
-    return gate
+            quantise(value, i, quantised, factors, sums, (place + token) * (width // _UNIT) + unit)
 
 
-GATE = {name: _gate(name, *functions) for name, functions in ACTIVATIONS.items()}
-"""Kernels by the activation."""
+@lane
+def _value(rows, at, ups, up_at, divisors, i, size, kind, has_up, has_divisors, limits_activated, limit, a, b, c, d):
+    if i >= size:
+        return np.float32(0)
+    value = activated(kind, rows[at + i], limits_activated, limit, a, b, c, d)
+    if has_divisors:
+        value = div(value, divisors[i])
+    return mul(value, beside_gate(kind, ups[up_at + i], limits_activated, limit, b)) if has_up else value
+
+
+@kernel("jffffbfj" + 11 * "i" + "rrrrr")
+def gate(
+    inputs,
+    rows,
+    ups,
+    divisors,
+    out,
+    quantised,
+    factors,
+    sums,
+    stride,
+    up_stride,
+    size,
+    width,
+    per_token,
+    kind,
+    has_up,
+    has_divisors,
+    limits_activated,
+    as_floats,
+    as_bytes,
+    limit,
+    a,
+    b,
+    c,
+    d,
+):
+    """Activation(gate) / divisors * up, or without one of them; a warp takes 32 values.
+
+    They become floats (n, width), units, or both. Rows are tokens, or, if `per_token` is not 0, so many rows
+    of each that experts have, whose units lie one after another. What is beyond `size` is 0.
+
+    Args:
+        inputs: Of the pass.
+        rows: (n, stride) of gates.
+        ups: (n, up_stride).
+        divisors: (size,).
+        kind: Which activation, see `activation.NUMBERS`.
+        limits_activated: Whether a gate is limited once it is activated, not before.
+        limit: A gate is at most that, up between it and its negative.
+        a, b, c, d: Constants of the activation.
+    """
+    t = cuda.blockIdx.y
+    if t >= inputs[N_TOKENS] * max(1, per_token):
+        return
+    thread = cuda.threadIdx.x
+    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
+    if WARP * unit >= width:
+        return
+    i = WARP * unit + thread % WARP
+    at, up_at, has = t * stride, t * up_stride, (has_up, has_divisors, limits_activated)
+    value = _value(rows, at, ups, up_at, divisors, i, size, kind, has[0], has[1], has[2], limit, a, b, c, d)
+    if as_floats:
+        out[t * width + i] = value
+    if as_bytes:
+        place = t * (width // WARP) + unit if per_token else unit_of(inputs, t, unit, width // WARP)
+        quantise(value, thread % WARP, quantised, factors, sums, place)

@@ -27,16 +27,28 @@ from augury.backends.numba_cuda.kernels.dialect import (
     remainder,
     slice_sums,
 )
-from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, floats_of, weights_of, words_of
+from augury.backends.numba_cuda.kernels.formats import (
+    FORMATS,
+    TILE,
+    TILE_ROWS,
+    TILE_UNITS,
+    UNIT,
+    floats_of,
+    weights_of,
+    words_of,
+)
+from augury.backends.numba_cuda.kernels.gate import put_gated, tile_of_gated
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
 
 TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
 MOST_CUTS = 8
 AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
-STORE, ADD = 0, 1  # what is done with a product
+STORE, ADD, GATED = range(3)  # what is done with a product
 OF_TOKENS, OF_OUTPUT, OF_TILES = range(3)  # which rows of x are multiplied
 HAS_BIAS, HAS_SCALES = 1, 2
 PARAMETERS = "jwwwwff" + 10 * "i" + "r"  # of a kernel, see `multiply`
+OF_GATED = "bfj" + 5 * "i" + 5 * "r"  # of those that also activate what they multiply
+NOT_GATED = (0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)  # the numbers among them
 
 
 def add_unit_of(fmt, offset):
@@ -71,13 +83,18 @@ def cut_of(cut, n_steps, n_cuts):
 
 
 @lane
-def put(y, place, total, bias, row, has_bias, mode, scale):
-    """Store a product, or add it to what is there."""
+def _product(total, bias, row, has_bias, scale):
+    """A product, whose sum this is."""
     value = mul(total, np.float32(scale))
     if has_bias == HAS_BIAS:
-        value = add(value, bias[row])
-    elif has_bias:
-        value = add(mul(value, bias[2 * row + 1]), bias[2 * row])
+        return add(value, bias[row])
+    return add(mul(value, bias[2 * row + 1]), bias[2 * row]) if has_bias else value
+
+
+@lane
+def put(y, place, total, bias, row, has_bias, mode, scale):
+    """Store a product, or add it to what is there."""
+    value = _product(total, bias, row, has_bias, scale)
     y[place] = add(y[place], value) if mode == ADD else value
 
 
@@ -182,7 +199,7 @@ def sums_of(fmt, n_tokens):
 def _multiply(fmt, n_tokens):
     add_slice, n_staged = sums_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
 
-    @kernel(PARAMETERS, name=f"multiply_{fmt.name}_{n_tokens}")
+    @kernel(PARAMETERS + OF_GATED, name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(
         inputs,
         w,
@@ -202,8 +219,25 @@ def _multiply(fmt, n_tokens):
         mode,
         which,
         scale,
+        quantised,
+        y_factors,
+        y_sums,
+        activation,
+        has_up,
+        limits_activated,
+        as_floats,
+        as_bytes,
+        limit,
+        a,
+        b,
+        c,
+        d,
     ):
         """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes a cut of four rows and `n_tokens` tokens.
+
+        Or, if they are to be gated: the upper half of the rows of W are gates, and y = activation(gate) * up, as floats, as
+        units, or both; without `has_up` all are gates. Then a block takes 32 rows of each half, which are not cut, and there
+        are few tokens.
 
         Args:
             inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after
@@ -215,6 +249,8 @@ def _multiply(fmt, n_tokens):
             n_cuts: Of a row, at most as many as a block has warps.
             bias: By row; of several matrices a bias and a scale of each row, if they have scales.
             y, stride, column: Where to.
+            quantised, y_factors, y_sums: Units of what is gated.
+            activation: And what follows it: see `gate`.
         """
         matrix, t = 0, cuda.blockIdx.y * n_tokens
         n_wanted = inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
@@ -229,16 +265,18 @@ def _multiply(fmt, n_tokens):
         i = thread % WARP
         warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
         tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
+        if mode == GATED:
+            tile = tile_of_gated(thread // WARP, cuda.blockIdx.x, n_rows // (1 + has_up))
         sums = cuda.local.array(n_tokens, np.float32)
         for token in range(n_tokens):
             sums[token] = np.float32(0)
         begin, end = cut_of(cut, n_steps, n_cuts)
-        is_there = TILE_ROWS * tile < n_rows
+        is_there = tile >= 0 and TILE_ROWS * tile < n_rows
         if is_there:
             first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
             add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, t, sums)
+        staged = cuda.shared.array(n_staged, np.float32)
         if n_cuts > 1:
-            staged = cuda.shared.array(n_staged, np.float32)
             at = thread // WARP * WARP * n_tokens + i
             for token in range(n_tokens):
                 staged[at + WARP * token] = sums[token]
@@ -247,10 +285,40 @@ def _multiply(fmt, n_tokens):
                 for other in range(1, n_cuts):
                     for token in range(n_tokens):
                         sums[token] = add(sums[token], staged[at + (other * n_tokens + token) * WARP])
-        if cut > 0 or not is_there:
+        if mode != GATED and (cut > 0 or not is_there):
             return
         slice_sums(sums, n_tokens)
         row = TILE_ROWS * tile + i % TILE_ROWS
+        if mode == GATED:
+            at = TILE_ROWS * (thread // WARP) + i % TILE_ROWS
+            for token in range(n_tokens):
+                if is_there and i // TILE_ROWS == token % TILE_UNITS:
+                    staged[2 * UNIT * token + at] = _product(sums[token], bias, matrix * n_rows + row, has_bias, scale)
+            cuda.syncthreads()
+            n_there, unit = min(n_tokens, n_wanted - t), cuda.blockIdx.x
+            put_gated(
+                staged,
+                n_there,
+                t,
+                unit,
+                n_rows // (1 + has_up),
+                y,
+                quantised,
+                y_factors,
+                y_sums,
+                stride,
+                activation,
+                has_up,
+                limits_activated,
+                as_floats,
+                as_bytes,
+                limit,
+                a,
+                b,
+                c,
+                d,
+            )
+            return
         if row < n_rows:
             for token in range(n_tokens):
                 if i // TILE_ROWS == token % TILE_UNITS and t + token < n_wanted:

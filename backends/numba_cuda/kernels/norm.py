@@ -173,6 +173,27 @@ def norm_rows(
             quantise(value, i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
 
 
+@lane
+def _norm_in_place(x, weight, start, size, first, mean, inverse, kind):
+    for i in range(first, size, THREADS):
+        x[start + i] = normed(x, start + i, weight, i, size, mean, inverse, kind)
+
+
+@kernel("jfff" + 5 * "i" + "rr")
+def norm_two(inputs, x, weight, second_weight, stride, size, second_size, kind, second_kind, eps, second_eps):
+    """Norm the first `size` values of rows (n, stride), and the `second_size` ones after them; a block for each."""
+    t, start = cuda.blockIdx.x, cuda.blockIdx.x * stride
+    parts = cuda.shared.array(_WARPS, np.float32)
+    if t >= inputs[N_TOKENS]:
+        return
+    if cuda.blockIdx.y == 1:
+        start, size, kind, weight, eps = start + size, second_size, second_kind, second_weight, second_eps
+    if kind == NOTHING:
+        return
+    mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
+    _norm_in_place(x, weight, start, size, cuda.threadIdx.x, mean, inverse, kind)
+
+
 @kernel("jffiiirr")
 def blend_rows(inputs, x, y, size, x_stride, y_stride, a, b):
     """X = a * x + b * y, row by row, of as many values; where a is 0 whatever x was. A stride of 0 repeats one row."""

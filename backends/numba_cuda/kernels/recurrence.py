@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import (
-    THREADS,
     WARP,
     add,
     cuda,
@@ -33,13 +32,11 @@ from augury.backends.numba_cuda.kernels.inputs import (
     IS_START,
     N_CERTAIN,
     N_RUNS,
-    N_TOKENS,
     ORDER,
     RUN_FIELDS,
     RUNS,
     SAVE,
     SLOT,
-    SLOTS,
     STATES,
     N,
 )
@@ -218,14 +215,3 @@ RECUR = {
     for kind, has_delta in ((BY_HEAD, True), (BY_KEY, True), (BY_HEAD, False), (BY_CHANNEL, False))
 }
 """Kernels by what decays differ by, and whether they have the delta rule."""
-
-
-@kernel("jffiiiiii")
-def keep_aside(inputs, x, aside, stride, key_at, n_keys, step_at, n_aside, width):
-    """Keep keys and steps of drafted tokens aside."""
-    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
-    if t >= inputs[N_TOKENS] or inputs[STATES + t] < 0 or i >= width:
-        return
-    place = inputs[SLOTS + t] * n_aside + remainder(inputs[CELLS + t], n_aside)
-    at = key_at + i if i < n_keys else step_at + i - n_keys
-    aside[place * width + i] = x[t * stride + at]

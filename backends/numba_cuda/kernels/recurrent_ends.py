@@ -16,28 +16,71 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     mul,
+    remainder,
     root,
+    together,
     warp_sum,
 )
-from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, SLOTS, STATES
 from augury.backends.numba_cuda.kernels.norm import inverse_root, squares
 from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 _WARPS = THREADS // WARP
 
 
-@kernel("jffffiiiiiiii")
-def decay(inputs, rows, ends, dt, a, stride, ends_stride, size, decay_at, beta_at, has_dt, has_a, has_beta):
+@lane
+def _scale(rows, start, size, i, factor):
+    for j in range(start + i, start + size, WARP):
+        rows[j] = mul(rows[j], np.float32(factor))
+
+
+@together
+def _unit_head(rows, start, size, scale, eps):
+    """Divide a head by its length, and multiply it by a scale: a warp."""
+    i = cuda.threadIdx.x
+    total = add(warp_sum(squares(rows, start, size, i, WARP)), np.float32(eps))
+    _scale(rows, start, size, i, div(np.float32(scale), root(total)))
+
+
+@kernel("jffff" + 11 * "i" + "rr")
+def decay(
+    inputs,
+    rows,
+    ends,
+    dt,
+    a,
+    stride,
+    ends_stride,
+    size,
+    decay_at,
+    beta_at,
+    has_dt,
+    has_a,
+    has_beta,
+    n_units,
+    n_scaled,
+    unit_size,
+    eps,
+    scale,
+):
     """Decays exp(a * s), s = softplus(t + dt), and betas of all tokens: sigmoid(b), or s; a thread for each.
+
+    Before that, heads of length 1: a warp for each.
 
     Args:
         inputs: Of the pass.
         rows: (n, stride), in which decays and betas have their places.
         ends: (n, ends_stride), each t, then, if `has_beta`, b.
-        dt, a: (size,).
+        dt: (size,) as is `a`.
+        n_units: How many heads of `unit_size` values, with which rows begin, are divided by their lengths; of these the first
+            `n_scaled` are multiplied by `scale`.
     """
-    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - n_units) * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= size:
+        return
+    if cuda.blockIdx.x < n_units:
+        start = t * stride + cuda.blockIdx.x * unit_size
+        _unit_head(rows, start, unit_size, scale if cuda.blockIdx.x < n_scaled else np.float32(1), eps)
         return
     step = ends[t * ends_stride + i]
     if has_dt:
@@ -48,13 +91,35 @@ def decay(inputs, rows, ends, dt, a, stride, ends_stride, size, decay_at, beta_a
     rows[t * stride + beta_at + i] = sigmoid(ends[t * ends_stride + size + i]) if has_beta else step
 
 
-@kernel("jffffiiiiiiiir")
+@kernel("jffff" + 11 * "i" + "rrr")
 def decay_keys(
-    inputs, rows, times, betas, a, stride, times_stride, betas_stride, size, key_dim, n_heads, decay_at, beta_at, floor
+    inputs,
+    rows,
+    times,
+    betas,
+    a,
+    stride,
+    times_stride,
+    betas_stride,
+    size,
+    key_dim,
+    n_heads,
+    decay_at,
+    beta_at,
+    n_units,
+    n_scaled,
+    unit_size,
+    floor,
+    eps,
+    scale,
 ):
-    """Decays by key exp(a * softplus(t)), or exp(floor * sigmoid(a * t)), and betas sigmoid(b); a thread for each."""
-    t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    """Decays by key exp(a * softplus(t)), or exp(floor * sigmoid(a * t)), and betas sigmoid(b), after heads of length 1."""
+    t, i = cuda.blockIdx.y, (cuda.blockIdx.x - n_units) * WARP + cuda.threadIdx.x
     if t >= inputs[N_TOKENS] or i >= size:
+        return
+    if cuda.blockIdx.x < n_units:
+        start = t * stride + cuda.blockIdx.x * unit_size
+        _unit_head(rows, start, unit_size, scale if cuda.blockIdx.x < n_scaled else np.float32(1), eps)
         return
     step, factor = times[t * times_stride + i], a[i // key_dim]
     step = mul(factor, softplus(step)) if floor == 0 else mul(np.float32(floor), sigmoid(mul(factor, step)))
@@ -69,24 +134,6 @@ def light(inputs, rows, ends, stride, size):
     t, i = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     if t < inputs[N_TOKENS] and i < stride:
         rows[t * stride + i] = silu(rows[t * stride + i]) if i < size else ends[i - size]
-
-
-@lane
-def _scale(rows, start, size, i, factor):
-    for j in range(start + i, start + size, WARP):
-        rows[j] = mul(rows[j], np.float32(factor))
-
-
-@kernel("jfiiirr")
-def unit_heads(inputs, rows, stride, n_scaled, size, eps, scale):
-    """Divide heads by their lengths, and multiply the first of them by a scale; a warp for each."""
-    t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-    if t >= inputs[N_TOKENS]:
-        return
-    start = t * stride + head * size
-    total = add(warp_sum(squares(rows, start, size, i, WARP)), np.float32(eps))
-    factor = div(np.float32(scale) if head < n_scaled else np.float32(1), root(total))
-    _scale(rows, start, size, i, factor)
 
 
 @lane
@@ -122,7 +169,15 @@ def _norm_group(
         out[to + first + j] = value
 
 
-@kernel("jffffffbfjiiiiiiiiiiir")
+@lane
+def _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, first):
+    """Keep keys and steps of a drafted token aside, where no recurrence reads any more what was there."""
+    place = inputs[SLOTS + t] * n_aside + remainder(inputs[CELLS + t], n_aside)
+    for i in range(first, n_kept, THREADS):
+        aside[place * n_kept + i] = x[t * stride + (key_at + i if i < n_keys else step_at + i - n_keys)]
+
+
+@kernel("jffffffbfjff" + 17 * "i" + "r")
 def gate_groups(
     inputs,
     y,
@@ -134,6 +189,8 @@ def gate_groups(
     quantised,
     factors,
     sums,
+    x,
+    aside,
     size,
     values_stride,
     gates_stride,
@@ -145,9 +202,17 @@ def gate_groups(
     is_gated_first,
     is_sigmoid,
     as_bytes,
+    stride,
+    key_at,
+    n_keys,
+    step_at,
+    n_aside,
+    n_kept,
     eps,
 ):
     """Y += skip * values; y = norm(y) times the activated gates, or the other way round; a block for each token.
+
+    Besides, what drafted tokens have fed the recurrence is kept aside, as this comes after it.
 
     Args:
         inputs: Of the pass.
@@ -157,10 +222,14 @@ def gate_groups(
         weight: Of the norm, of a group; weights of the next one come after `step`.
         out: (n, width), of which units are made.
         group: Values that are normed together.
+        x: (n, stride), what tokens feed, from `key_at` on keys, from `step_at` on steps.
+        aside: (slots, n_aside, n_kept).
     """
     t, thread = cuda.blockIdx.x, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
         return
+    if inputs[STATES + t] >= 0:
+        _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, thread)
     i = thread % WARP
     y_at, values_at, gates_at, to = t * size, t * values_stride, t * gates_stride, t * width
     for number in range(thread // WARP, size // group, _WARPS):

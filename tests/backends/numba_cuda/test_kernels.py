@@ -6,9 +6,10 @@ from oracles.cuda_products import in_order
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
+from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, merge_splits
 from augury.backends.numba_cuda.kernels.cells import TYPES
-from augury.backends.numba_cuda.kernels.gate import GATE
+from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
@@ -182,7 +183,7 @@ def test_keys_and_values_are_kept_as_the_reference_keeps_them(kind):
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize(("name", "limits_activated"), [*((name, 1) for name in sorted(GATE)), ("silu", 0)])
+@pytest.mark.parametrize(("name", "limits_activated"), [*((name, 1) for name in sorted(NUMBERS)), ("silu", 0)])
 def test_activations_of_feed_forwards(name, limits_activated):
     size, width, limit = 40, 64, 3.0
     rows = RNG.standard_normal((2, 2 * size)).astype(np.float32) * 4
@@ -192,14 +193,14 @@ def test_activations_of_feed_forwards(name, limits_activated):
     memory = Memory(inputs=made, rows=rows, divisors=divisors, out=np.full((2, width), np.nan, np.float32))
     at = memory.at
     places = (at["inputs"], at["rows"], at["rows"].at(4 * size), at["divisors"], at["out"], at["out"], at["out"], at["out"])
-    flags = (0, 1, 1, limits_activated, 1, 0)  # a row per token; ups, divisors; floats, bytes
+    flags = (0, NUMBERS[name], 1, 1, limits_activated, 1, 0)  # a row per token; ups, divisors; floats, bytes
     sizes = (2 * size, 2 * size, size, width)
-    memory.device.launch(Launch(GATE[name], (2, 2, 1), 32, (*places, *sizes, *flags, limit, *constants)))
+    memory.device.launch(Launch(gate, (2, 2, 1), 32, (*places, *sizes, *flags, limit, *constants)))
     given = constants[:2] if name == "situ" else constants
     gates, ups = np.split(rows.astype(float), 2, axis=1)
     gates, ups = (gates, ups) if limits_activated else (np.minimum(gates, limit), ups.clip(-limit, limit))
     most = limit if limits_activated else np.inf
-    right = [gated(gate, up, Activation(name), most, given) for gate, up in zip(gates, ups, strict=True)]
+    right = [gated(g, up, Activation(name), most, given) for g, up in zip(gates, ups, strict=True)]
     found = memory.read("out", (2, width))
     assert np.allclose(found[:, :size], np.array(right) / divisors, rtol=1e-4, atol=1e-5)
     assert not found[:, size:].any()

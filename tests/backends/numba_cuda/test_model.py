@@ -8,9 +8,10 @@ from oracles.passes import joined, run_of, tree_of
 
 from augury import Engine, Placement, Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
+from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
-from augury.backends.numba_cuda.tape import tokens_of
+from augury.backends.numba_cuda.tape import Tape, tokens_of
 from augury.blocks import Block
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
@@ -87,10 +88,21 @@ def test_many_tokens_whom_tensor_cores_multiply_have_the_bits_of_few(name):
     assert np.array_equal(many[:3], model.forward(run_of(tokens[:3], slot=1)).rows())
 
 
-def test_a_layer_of_one_type_of_weights_takes_ten_launches(tiny):
-    lowering = loaded(ModelFile.open(tiny), "numba-cuda")._lowering
-    n_launches = [len(lowering.steps(size_of(1, 0), Parts((0, n))).steps) for n in (1, 2)]
-    assert n_launches[1] - n_launches[0] == 10
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["qwen2-dense", "starcoder2-dense", "gpt-oss-moe"])
+def test_activations_after_products_have_the_bits_of_those_by_themselves(name, monkeypatch):
+    file, found = tiny_file(name), []
+    plan = plan_of(file, REGISTRY)
+    plan = attrs.evolve(plan, layers=plan.layers[:1])
+    for has_both in (True, False):
+        model = loaded(file, "numba-cuda", plan)
+        found.append(model.forward(run_of(TOKENS[:3] % 128)).rows().copy())
+        n_gates = sum(
+            getattr(step, "kernel", None) is gate for step in model._lowering.steps(size_of(3, 2), Parts((0, 1))).steps
+        )
+        assert n_gates == (0 if has_both else 1)
+        monkeypatch.setattr(Tape, "multiply_gated", lambda *_: False)
+    assert np.array_equal(*found)
 
 
 def test_of_a_long_context_fewer_tokens_share_a_pass():
