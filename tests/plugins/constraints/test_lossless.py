@@ -44,7 +44,8 @@ def test_tokens_are_those_of_plain_decoding_with_any_drafter(engine, form, way):
         stats = found.stats.drafters[drafter]
         assert stats.failed is None
         if drafter == "forced":
-            assert stats.accepted == stats.drafted > 0
+            assert stats.accepted == stats.drafted
+            assert stats.drafted or form == "budget"  # whose one occasion a planner may decline
 
 
 def test_what_the_schema_dictates_is_not_paid_for(engine):
