@@ -13,7 +13,7 @@ from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
 from oracles.cuda_products import PassedLogits, Product
 from oracles.models import ORACLES, expected, nmse, tiny_file
 
-from augury.backends.numba_cuda import NumbaCuda
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.blocks import KNOWN
 from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
@@ -23,13 +23,17 @@ from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, TILES
 from augury.backends.numba_cuda.kernels.norm import norm_rows
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES, MULTIPLY_MATRIX
 from augury.batch import Batch
+from augury.devices import Placement
 from augury.engine.engine import Engine
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.passes import ArrayPass
 from augury.registry import Registry
+from augury.stages import Stage, StagedBackend
+from augury.types import ModelOptions
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
+N_PLACED = 200  # by each number of layers on a GPU
 
 
 def products():
@@ -154,6 +158,31 @@ def speculation():
     return told
 
 
+def placement():
+    """Layers on the CPU and the GPU, with drafts and without; stages on one GPU, or on two, are the whole model."""
+    file, n_layers, prompts = random_model(TINY, Q4_K_M), TINY.n_layers + 1, [[5, 6, 7, 8] * 4]
+    for n in range(n_layers + 1):
+        found = []
+        for how in ({"spec_type": "none"}, {"spec_type": "ngram-simple:n=2,m=4", "spec_fixed": True}):
+            with _engine(file, placement=Placement(gpu_layers=n), **how) as engine:
+                (result,) = engine.generate(prompts, max_tokens=N_PLACED, temperature=0.0, logprobs=1, ignore_eos=True)
+            found.append((result.tokens, [piece.logprob for piece in result.pieces]))
+        assert found[0] == found[1], f"{n} layers on the GPU"
+    gpus, batch, options = NumbaCuda.devices(), Batch.chain(np.arange(40) % 500), ModelOptions(n_ctx=64)
+    plan = plan_of(file, Registry.discover())
+    whole = load(file, n_ctx=64)
+    right = whole.forward(batch).rows().copy()
+    whole.close()
+    for cut in range(1, n_layers):
+        second = gpus[-1].options["device"]
+        backends = (NumbaCuda(NumbaCudaOptions(device=number)) for number in (0, second))
+        stages = [Stage(backend, *ends) for backend, ends in zip(backends, ((0, cut), (cut, n_layers)), strict=True)]
+        model = StagedBackend(stages).load(file, plan, options, Progress())
+        assert np.array_equal(model.forward(batch).rows(), right), f"cut before layer {cut}"
+        model.close()
+    return {"GPUs": [f"{gpu.name}: {gpu.description}, {gpu.n_bytes_free} of {gpu.n_bytes} bytes free" for gpu in gpus]}
+
+
 def _engine(file, **how):
     """An engine of a model in memory, which is loaded as one from a file would be."""
     from unittest.mock import patch
@@ -189,4 +218,14 @@ def memory_checker():
     return {"told": ended.stdout.strip().splitlines()[-1:]}
 
 
-PARTS = (products, choosing, near_other_backends, architectures, invariance, recordings, speculation, memory_checker)
+PARTS = (
+    products,
+    choosing,
+    near_other_backends,
+    architectures,
+    invariance,
+    recordings,
+    placement,
+    speculation,
+    memory_checker,
+)
