@@ -66,6 +66,7 @@ def pytest_collection():
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 10, 10)  # 700 would take a twentieth of the time of all tests
         gc.enable()
 
 
