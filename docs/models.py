@@ -79,6 +79,10 @@ One architecture runs in part: `qwen3tts`, without a vocabulary of its own for s
 its architecture does not know is refused, and the error names the metadata key: attention to later tokens
 (`attention.causal`), `glm5-next` without the last block's tokens (`attention.indexer.kpool_select_tail`), `bailingmoe3` without
 a floor of decays (`kda.safe_gate`).
+
+`deepseek4` keeps of every position what its blocks are pooled from, where llama.cpp keeps that of the last block and of a
+window alone. So a slot can be cut back to any position without a checkpoint, at 12.5 KiB per position and layer of blocks of
+four (heads of 512 values, an indexer of 128, a cache in F16).
 """
 
 

@@ -170,6 +170,27 @@ def test_layers_may_use_different_numbers_of_experts():
     assert [layer.feed_forward.router.n_used for layer in plan.layers] == [1, 3]
 
 
+PREDICTING = (
+    *("bailingmoe2-moe", "cohere2moe-moe", "deepseek2-moe", "deepseek32-moe", "dots3note-moe", "exaone-moe-moe"),
+    *("glm-dsa-moe", "glm4-dense", "glm4moe-moe", "glm5-next-moe", "hy_v3-moe", "mimo2-moe", "qwen35-dense"),
+    *("qwen35moe-moe", "step35-moe"),
+)
+
+
+@pytest.mark.parametrize("name", PREDICTING)
+def test_layers_that_predict_further_tokens_are_not_of_the_model(name):
+    file = file_for_plans(name)
+    n = file.metadata[f"{file.architecture}.block_count"]
+    metadata = {
+        key: np.append(value, value[-1:])
+        for key, value in file.metadata.items()
+        if isinstance(value, np.ndarray) and len(value) == n and key.startswith(file.architecture)
+    }
+    metadata |= {f"{file.architecture}.block_count": n + 1, f"{file.architecture}.nextn_predict_layers": 1}
+
+    assert str(plan_of(altered(file, metadata=metadata))) == str(plan_of(file))
+
+
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
