@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
-from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
@@ -34,12 +32,12 @@ from augury.blocks import Linear, Matrices, NormKind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from augury.backends.numba_cuda.blocks.feed_forward import Gate
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.blocks import Activation, Norm
+    from augury.blocks import Norm
 
 __all__ = [
-    "Gate",
     "Operand",
     "Rows",
     "Size",
@@ -92,26 +90,6 @@ class Operand:
     def before(self, norm: Norm | None) -> Operand:
         """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
         return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
-
-
-@frozen
-class Gate:
-    """How a gate is activated, see `kernels.gate`."""
-
-    activation: Activation
-    limit: float | None = None
-    limits_activated: bool = False
-    constants: Sequence[float] = ()
-
-    @property
-    def number(self) -> int:
-        """What kernels know the activation by."""
-        return NUMBERS[self.activation.value]
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The limit, and four constants."""
-        return (math.inf if self.limit is None else self.limit, *self.constants, *[0.0] * (4 - len(self.constants)))
 
 
 @frozen(eq=False)
