@@ -119,7 +119,7 @@ def invariance():
         assert whole is None or np.array_equal(rows, whole), "graphs and single launches differ"
         whole = rows
         for start in (0, 250, 600):
-            for n in (*range(1, 18), 24, 25, 31, 32, 33, 48, 63, 64):
+            for n in range(1, 65):
                 found = model.forward(Batch.chain(tokens[start : start + n], start=start)).rows()
                 assert np.array_equal(found, whole[start : start + n]), f"{n} tokens from {start} on"
                 n_compared += n
@@ -144,7 +144,7 @@ def speculation():
 
     def written(**how):
         tokens, drafted, accepted = [], 0, 0
-        with _engine(file, **how) as engine:
+        with engine_of(file, **how) as engine:
             n = N_SPECULATED // len(prompts)
             for result in engine.generate(prompts, max_tokens=n, temperature=0.0, logprobs=1, ignore_eos=True):
                 tokens.append((result.tokens, [piece.logprob for piece in result.pieces]))
@@ -164,7 +164,7 @@ def placement():
     for n in range(n_layers + 1):
         found = []
         for how in ({"spec_type": "none"}, {"spec_type": "ngram-simple:n=2,m=4", "spec_fixed": True}):
-            with _engine(file, placement=Placement(gpu_layers=n), **how) as engine:
+            with engine_of(file, placement=Placement(gpu_layers=n), **how) as engine:
                 (result,) = engine.generate(prompts, max_tokens=N_PLACED, temperature=0.0, logprobs=1, ignore_eos=True)
             found.append((result.tokens, [piece.logprob for piece in result.pieces]))
         assert found[0] == found[1], f"{n} layers on the GPU"
@@ -183,7 +183,7 @@ def placement():
     return {"GPUs": [f"{gpu.name}: {gpu.description}, {gpu.n_bytes_free} of {gpu.n_bytes} bytes free" for gpu in gpus]}
 
 
-def _engine(file, **how):
+def engine_of(file, **how):
     """An engine of a model in memory, which is loaded as one from a file would be."""
     from unittest.mock import patch
 
@@ -208,14 +208,18 @@ def recordings():
 
 
 def memory_checker():
-    """compute-sanitizer, where there is one, over a small model."""
+    """compute-sanitizer, where there is one, over a small model: what is read and written, and races in shared memory."""
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if tool is None:
         return {"left out": "there is no compute-sanitizer"}
     words = [sys.executable, Path(__file__).parent, "test", "/dev/null", "--only", "near_other_backends"]
-    ended = subprocess.run([tool, "--error-exitcode", "9", *words], capture_output=True, text=True, check=False, timeout=240)
-    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-3000:]
-    return {"told": ended.stdout.strip().splitlines()[-1:]}
+    told = {}
+    for name in ("memcheck", "racecheck"):
+        words_of_tool = [tool, "--tool", name, "--error-exitcode", "9", *words]
+        ended = subprocess.run(words_of_tool, capture_output=True, text=True, check=False, timeout=200)
+        assert ended.returncode == 0, (name, (ended.stdout + ended.stderr)[-3000:])
+        told[name] = ended.stdout.strip().splitlines()[-1:]
+    return told
 
 
 PARTS = (

@@ -99,6 +99,28 @@ def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1) -> M
     return ModelFile(path, (path,), sum(each.n_bytes for each in tensors.values()), metadata, tensors)
 
 
+def write(file: ModelFile, path: Path) -> Path:
+    """Write a random model as a file that llama.cpp reads, without a vocabulary."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("tokenizer.ggml.model", "no_vocab")
+    for key, value in file.metadata.items():
+        if not isinstance(value, str):
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+    for name, tensor in file.tensors.items():
+        if tensor.type is TensorType.F32:
+            writer.add_tensor(name, tensor.data.view(np.float32))
+        else:
+            data = tensor.data.reshape(tensor.shape[0], -1)
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[tensor.type.name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 Q4_K_M = {"": TensorType.Q4_K, "ffn_down": TensorType.Q6_K, "attn_v": TensorType.Q6_K, "output.weight": TensorType.Q6_K}
 """The mixture of llama.cpp's Q4_K_M, roughly."""
 

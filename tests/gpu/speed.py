@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import shutil
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
-from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model
+from gpu.checks import engine_of
+from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model, write
 from oracles.cuda_products import PassedLogits
 
 from augury.backends.numba_cuda import probe
@@ -23,6 +29,7 @@ from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_GATED, STORE, TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.repack import n_units
 from augury.batch import Batch
 from augury.interfaces import Progress
@@ -62,6 +69,20 @@ def compilation():
     gpu.prepare(all_kernels(), Progress())
     told = {"kernels": len(gpu._functions), "kept from before": kept, "seconds": round(time.perf_counter() - begun, 2)}
     gpu.close()
+    return told
+
+
+def starts():
+    """Seconds until a model of 135 million weights has made its first pass, in a new process: kernels compiled, and kept."""
+    words = "from gpu import models; from augury.batch import Batch; "
+    words += "models.load(models.random_model(models.SMALL, models.Q4_K_M)).forward(Batch.chain([1])).argmax()"
+    told = {}
+    with TemporaryDirectory() as folder:
+        for name in ("from nothing", "warm"):
+            environment = os.environ | {"XDG_CACHE_HOME": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, "-c", words], check=True, env=environment, timeout=200)
+            told[name] = round(time.perf_counter() - begun, 1)
     return told
 
 
@@ -192,7 +213,89 @@ def middle():
 
 def large():
     """A model of 8 billion weights."""
-    return _model(LARGE, prompts=(512,))
+    return _model(LARGE)
+
+
+def kernels():
+    """Microseconds of each kernel of a pass of 1 and of 8 tokens through 1.5 billion weights, and how many launches it has."""
+    model, told = load(random_model(MIDDLE, Q4_K_M)), {}
+    lowering, gpu = model._lowering, model._device
+    for n in (1, 8):
+        model.forward(Batch.chain(np.arange(n), start=512)).wait()  # which tells what the programs below are over
+        found: dict[tuple[str, object], list[Launch]] = {}
+        for step in lowering.steps(size_of(n, 511 + n), Parts((0, MIDDLE.n_layers))).steps:
+            if isinstance(step, Launch):
+                found.setdefault((step.kernel.name, step.grid), []).append(step)
+        for (name, grid), steps in found.items():  # of all layers in turn, so that weights are read from memory
+            program = gpu.program(steps, (model._inputs, lowering.inputs), (lowering.buffers["best"], model._told))
+            program.run()
+            seconds = min(_timed(gpu, program.run) for _ in range(5)) / len(steps)
+            told[f"{n} tokens, {name} {grid}"] = {"us": round(1e6 * seconds, 2), "launches": len(steps)}
+            del program
+    model.close()
+    return told
+
+
+def rounds():
+    """Microseconds of the engine's rounds, and tokens per second, plain and with drafts, by what a request asks for."""
+    file, told = random_model(MIDDLE, Q4_K_M), {}
+    prompt = np.random.default_rng(1).integers(0, MIDDLE.n_vocab, 40).tolist() * 2
+    requests = {
+        "greedy": {"temperature": 0.0},
+        "top-k": {"temperature": 0.8, "top_k": 40, "seed": 1},
+        "penalties": {"temperature": 0.0, "repeat_penalty": 1.1},
+    }
+    for how, options in (
+        ("plain", {"spec_type": "none"}),
+        ("drafts of 7", {"spec_type": "ngram-simple:n=2,m=7", "spec_fixed": True}),
+    ):
+        with engine_of(file, **options) as engine:
+            for name, params in requests.items():
+                begun = time.perf_counter()
+                (result,) = engine.generate([prompt], max_tokens=300, ignore_eos=True, **params)
+                seconds = time.perf_counter() - begun
+                told[f"{name}, {how}"] = {
+                    "us per round": round(1e6 * seconds / result.stats.n_rounds),
+                    "tokens per s": round(len(result.tokens) / seconds),
+                }
+    return told
+
+
+def llama_cpp():
+    """What llama.cpp's CUDA build makes of the same 1.5 billion weights, where there is one, or its sources and a compiler.
+
+    `llama-bench` is looked for on PATH; or LLAMA_CPP names a folder with the sources.
+    """
+    tool = shutil.which("llama-bench") or _built(os.environ.get("LLAMA_CPP"))
+    if tool is None:
+        return {"left out": "there is no llama-bench on PATH, and LLAMA_CPP names no sources that cmake and nvcc can build"}
+    with TemporaryDirectory() as folder:
+        path = write(random_model(MIDDLE, Q4_K_M), Path(folder) / "middle.gguf")
+        words = [tool, "-m", path, "-ngl", "99", "-p", "512,4096", "-n", "128", "-o", "json"]
+        ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=200)
+    runs = json.loads(ended.stdout)
+    told = {f"{run['n_prompt']} in, {run['n_gen']} out, tokens per s": round(run["avg_ts"], 1) for run in runs}
+    return told | {"build": runs[0]["build_number"], "backend": runs[0]["backends"]}
+
+
+def _built(sources):
+    """llama-bench, built from a folder of sources; None without them or what builds them."""
+    if sources is None or not (shutil.which("cmake") and shutil.which("nvcc")):
+        return None
+    build = Path(sources) / "build-cuda"
+    configured = [
+        "cmake",
+        "-S",
+        sources,
+        "-B",
+        build,
+        "-DGGML_CUDA=ON",
+        "-DCMAKE_CUDA_ARCHITECTURES=native",
+        "-DLLAMA_CURL=OFF",
+    ]
+    for words in (configured, ["cmake", "--build", build, "--target", "llama-bench", "-j", str(os.cpu_count())]):
+        subprocess.run(words, capture_output=True, check=True, timeout=540)
+    return build / "bin" / "llama-bench"
 
 
 def _model(shape, prompts=(512, 4096)):
@@ -221,6 +324,7 @@ def _model(shape, prompts=(512, 4096)):
         told[f"pass of {n}, ms"] = {
             "device": round(1e3 * np.median(device[2:]), 3),
             "host": round(1e3 * np.median(host[2:]), 3),
+            "tokens per s": round(n / np.median(host[2:])),
         }
     token, n, begun = 1, 200, time.perf_counter()
     for i in range(n):
@@ -241,4 +345,4 @@ def _timed(gpu, run):
     return seconds
 
 
-PARTS = (versions, compilation, copying, launches, products, choosing, small, middle, large)
+PARTS = (versions, compilation, starts, copying, launches, products, choosing, small, middle, large, kernels, rounds, llama_cpp)
