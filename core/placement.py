@@ -31,6 +31,9 @@ _SPARE = 1 << 30  # bytes of a GPU that `auto` leaves free, as llama.cpp does, o
 _ADVICE = "-ngl auto places as many layers there as fit; or ask for a smaller context or fewer slots"
 
 
+_Devices = Callable[[type["Backend"]], Sequence["DeviceInfo"]]
+
+
 @frozen(eq=False)
 class _Gpu:
     backend: Backend
@@ -59,14 +62,19 @@ def place(registry: Registry, named: Backend, file: ModelFile, plan: ModelPlan, 
     wanted = options.placement
     if wanted == Placement():
         return named
-    gpus = [] if wanted.gpu_layers == 0 else _gpus(registry, named, wanted)
+    devices = cache(_devices)  # asked once: a driver takes its time
+    gpus = [] if wanted.gpu_layers == 0 else _gpus(registry, named, wanted, devices)
+    host = partial(_host, registry, named, devices)
     if not gpus:
-        return _host(registry, named)
-    plan = plan.for_context(options.n_ctx)
-    return _Placing(registry, named, gpus, file, plan, options).backend()
+        return host()
+    return _Placing(host, gpus, file, plan.for_context(options.n_ctx), options).backend()
 
 
-def _gpus(registry: Registry, named: Backend, wanted: Placement) -> list[_Gpu]:
+def _devices(kind: type[Backend]) -> Sequence[DeviceInfo]:
+    return kind.devices() if kind.unavailable_reason() is None else ()
+
+
+def _gpus(registry: Registry, named: Backend, wanted: Placement, devices: _Devices) -> list[_Gpu]:
     """The GPUs that layers are to be placed on, in order; of the named backend, if it has some, its own first."""
     found: dict[str, _Gpu] = {}
     reasons = []
@@ -76,7 +84,7 @@ def _gpus(registry: Registry, named: Backend, wanted: Placement) -> list[_Gpu]:
             continue
         base = named.options if kind is type(named) else build(kind.options_class, {}, f"--backend {kind.name}")
         own = {name: getattr(base, name) for name in attrs.fields_dict(type(base))}
-        for device in sorted(kind.devices(), key=lambda each: any(own[name] != it for name, it in each.options.items())):
+        for device in sorted(devices(kind), key=lambda each: any(own[name] != it for name, it in each.options.items())):
             if device.name != CPU:
                 found.setdefault(device.name, _Gpu(kind(attrs.evolve(base, **device.options)), device))
     why = "".join(f"; {reason}" for reason in reasons)
@@ -92,17 +100,17 @@ def _gpus(registry: Registry, named: Backend, wanted: Placement) -> list[_Gpu]:
     return [found[name] for name in wanted.devices if name != CPU]
 
 
-def _host(registry: Registry, named: Backend) -> Backend:
+def _host(registry: Registry, named: Backend, devices: _Devices) -> Backend:
     """What computes on the CPU: the named backend, if it does, or else the preferred one."""
-    if _is_host(type(named)):
+
+    def reason(kind: type[Backend]) -> str | None:
+        return None if any(device.name == CPU for device in devices(kind)) else "it does not compute on the CPU"
+
+    if reason(type(named)) is None:
         return named
-    kind = registry.choose("backend", None, lambda each: None if _is_host(each) else "it does not compute on the CPU")
+    kind = registry.choose("backend", None, reason)
     host: Backend = kind(build(kind.options_class, {}, f"--backend {kind.name}"))
     return host
-
-
-def _is_host(kind: type[Backend]) -> bool:
-    return kind.unavailable_reason() is None and any(device.name == CPU for device in kind.devices())
 
 
 class _Placing:
@@ -110,14 +118,13 @@ class _Placing:
 
     def __init__(
         self,
-        registry: Registry,
-        named: Backend,
+        host: Callable[[], Backend],
         gpus: Sequence[_Gpu],
         file: ModelFile,
         plan: ModelPlan,
         options: ModelOptions,
     ) -> None:
-        self._registry, self._named, self._gpus, self._options = registry, named, gpus, options
+        self._host, self._gpus, self._options = host, gpus, options
         self._what = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"
         self._n, self._architecture = len(plan.layers) + 1, plan.architecture
         self._starts = (0, *plan.cuts())
@@ -156,7 +163,7 @@ class _Placing:
             return self._joined(self._stages(self._starts[n_not], is_auto=True))
         told = {gpu.device.name: f"{gpu.device.n_bytes_free / 2**30:.1f} GiB free" for gpu in self._gpus}
         get_logger("augury.placement").warning("no layer fits on a GPU; the CPU computes all", model=self._what, **told)
-        return _host(self._registry, self._named)
+        return self._host()
 
     def _stages(self, first: int, *, is_auto: bool) -> list[tuple[_Gpu, int, int]]:
         """Which GPU has which layers from `first` on: by shares, or each as many as fit, the last one the rest."""
@@ -201,7 +208,7 @@ class _Placing:
         first = stages[0][1]
         made = [Stage(gpu.backend, begin, end, gpu.device.name) for gpu, begin, end in stages]
         if first:
-            made.insert(0, Stage(_host(self._registry, self._named), 0, first, CPU))
+            made.insert(0, Stage(self._host(), 0, first, CPU))
         if len(made) == 1:
             return made[0].backend
         told = {stage.device: _layers(stage.first, stage.end, self._n) for stage in made}

@@ -95,6 +95,14 @@ def test_layers_are_placed_as_they_are_asked_for(registry, told):
             assert devices_of(engine) == ["GPU1"]
 
 
+def test_devices_are_asked_for_once(registry, monkeypatch):
+    n_asked, asked = [], Gpu.devices
+    monkeypatch.setattr(Gpu, "devices", classmethod(lambda cls: (n_asked.append(1), asked())[1]))
+    for backend in ("reference", "gpu"):
+        load(registry, backend=backend, at={"gpu_layers": 1}).close()
+    assert len(n_asked) == 2, "a driver takes its time"
+
+
 def test_a_named_gpu_backend_leaves_the_rest_to_the_cpu(registry):
     with load(registry, backend="gpu:device=1", at={"gpu_layers": 1}) as engine:
         assert engine.config["backend"] == "numba-cpu on CPU from layer 0 + gpu on GPU1 from layer 2"
