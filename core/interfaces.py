@@ -58,6 +58,9 @@ class Model(SlotStates, ABC):
     state_spec: StateSpec
     n_threads: int = 1  # that compute a pass
     isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
+    pass_sizes: Sequence[int] = ()
+    """Numbers of tokens, rising, that passes are computed for: one of fewer takes as long as the next of these. Empty: each
+    number has a time of its own."""
     features: Mapping[str, int] = MappingProxyType({})
     """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
     counted from 0; `output`, what the output's matrix is multiplied with."""

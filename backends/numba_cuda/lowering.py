@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from augury.blocks import Layer, ModelPlan, Norm
     from augury.types import ModelOptions
 
-__all__ = ["Lowering", "Parts", "size_of"]
+__all__ = ["PASS_SIZES", "Lowering", "Parts", "size_of"]
 
-_N_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TOKENS)
+PASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TOKENS)
 _SPLITS_PER_SIZE = 4  # contexts of 512, 2048, 8192 … positions have programs of their own
 _FIRST_SPLITS = 2
 
@@ -51,7 +51,7 @@ def size_of(n_tokens: int, last_position: int) -> Size:
     splits, wanted = _FIRST_SPLITS, last_position // SPLIT + 1
     while splits < wanted:
         splits *= _SPLITS_PER_SIZE
-    return Size(next(n for n in _N_TOKENS if n >= n_tokens), splits)
+    return Size(next(n for n in PASS_SIZES if n >= n_tokens), splits)
 
 
 def _first_norms(layer: Layer) -> tuple[Norm | None, ...]:
@@ -119,7 +119,7 @@ class Lowering:
     def kernels(self) -> list[Kernel]:
         """The kernels of passes of every number of tokens, and of what comes between them."""
         whole, last = Parts((0, len(self._layers))), self.state_spec.n_ctx - 1
-        tapes = [self.steps(size_of(n, last), whole) for n in _N_TOKENS]
+        tapes = [self.steps(size_of(n, last), whole) for n in PASS_SIZES]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
         return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS]))
 

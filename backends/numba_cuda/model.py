@@ -9,7 +9,7 @@ import numpy as np
 from augury.backends.numba_cuda.choosing import Chooser, Logits
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
 from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.sequences import Sequences
 from augury.backends.numba_cuda.tape import tokens_of
@@ -35,6 +35,8 @@ _MOST_PROGRAMS = 48  # graphs take memory of the device
 
 class CudaModel(Model):
     """Copies what a pass is to compute to the device in one piece, and runs the program of its size."""
+
+    pass_sizes = PASS_SIZES
 
     def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, identity: str) -> None:
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features

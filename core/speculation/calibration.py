@@ -43,7 +43,8 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
     The best of several times is taken: whatever else runs only ever adds.
     """
     spec = model.state_spec
-    sizes, fine = ([n for n in each if n <= min(n_largest, spec.n_ctx)] for each in (_SIZES, _FINE_SIZES))
+    steps = [n for n in model.pass_sizes if n not in _SIZES] or _FINE_SIZES
+    sizes, fine = ([n for n in each if n <= min(n_largest, spec.n_ctx)] for each in (_SIZES, steps))
     best: dict[tuple[int, int], float] = {}
     _seconds(model, sizes[-1], 0)  # memory is touched for the first time
     start = perf_counter()
@@ -59,7 +60,8 @@ def measure_passes(model: Model, n_largest: int) -> PassCosts:
             is_needed = turn == 0 and n <= 2 and depth == 0  # the least that says what drafting costs
             if is_needed or perf_counter() - start < _BUDGET_S:
                 best[n, depth] = min(_seconds(model, n, depth), best.get((n, depth), np.inf))
-    return PassCosts([PassTime(n, depth, seconds) for (n, depth), seconds in best.items()], min(n_largest, _LARGEST))
+    times = [PassTime(n, depth, seconds) for (n, depth), seconds in best.items()]
+    return PassCosts(times, min(n_largest, _LARGEST), model.pass_sizes)
 
 
 def _fill(model: Model, depth: int, end: float) -> int:

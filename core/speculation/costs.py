@@ -38,14 +38,18 @@ class PassCosts:
     A figure that rests on few passes learns fast. A larger pass never counts as cheaper than a smaller one.
     """
 
-    def __init__(self, times: Sequence[PassTime], n_largest: int) -> None:
+    def __init__(self, times: Sequence[PassTime], n_largest: int, pass_sizes: Sequence[int] = ()) -> None:
         """Start from measured times.
 
         Args:
             times: At least one at the smallest depth; those at a larger one say what a context costs.
             n_largest: Passes of up to so many tokens have figures of their own.
+            pass_sizes: See `Model.pass_sizes`; each is a step of the curve.
         """
         sizes = np.arange(n_largest + 1)
+        if len(pass_sizes):
+            steps = np.minimum(np.searchsorted(pass_sizes, sizes), len(pass_sizes) - 1)
+            sizes = np.maximum(np.array(pass_sizes)[steps], sizes)
         shallow = min(time.depth for time in times)
         flat = _extended([(time.n, time.seconds) for time in times if time.depth == shallow], sizes)
         slopes = [
@@ -57,7 +61,7 @@ class PassCosts:
         self._common = 1.0  # factor of all figures
         self._factors = [1.0] * len(sizes)
         self._n_seen = [1.0] * len(sizes)  # passes that a size's figure rests on
-        self._logs: list[float] = np.log2(np.maximum(sizes, 1)).tolist()
+        self._logs: list[float] = np.log2(np.maximum(np.arange(n_largest + 1), 1)).tolist()
         self._depth: float | None = None  # that the curve was last asked for at
         self._curve: list[float] = []
         self._hopeful: list[float] = []

@@ -51,6 +51,14 @@ def test_a_slow_model_s_depth_is_left_out(monkeypatch):
     assert sum(len(batch.tokens) for batch in model.batches if not len(batch.rows)) < 256
 
 
+def test_passes_are_timed_at_the_sizes_that_a_model_computes(monkeypatch):
+    monkeypatch.setattr("augury.speculation.calibration.perf_counter", lambda: 0.0)
+    model = ToyRecurrentModel(n_ctx=256)
+    model.pass_sizes = (1, 2, 4, 7, 8, 16, 20)
+    measure_passes(model, 20)
+    assert {len(batch.tokens) for batch in model.batches if len(batch.rows) == len(batch.tokens)} == {1, 2, 4, 7, 8, 16, 20}
+
+
 def test_drafts_of_any_length_have_a_cost_and_take_no_memory_for_it():
     costs = measure_passes(ToyModel(), 1_000_000)  # a table of so many passes by so many would be 8 TB
     assert 0 < costs.seconds(1000, 0) < costs.seconds(1_000_000, 0)

@@ -15,6 +15,13 @@ def test_between_measured_sizes_costs_are_interpolated_and_beyond_them_extended(
     assert costs.seconds(24, 0) == pytest.approx(0.058)
 
 
+def test_a_pass_takes_as_long_as_the_next_size_that_passes_are_computed_for():
+    times = [PassTime(n, 0, n / 100) for n in (1, 2, 4, 8)]
+    costs = PassCosts([*times, PassTime(8, 100, 0.09)], n_largest=10, pass_sizes=(1, 2, 4, 8))
+    assert costs.curve(10, 0) == pytest.approx([0.01, 0.01, 0.02, 0.04, 0.04, 0.08, 0.08, 0.08, 0.08, 0.09, 0.10])
+    assert costs.seconds(5, 100) == pytest.approx(0.09)
+
+
 def test_a_context_costs_what_was_measured_for_it():
     costs = PassCosts([*FLAT, PassTime(1, 1000, 0.014), PassTime(8, 1000, 0.060)], n_largest=8)
     assert costs.seconds(1, 500) == pytest.approx(0.012)
