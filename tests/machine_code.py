@@ -61,8 +61,7 @@ def report(kernels, capability):
 
 
 def facts(path):
-    usage = disassembled("-res-usage", path)
-    code = disassembled("-sass", path)
+    usage, code = of_cuda("cuobjdump", "-res-usage", path), of_cuda("nvdisasm", "-c", "-ndf", path)
     (numbers,) = re.findall(r"Function (?!__cuda)\S+\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
     registers, stack, shared = map(int, numbers)
     patterns = {
@@ -76,12 +75,11 @@ def facts(path):
     return {"registers": registers, "stack": stack, "shared": shared, **counts}
 
 
-def disassembled(how, path):
+def of_cuda(tool, *words):
     import nvidia
 
-    (tool,) = [each for root in nvidia.__path__ for each in Path(root).glob("*/bin/cuobjdump")]
-    environment = {"PATH": str(tool.parent)}  # where it finds nvdisasm
-    return subprocess.run([tool, how, path], capture_output=True, text=True, check=True, env=environment).stdout
+    (found,) = [each for root in nvidia.__path__ for each in Path(root).glob(f"*/bin/{tool}")]
+    return subprocess.run([found, *words], capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
