@@ -30,29 +30,16 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_
 from augury.blocks import Linear, Matrices, NormKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.blocks.feed_forward import Gate
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.blocks import Norm
 
-__all__ = [
-    "Operand",
-    "Rows",
-    "Size",
-    "Tape",
-    "Tiles",
-    "norm_kind",
-    "parts_bytes",
-    "shares_of",
-    "tokens_of",
-    "units_of",
-    "warps_of",
-]
+__all__ = ["Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
-MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums")
@@ -104,18 +91,6 @@ class Tiles:
 def tokens_of(n_splits: int) -> int:
     """How many tokens a pass has at most where each sees so many splits: what these give is kept until they are merged."""
     return max(8, min(MAX_TOKENS, MAX_TOKENS * _MOST_SPLITS // n_splits))
-
-
-def parts_bytes(n_splits: int, n_bytes: int) -> int:
-    """Bytes of what splits give the tokens of a pass until that is merged, `n_bytes` each, as far as there is room."""
-    return max(n_bytes, min(MOST_PARTS, tokens_of(n_splits) * n_bytes))
-
-
-def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
-    """Which tokens attend at once, since there is room for what splits give them: the first, and how many."""
-    n = max(1, MOST_PARTS // n_bytes)
-    for first in range(0, n_tokens, n):
-        yield first, min(n, n_tokens - first)
 
 
 def units_of(n: int) -> int:

@@ -14,20 +14,21 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS,
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, parts_bytes, shares_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.blocks import Attention, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
-__all__ = ["FOREVER", "AttentionEmitter"]
+__all__ = ["FOREVER", "AttentionEmitter", "parts_bytes", "shares_of"]
 
 FOREVER = 2**30  # a window that sees all
+MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
 
 
 class AttentionEmitter(Emitter):
@@ -177,3 +178,15 @@ class AttentionEmitter(Emitter):
     def moving(self, moves: Pointer, n: int) -> Sequence[Launch]:
         """See `Emitter.moving`."""
         return [launch for cache in self._own_caches for launch in cache.moving(moves, n)]
+
+
+def parts_bytes(n_splits: int, n_bytes: int) -> int:
+    """Bytes of what splits give the tokens of a pass until that is merged, `n_bytes` each, as far as there is room."""
+    return max(n_bytes, min(MOST_PARTS, tokens_of(n_splits) * n_bytes))
+
+
+def shares_of(n_tokens: int, n_bytes: int) -> Iterator[tuple[int, int]]:
+    """Which tokens attend at once, since there is room for what splits give them: the first, and how many."""
+    n = max(1, MOST_PARTS // n_bytes)
+    for first in range(0, n_tokens, n):
+        yield first, min(n, n_tokens - first)

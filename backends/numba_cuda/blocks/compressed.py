@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from augury.backends.numba_cuda.blocks.attention import parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
@@ -19,7 +20,7 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
 from augury.backends.numba_cuda.kernels.matmul import TILES
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, parts_bytes, shares_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, units_of, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import FOREVER
+from augury.backends.numba_cuda.blocks.attention import FOREVER, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import factors_of, turns_of
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
@@ -17,7 +17,7 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
 from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.kernels.norm import NOTHING
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, parts_bytes, shares_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, units_of, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from oracles.models import nmse
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Registry
-from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, tape
-from augury.backends.numba_cuda.blocks import KNOWN
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
+from augury.backends.numba_cuda.blocks import KNOWN, attention
 from augury.backends.numba_cuda.lowering import Parts, size_of
-from augury.errors import UnsupportedError
+from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Progress
 from augury.loader import make_backend
 from augury.types import ModelOptions
@@ -53,7 +53,7 @@ def test_a_part_is_computed_as_the_reference_does_whatever_the_pass(name, monkey
     whole = model.forward(run_of(TOKENS)).rows().copy()
     assert nmse(whole, of_reference(name)) < 1e-6
     assert nmse(of_reference(""), of_reference(name)) > 1e-5, "the part changes nothing"
-    monkeypatch.setattr(tape, "MOST_PARTS", 1)  # so that tokens attend one after another
+    monkeypatch.setattr(attention, "MOST_PARTS", 1)  # so that tokens attend one after another
     first = model.forward(run_of(TOKENS[:3], slot=1)).rows().copy()
     beside = model.forward(joined(run_of(TOKENS[:2], slot=2), run_of(TOKENS[3:], slot=1, start=3))).rows()
     assert np.array_equal(np.concatenate([first, beside[2:]]), whole)
@@ -96,6 +96,23 @@ def test_an_indexer_chooses_what_is_attended_to(name):
     assert np.array_equal(model.forward(moved).rows(), whole[14:])
     memory = [[part.copy() for part in model.slot_memory(slot, 16)] for slot in (0, 1)]
     assert all(np.array_equal(*pair) for pair in zip(*memory, strict=True))
+
+
+def test_a_pass_does_not_begin_with_a_layer_that_attends_to_what_an_earlier_one_chose():
+    model, hidden = load("numba-cuda", VARIANTS["latent attention to what an indexer chooses"]), np.zeros((3, 40), np.float32)
+    with pytest.raises(OptionError, match="an earlier layer chooses"):
+        model.forward(attrs.evolve(run_of(TOKENS[:3]), layers=(1, 2), hidden=hidden))
+
+
+def test_streams_that_blocks_would_add_to_otherwise_are_refused():
+    plan = VARIANTS["gated hyper-connections"]
+    for told, layer in {
+        "is_parallel": {"is_parallel": True},
+        "scale": {"scale": 0.5},
+        "no residual": {"residual": None},
+    }.items():
+        with pytest.raises(UnsupportedError, match=f"several residual streams in a layer with {told}"):
+            load("numba-cuda", attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], **layer), plan.layers[1])))
 
 
 def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
