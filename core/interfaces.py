@@ -59,8 +59,8 @@ class Model(SlotStates, ABC):
     n_threads: int = 1  # that compute a pass
     isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
     pass_sizes: Sequence[int] = ()
-    """Numbers of tokens, rising, that passes are computed for: one of fewer takes as long as the next of these. Empty: each
-    number has a time of its own."""
+    """The numbers of tokens that passes are computed for, rising; a pass of fewer takes as long as the next of these. Where it
+    is empty each number has a time of its own."""
     features: Mapping[str, int] = MappingProxyType({})
     """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
     counted from 0; `output`, what the output's matrix is multiplied with."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from augury.backends.numba_cuda.blocks.feed_forward import Gate, activate
+from augury.backends.numba_cuda.blocks.feed_forward import activate
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.norm import blend_rows
@@ -19,7 +19,7 @@ from augury.backends.numba_cuda.kernels.streams import (
     read_streams,
     write_streams,
 )
-from augury.backends.numba_cuda.tape import Rows, Tape, norm_kind
+from augury.backends.numba_cuda.tape import Gate, Rows, Tape, norm_kind
 from augury.blocks import Activation, AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.errors import UnsupportedError
 

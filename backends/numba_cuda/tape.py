@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
+from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
@@ -32,18 +34,37 @@ from augury.blocks import Linear, Matrices, NormKind
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from augury.backends.numba_cuda.blocks.feed_forward import Gate
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.blocks import Norm
+    from augury.blocks import Activation, Norm
 
-__all__ = ["Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
+__all__ = ["Gate", "Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums")
 WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
+
+
+@frozen
+class Gate:
+    """How a gate is activated, see `kernels/gate.py`."""
+
+    activation: Activation
+    limit: float | None = None
+    limits_activated: bool = False
+    constants: Sequence[float] = ()
+
+    @property
+    def number(self) -> int:
+        """What kernels know the activation by."""
+        return NUMBERS[self.activation.value]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The limit, and four constants."""
+        return (math.inf if self.limit is None else self.limit, *self.constants, *[0.0] * (4 - len(self.constants)))
 
 
 @frozen

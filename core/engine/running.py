@@ -109,7 +109,7 @@ class Stream:
 
     @property
     def has_token(self) -> bool:
-        """Whether a token is there already: those of one round come together."""
+        """Whether a token can be read without waiting; those of one round come together."""
         return bool(self._channel.unread)
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
-from augury.backends.numba_cuda.blocks.feed_forward import Gate, activate
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.blocks.feed_forward import activate
+from augury.backends.numba_cuda.tape import Gate, Rows, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
-
-from attrs import frozen
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.kernels import gate as kernels
-from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Operand, Rows, Tape, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Gate, Operand, Rows, Tape, units_of, warps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from augury.blocks import Activation, FeedForward, Linear, Vector
+    from augury.blocks import FeedForward, Linear, Vector
 
-__all__ = ["FeedForwardEmitter", "Gate", "activate"]
-
-
-@frozen
-class Gate:
-    """How a gate is activated, see `kernels.gate`."""
-
-    activation: Activation
-    limit: float | None = None
-    limits_activated: bool = False
-    constants: Sequence[float] = ()
-
-    @property
-    def number(self) -> int:
-        """What kernels know the activation by."""
-        return NUMBERS[self.activation.value]
-
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """The limit, and four constants."""
-        return (math.inf if self.limit is None else self.limit, *self.constants, *[0.0] * (4 - len(self.constants)))
+__all__ = ["FeedForwardEmitter", "activate"]
 
 
 class FeedForwardEmitter(Emitter):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
-from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter, Gate, activate
+from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter, activate
 from augury.backends.numba_cuda.kernels import experts
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import TILES
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, units_of, warps_of
+from augury.backends.numba_cuda.tape import WARPS, Gate, Rows, Tape, Tiles, units_of, warps_of
 from augury.blocks import Gating, Linear
 from augury.errors import UnsupportedError
 

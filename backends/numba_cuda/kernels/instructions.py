@@ -228,9 +228,6 @@ else:
 
         return _emitted(types.UniTuple(uint32, n), emit, types.CPointer(uint32), types.int64)
 
-    load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
-    stream16 = _load("ld.global.nc.L1::no_allocate", 4)
-
     def _tuple(builder, found, n):
         """What numba takes for a tuple of n words, of what inline PTX gives."""
         words = ir.Constant(ir.ArrayType(_I32, n), ir.Undefined)
@@ -240,10 +237,6 @@ else:
 
     load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
     stream16 = _load("ld.global.nc.L1::no_allocate", 4)
-    loaded = _emitted(
-        types.none,
-        lambda builder, _: builder.asm(ir.FunctionType(ir.VoidType(), []), "bar.warp.sync 0xffffffff;", "", [], True),
-    )
 
     def _mma(n):
         """Products of a 16 x 16 n and a 16 n x 8 matrix of signed bytes, whose fragments the lanes hold."""
