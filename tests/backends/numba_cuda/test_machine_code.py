@@ -24,6 +24,7 @@ def compiled(tmp_path, *words):
 
 
 @pytest.mark.sample(0)  # of 0.8 GB of compilers, which make test-all installs
+@pytest.mark.waits  # for a process that compiles
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0"])
 def test_machine_code_is_as_it_was_meant_to_be(capability, tmp_path):
     found = compiled(tmp_path, capability)
