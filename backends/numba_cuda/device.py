@@ -181,7 +181,7 @@ class _Eager(Program):
 class SimulatedDevice(Device):
     """A device whose memory is arrays, and whose kernels `kernels.simulator` runs; everything is over when it was begun."""
 
-    is_reversed = False  # whether the threads of a block run from the last to the first
+    is_reversed = False  # whether blocks, and the threads of a block, run from the last to the first
 
     def _allocate(self, n_bytes: int) -> Buffer:
         return Buffer(n_bytes, array=np.zeros(n_bytes, np.uint8))

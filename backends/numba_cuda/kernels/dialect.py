@@ -14,6 +14,7 @@ from attrs import frozen
 from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - kernels take all from here
     SIMULATED,
     add,
+    arrive,
     bits_of,
     cuda,
     div,
@@ -208,3 +209,23 @@ def better(value, index, other, other_index):
 
 together = (lambda function: function) if SIMULATED else lane
 """Decorates a function of a warp or block, which kernels call: of what is done together, only a simulator can pass on."""
+
+
+@together
+def is_last_block(counters, i, n):
+    """Whether of n blocks that come here this one is the last, which then sees whatever the others wrote before they came.
+
+    All threads of a block take part. The counter, 0 before, is 0 again when all n have come. So the last block can go on with
+    what all have made, in an order that does not tell which came last.
+
+    Why it sees it, by the PTX ISA's memory consistency model: a barrier orders what a block's threads wrote before what its
+    first thread does next; that thread's addition to the counter releases it to the whole device and acquires what earlier
+    additions to the same counter have released; and another barrier orders that before what the block's threads read. Each of
+    these steps is an edge of causality order, which is transitive. It covers plain loads, not those of `load8`, `load16` and
+    `stream16`, which may take what a multiprocessor has read before.
+    """
+    cuda.syncthreads()
+    is_last = np.int32(0)
+    if cuda.threadIdx.x == 0 and arrive(counters, i, n) == n - 1:
+        is_last = np.int32(1)
+    return cuda.syncthreads_or(is_last) != 0

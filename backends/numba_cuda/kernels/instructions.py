@@ -197,6 +197,16 @@ if SIMULATED:
         return pointer[i], pointer[i + 1]
 
     stream16 = load16  # the same of what is read once
+
+    @njit
+    def arrive(counters, i, n):
+        """Count one more of n at a place, and return how many were there before; the last of them sets its counter to 0 again.
+
+        What was written before it comes is seen by whoever comes later.
+        """
+        before = counters[i]
+        counters[i] = 0 if before == n - 1 else before + 1
+        return before
 else:
     float_of, bits_of = _bits_float, _float_bits
     fma = _ptx("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", float32, float32, float32, float32)
@@ -237,6 +247,15 @@ else:
 
     load16, load8 = _load("ld.global.nc", 4), _load("ld.global.nc", 2)
     stream16 = _load("ld.global.nc.L1::no_allocate", 4)
+
+    def _arrive(builder, values):
+        counters, i, n = values
+        where = builder.ptrtoint(builder.gep(counters, [i]), _I64)
+        assembly = "{ .reg .u32 most; sub.u32 most, $2, 1; atom.acq_rel.gpu.global.inc.u32 $0, [$1], most; }"
+        kind = ir.FunctionType(_I32, [_I64, _I32])
+        return builder.asm(kind, assembly, "=r,l,r,~{memory}", [where, n], True)
+
+    arrive = _emitted(int32, _arrive, types.CPointer(uint32), types.int64, int32)
 
     def _mma(n):
         """Products of a 16 x 16 n and a 16 n x 8 matrix of signed bytes, whose fragments the lanes hold."""

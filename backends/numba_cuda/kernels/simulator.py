@@ -1,8 +1,8 @@
 """The simulator of a grid: the threads of a block are coroutines, which take turns at barriers and operations of warps.
 
 numba has one, too, in which a thread is one of the operating system's: that takes some 60 us for each, a coroutine takes 2 us,
-and numba's has no operations of warps. Blocks run one after another, so a race between blocks never shows; one between the
-threads of a block shows, where their order matters, by running them in another order (`run`).
+and numba's has no operations of warps. Blocks run one after another, so what two blocks do at once never shows; but a race
+between the threads of a block, or between blocks, shows where their order matters, by running them in another order (`run`).
 """
 
 from __future__ import annotations
@@ -120,6 +120,11 @@ def _barrier():
     _block.wait(_block.everyone, None, lambda values: values)
 
 
+def _barrier_or(value):
+    """Wait for all threads of the block; whether any of them brings a value that is true."""
+    return _block.wait(_block.everyone, value, lambda values: [any(values)] * len(values))
+
+
 def _shared(n, dtype):
     """The array that the block's threads get by their k-th call."""
     thread, shared = _thread, _block.shared
@@ -132,6 +137,7 @@ def _shared(n, dtype):
 cuda = SimpleNamespace(
     **{name: SimpleNamespace(x=0, y=0, z=0) for name in ("threadIdx", "blockIdx", "blockDim")},
     syncthreads=_barrier,
+    syncthreads_or=_barrier_or,
     shared=SimpleNamespace(array=_shared),
     local=SimpleNamespace(array=np.empty),
 )
@@ -139,11 +145,11 @@ cuda = SimpleNamespace(
 
 
 def run(function: object, grid: tuple[int, ...], n_threads: int, args: Sequence[object], *, is_reversed: bool = False) -> None:
-    """Run a kernel over a grid of blocks of `n_threads` threads, from the last to the first if `is_reversed`."""
-    place = cuda.blockIdx
+    """Run a kernel over a grid of blocks of `n_threads` threads, blocks and threads from last to first if `is_reversed`."""
+    place, step = cuda.blockIdx, -1 if is_reversed else 1
     with _lock:
         cuda.blockDim.x = n_threads
-        for place.z in range(grid[2]):
-            for place.y in range(grid[1]):
-                for place.x in range(grid[0]):
+        for place.z in range(grid[2])[::step]:
+            for place.y in range(grid[1])[::step]:
+                for place.x in range(grid[0])[::step]:
                     _Block(n_threads).run(function, args, is_reversed=is_reversed)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from augury.backends.numba_cuda.kernels import simulator
-from augury.backends.numba_cuda.kernels.dialect import add, lane, warp_sum
+from augury.backends.numba_cuda.kernels.dialect import add, is_last_block, lane, warp_sum
 from augury.backends.numba_cuda.kernels.simulator import cuda
 
 
@@ -28,6 +28,24 @@ def test_a_missing_barrier_shows():
     to = np.zeros(64, np.float32)
     simulator.run(reverse, (1, 1, 1), 64, (to, False))
     assert np.isnan(to).any(), "what is not written yet is NaN"
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_last_block_sees_what_all_have_written(is_reversed):
+    def kernel(written, counters, found):
+        block, i = 3 * cuda.blockIdx.y + cuda.blockIdx.x, cuda.threadIdx.x
+        written[block, i] = 100 * block + i
+        if is_last_block(counters, cuda.blockIdx.y, 3):
+            found.append((block, i, written[3 * cuda.blockIdx.y : 3 * cuda.blockIdx.y + 3].sum()))
+
+    counters = np.zeros(2, np.uint32)
+    for _ in range(2):  # a counter is as it was when all have come
+        written, found = np.zeros((6, 32), np.int32), []
+        simulator.run(kernel, (3, 2, 1), 32, (written, counters, found), is_reversed=is_reversed)
+        right = (np.arange(6)[:, None] * 100 + np.arange(32)).reshape(2, -1).sum(axis=1)
+        last = (3, 0) if is_reversed else (2, 5)
+        assert sorted(found) == sorted((block, i, right[block // 3]) for block in last for i in range(32))
+        assert not counters.any()
 
 
 def test_threads_that_others_wait_for_in_vain_are_an_error():
