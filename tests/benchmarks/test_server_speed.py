@@ -16,10 +16,10 @@ from augury import Engine
 
 pytestmark = pytest.mark.bench
 
-PAIRS = 12
+PAIRS = 8
 LOADED = {"n_ctx": 2048, "slots": 4, "threads": 2}
 STORY = "The sea, the sea, the open sea, the blue, the fresh, the ever free. " * 12
-ASKED = {"max_tokens": 128, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+ASKED = {"max_tokens": 768, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
 KINDS = {"plain": {"speculative": False}, "drafts": {"speculative": {"type": "suffix"}}}
 
 
