@@ -142,6 +142,7 @@ def page(registry: Registry) -> str:
     parts += _foreign("ignored", "These change no output here, and are accepted with a line that says so", "why")
     parts += _foreign("refused", "These are errors, which say what to use instead", "instead")
     parts += ["\n`chat` ignores `-cnv` and `-i`, and says where a system prompt is to stand."]
+    parts += ["`serve` ignores `--embedding`, `--ui` and `--threads-http`, too, and refuses `--skip-chat-parsing`."]
     return "\n".join(part for part in parts if part)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from attrs import evolve, frozen
 
-__all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "ForeignFlag", "ignored"]
+__all__ = ["FOREIGN_DRAFTERS", "FOREIGN_FLAGS", "FOREIGN_FLAGS_IN_CHAT", "FOREIGN_FLAGS_IN_SERVE", "ForeignFlag", "ignored"]
 
 FOREIGN_DRAFTERS = ("draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "eagle3", "mtp", "dflash", "dspark")
 """Values of `--spec-type` in llama.cpp and ik_llama.cpp for which augury has nothing alike."""
@@ -79,3 +79,6 @@ FOREIGN_FLAGS = _listed(_TABLES)
 
 FOREIGN_FLAGS_IN_CHAT = FOREIGN_FLAGS | _listed(_TABLES["chat"])
 """The same for `augury chat`, where a few mean something else."""
+
+FOREIGN_FLAGS_IN_SERVE = FOREIGN_FLAGS | _listed(_TABLES["serve"])
+"""And for `augury serve`."""

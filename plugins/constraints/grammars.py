@@ -14,7 +14,6 @@ from augury.errors import OptionError
 from augury.hookspecs import hookimpl
 from augury.options import option
 from augury.plugins.constraints.guided import Guided
-from augury.plugins.constraints.reasoning import ReasoningBudget
 
 __all__ = ["Choice", "Grammar", "JsonSchema", "Regex"]
 
@@ -188,4 +187,6 @@ class Choice(Guided):
 @hookimpl
 def augury_constraints() -> list[type[Constraint]]:
     """Offer them all."""
+    from augury.plugins.constraints.reasoning import ReasoningBudget  # which may hold one of those above
+
     return [JsonSchema, Regex, Grammar, Choice, ReasoningBudget]

@@ -12,6 +12,7 @@ from attrs import frozen
 from augury.constraint import Constraint, ConstraintSession
 from augury.errors import OptionError
 from augury.options import option
+from augury.plugins.constraints.grammars import Grammar, GrammarOptions
 
 __all__ = ["ReasoningBudget", "ReasoningBudgetOptions"]
 
@@ -26,13 +27,16 @@ class ReasoningBudgetOptions:
     opening: str = option("<think>", help="the text that begins reasoning, at the beginning of the output")
     closing: str = option("</think>", help="the text that ends it")
     is_open: bool = option(False, help="whether the prompt ends within reasoning")
+    grammar: str | None = option(
+        None, help="the grammar of the whole output, reasoning and its tags included; any text without"
+    )
 
 
 class ReasoningBudget(Constraint):
-    """Allows everything, but after so many tokens of reasoning only what ends it.
+    """Allows everything, or all that a grammar does, but after so many tokens of reasoning only what ends it.
 
     Raises:
-        OptionError: The model has no tokenizer, or a tag is empty or far too long.
+        OptionError: The model has no tokenizer, a tag is empty or far too long, or the grammar is wrong.
     """
 
     name = "reasoning-budget"
@@ -48,6 +52,7 @@ class ReasoningBudget(Constraint):
         self._piece = session.tokenizer.piece
         self._closing = session.tokenizer.encode(options.closing, add_special=False, parse_special=True)
         self._anything = np.ones(session.n_vocab, bool)
+        self._grammar = None if options.grammar is None else Grammar(GrammarOptions(options.grammar), session)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""  # of the output, as far as it matters
         self._n_left: int | None = options.tokens if options.is_open else None  # None: not in reasoning
@@ -56,15 +61,17 @@ class ReasoningBudget(Constraint):
         self._end_if_spent()
 
     def allowed(self) -> np.ndarray:
-        """Everything; while the end of the reasoning is due, its next token."""
+        """Everything, or what the grammar allows; while the end of the reasoning is due, its next token."""
         if not self._due:
-            return self._anything
+            return self._anything if self._grammar is None else self._grammar.allowed()
         mask = np.zeros(self.session.n_vocab, bool)
         mask[self._due[0]] = True
         return mask
 
     def accept(self, token: int) -> None:
         """Follow the output."""
+        if self._grammar is not None:
+            self._grammar.accept(token)
         if self._due:
             self._due = self._due[1:]
         elif not self._is_over:
@@ -77,12 +84,19 @@ class ReasoningBudget(Constraint):
                 self._tail = self._tail[-len(self.options.closing) :]
             self._end_if_spent()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar lets nothing follow."""
+        return self._grammar is not None and self._grammar.is_complete
+
     def forced(self, limit: int) -> Sequence[int]:
-        """What is due."""
-        return self._due[:limit]
+        """What is due, or what the grammar forces."""
+        return self._due[:limit] if self._due or self._grammar is None else self._grammar.forced(limit)
 
     def n_allowed(self, tokens: Sequence[int]) -> int:
-        """As far as they are those that are due."""
+        """As far as they are those that are due, or as the grammar allows them."""
+        if not self._due and self._grammar is not None:
+            return self._grammar.n_allowed(tokens)
         pairs = enumerate(zip(tokens, self._due, strict=False))
         return next((i for i, (token, due) in pairs if token != due), len(tokens))
 

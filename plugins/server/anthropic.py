@@ -182,6 +182,7 @@ class CountRequest(EngineFields):
             tool_choice=self.tool_choice.as_openai(),
             is_parallel=not self.tool_choice.disable_parallel_tool_use,
             json_schema=None if form is None else form.schema_,
+            has_form=self.has_form,
             budget=None if self.thinking is None or self.thinking.type != "enabled" else self.thinking.budget_tokens,
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from attrs import frozen
 
 from augury.cli.drafter_flags import warn_of_synthetic
+from augury.cli.foreign_flags import FOREIGN_FLAGS_IN_SERVE
 from augury.cli.log_output import configure_logging
 from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.option_flags import add_option_flag, flag_of
@@ -71,6 +72,19 @@ class _Flags:
         -1, ge=-1, help="seconds without a request after which the model is unloaded until the next one; -1: never"
     )
     no_ui: bool = option(False, aliases=["no-webui"], help="leave out the page at /")
+    reasoning: str = option(
+        "auto",
+        choices=("on", "off", "auto"),
+        aliases=["rea"],
+        help="whether models think: the variable enable_thinking of chat templates; auto leaves it to the template",
+    )
+    reasoning_effort: str = option("default", help="how hard they think: the variable of that name, where templates know it")
+    reasoning_budget: int = option(-1, ge=-1, help="after how many tokens thinking ends; -1: without a limit")
+    pooling: str | None = option(
+        None,
+        choices=("none", "mean", "cls", "last"),
+        help="how embeddings are pooled in requests that do not say; without it as the model's file says",
+    )
     ssl_key_file: str | None = option(None, help="serve HTTPS with this private key (PEM)")
     ssl_cert_file: str | None = option(None, help="serve HTTPS with this certificate (PEM)")
 
@@ -87,6 +101,7 @@ def add_parser(subparsers: Any, registry: Registry, argv: Sequence[str]) -> None
         flags = [*map(flag_of, each.aliases), f"--{each.name.replace('_', '-')}"]
         add_option_flag(group, flags, each, (("server", each.name),), "server_flags")
     add_model_flags(parser, registry, argv, n_slots=_N_SLOTS)
+    parser.foreign = FOREIGN_FLAGS_IN_SERVE
     add_sampling_flags(parser, registry)
     add_template_flag(parser)
     parser.add_argument(
@@ -189,8 +204,10 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         shutdown_timeout_s=flags.shutdown_timeout,
         max_body_bytes=flags.max_body_size << 20,
         params=request_params(args),
-        chat_template_kwargs=args.chat_template_kwargs or {},
+        chat_template_kwargs=_thinking(flags) | (args.chat_template_kwargs or {}),
         reasoning_format=args.reasoning_format,
+        reasoning_budget=flags.reasoning_budget,
+        pooling=flags.pooling,
         shows_slots=flags.slots and not flags.no_slots,
         takes_props=flags.props,
         slot_save_path=slot_path and slot_path.resolve(),
@@ -199,6 +216,12 @@ def _options_of(args: argparse.Namespace, flags: _Flags) -> ServerOptions:
         ssl_key_file=key_file,
         ssl_cert_file=cert_file,
     )
+
+
+def _thinking(flags: _Flags) -> dict[str, Any]:
+    """Variables of chat templates."""
+    found: dict[str, Any] = {} if flags.reasoning == "auto" else {"enable_thinking": flags.reasoning == "on"}
+    return found if flags.reasoning_effort == "default" else found | {"reasoning_effort": flags.reasoning_effort}
 
 
 def _is_origin(text: str) -> bool:

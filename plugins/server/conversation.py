@@ -21,6 +21,7 @@ async def plan_chat(
     *,
     kwargs: Mapping[str, Any] | None = None,
     budget: int | None = None,
+    has_form: bool = False,
     **how: Any,
 ) -> tuple[ChatPlan, dict[str, Any]]:
     """Plan an answer.
@@ -29,7 +30,8 @@ async def plan_chat(
         server: Whose model is to answer.
         messages: The conversation, as OpenAI's clients send it.
         kwargs: Variables of the chat template, beside those of the server's flags.
-        budget: How many tokens reasoning may take; None, or less than 0, for any number.
+        budget: How many tokens reasoning may take; None, or less than 0, for as many as the server's flag says.
+        has_form: Whether the request says what the whole output must fit, so that the flag is not about it.
         **how: `tools`, `tool_choice`, `is_parallel`, `reasoning`, `json_schema`, see `ChatFormat.plan`.
 
     Returns:
@@ -37,7 +39,9 @@ async def plan_chat(
     """
     names = {**server.options.chat_template_kwargs, **(kwargs or {})}
     how["reasoning"] = how.get("reasoning") or server.options.reasoning_format
-    if budget is not None and 0 <= budget < server.engine.config["n_ctx"]:  # else the context is full before
+    if budget is None or budget < 0:
+        budget = -1 if has_form else server.options.reasoning_budget
+    if 0 <= budget < server.engine.config["n_ctx"]:  # else the context is full before
         how["budget"] = budget
     plan = await to_thread.run_sync(partial(server.chat_format.plan, messages, kwargs=names, **how))
     return plan, plan.params | ({"chat_template_kwargs": names} if names else {})

@@ -155,6 +155,11 @@ class EngineFields(create_model("_SamplingFields", __base__=RequestFields, **_SA
         merged = {**(given or {}), **{key.partition(".")[2]: value for key, value in dotted.items()}}
         return {key: value for key, value in data.items() if key not in dotted} | {"speculative": merged}
 
+    @property
+    def has_form(self) -> bool:
+        """Whether it says what the whole output must fit."""
+        return any(getattr(self, name) is not None for name in ("json_schema", "regex", "grammar", "choice", "constraint"))
+
     def engine_params(self) -> dict[str, Any]:
         """The arguments of `Engine.submit` that the request gives."""
         params = {name: value for name in _ENGINE_NAMES if (value := getattr(self, name)) is not None}

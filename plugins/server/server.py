@@ -40,6 +40,8 @@ class ServerOptions:
     params: Mapping[str, Any] = Factory(dict)  # of `Engine.submit`, for requests that say nothing else
     chat_template_kwargs: Mapping[str, Any] = Factory(dict)  # the same for chat templates
     reasoning_format: Literal["none", "deepseek", "auto"] = "auto"  # for requests that say nothing else
+    reasoning_budget: int = -1  # the same: tokens that reasoning may take; -1: any number
+    pooling: str | None = None  # the same, of embeddings; None: as the model's file says
     shows_slots: bool = True
     takes_props: bool = False
     slot_save_path: Path | None = None  # the folder of saved slots, and the only one; None: there are none

@@ -31,7 +31,7 @@ class EmbeddingRequest(RequestFields):
     content: Prompt = Field(validation_alias=AliasChoices("content", "input", "prompt"))
     embd_normalize: int = Field(2, ge=-1, lt=2**31, description="-1: not at all, 0: to the largest, p: to the p-norm 1")
     pooling: Literal["mean", "last", "cls", "none"] | None = Field(
-        None, description="of the tokens; by default as the model's file says, or none"
+        None, description="of the tokens; by default as the server's flag or the model's file says, or none"
     )
 
 
@@ -40,7 +40,7 @@ class EmbeddingRequest(RequestFields):
 async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts; without pooling every token, as it is."""
     prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer)
-    pooling = body.pooling or server.engine.info.pooling or "none"
+    pooling = body.pooling or server.options.pooling or server.engine.info.pooling or "none"
     found = await embed(server, http, prompts, pooling=pooling, normalize=False)
     return long_answer(_pieces(found, body.embd_normalize))
 

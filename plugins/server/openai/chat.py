@@ -116,7 +116,7 @@ class ChatRequest(OpenAIFields):
         None,
         ge=-1,
         validation_alias=AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens"),
-        description="after so many tokens reasoning ends; -1: without a limit",
+        description="after so many tokens reasoning ends; -1: as the server's flag says",
     )
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None
@@ -134,6 +134,7 @@ class ChatRequest(OpenAIFields):
             is_parallel=self.parallel_tool_calls,
             reasoning=self.reasoning_format,
             budget=self.reasoning_budget_tokens,
+            has_form=self.has_form,
             json_schema=None if self.response_format is None else self.response_format.schema_of_answer(),
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )

@@ -32,7 +32,7 @@ class EmbeddingRequest(RequestFields):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="the model's own number, if any")
     pooling: Literal["mean", "last", "cls"] | None = Field(
-        None, description="of the tokens; by default as the model's file says"
+        None, description="of the tokens; by default as the server's flag or the model's file says"
     )
     normalize: bool = Field(default=True, description="scale to length 1")
 
@@ -40,9 +40,10 @@ class EmbeddingRequest(RequestFields):
 @router.post("/v1/embeddings", response_model=dict[str, Any])
 async def embeddings(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts."""
-    n_embd, pooling = server.engine.info.n_embd, body.pooling or server.engine.info.pooling
+    n_embd = server.engine.info.n_embd
+    pooling = body.pooling or server.options.pooling or server.engine.info.pooling
     if pooling == "none":
-        told = "the model's file asks for no pooling, but answers here have one vector for each text"
+        told = "no pooling is asked for, by --pooling or the model's file, but answers here have one vector for each text"
         raise RequestError(400, f"{told}; set pooling to mean, last or cls, or use /embedding", param="pooling")
     if body.dimensions not in {None, n_embd}:
         raise RequestError(400, f"dimensions is {body.dimensions}, this model's embeddings have {n_embd}", param="dimensions")

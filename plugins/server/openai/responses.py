@@ -149,6 +149,7 @@ async def responses(body: ResponsesRequest, http: Request, server: Serving) -> A
         tools=[_tool_of_chat(tool) for tool in body.tools or ()],
         tool_choice=_choice_of_chat(body.tool_choice),
         is_parallel=body.parallel_tool_calls,
+        has_form=body.has_form,
         json_schema=body.schema_of_answer(),
         kwargs={} if effort is None else {"reasoning_effort": effort},
     )

@@ -109,7 +109,7 @@ class ChatFormat:
             budget: How many tokens reasoning may take; None for any number.
 
         Raises:
-            OptionError: Tools, choice or messages are malformed; or there is a budget beside a form of the whole answer.
+            OptionError: Tools, choice or messages are malformed.
         """
         described = [_described(tool) for tool in tools or ()]
         forced = _forced(described, tool_choice)
@@ -133,23 +133,19 @@ class ChatFormat:
             params["grammar"] = grammar.json(json_schema)
         elif json_schema is not None:
             params["json_schema"] = json_schema
-        if budget is not None and (limited := self._limited(budget, is_reasoning=is_reasoning)) is not None:
-            if "grammar" in params:
-                raise OptionError(
-                    "a budget of reasoning cannot be honoured beside a schema or tools that must be called or are strict; "
-                    "leave one of them out"
-                )
-            params["constraint"] = limited
+        if budget is not None and (limits := self._limits(budget, is_reasoning=is_reasoning)) is not None:
+            limits |= {"grammar": params.pop("grammar")} if "grammar" in params else {}
+            params["constraint"] = {"reasoning-budget": limits}
         return ChatPlan(params, self, names, is_reasoning, None if reasoning == "none" else self.tags)
 
-    def _limited(self, budget: int, *, is_reasoning: bool) -> dict[str, Any] | None:
-        """The constraint that keeps reasoning to a budget; None where there is no reasoning."""
+    def _limits(self, budget: int, *, is_reasoning: bool) -> dict[str, Any] | None:
+        """Options of the constraint that keeps reasoning to a budget; None where there is no reasoning."""
         tags: tuple[str, str] | None = self.tags if self.may_reason else None
         if self.tools is HARMONY:
             tags = CHANNEL_TAGS
         if tags is None:
             return None
-        return {"reasoning-budget": {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}}
+        return {"tokens": budget, "opening": tags[0], "closing": tags[1], "is_open": is_reasoning}
 
     def _begins_reasoning(self, kwargs: Mapping[str, Any] | None) -> bool:
         if self.template is None or not self.may_reason:

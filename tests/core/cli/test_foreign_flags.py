@@ -108,6 +108,16 @@ def test_flags_of_conversations_mean_something_else_in_chat(capsys):
             parsed(*words, command="chat")
 
 
+def test_a_server_takes_what_is_for_servers(capsys):
+    args = parsed("--embedding", "--ui", "--threads-http", "4", "--reasoning-budget", "9", "-rea", "off", command="serve")
+    assert [value for _, value in args.server_flags] == [9, "off"]
+    assert capsys.readouterr().err.count("ignored") == 3
+    with pytest.raises(OptionError, match="--reasoning-format none"):
+        parsed("--skip-chat-parsing", command="serve")
+    with pytest.raises(OptionError, match="--constraint reasoning-budget:tokens=N"):
+        parsed("--reasoning-budget", "9")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -19,6 +19,9 @@ PEOPLE = {
 FORMS = {
     "schema": {"json_schema": PEOPLE},
     "budget": {"constraint": {"reasoning-budget": {"tokens": 9, "is_open": True}}},
+    "budget and grammar": {
+        "constraint": {"reasoning-budget": {"tokens": 9, "is_open": True, "grammar": r'root ::= [^<]* "</think>" "yes "+'}}
+    },
     "grammar": {"grammar": r'root ::= ("The " [a-z]+ " is " ("red" | "green") ". ")+'},
 }
 WAYS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "seed": 3}}

@@ -52,6 +52,25 @@ def test_no_character_is_cut_in_two():
     assert written("\U0001f40b\U0001f40b", tokens=1, is_open=True) == "\U0001f40b</think>\U0001f40b"
 
 
+def test_what_follows_keeps_to_a_grammar():
+    grammar = r'root ::= [^<]* "</think>" "yes"'
+    constraint = made(tokens=2, is_open=True, grammar=grammar)
+    tokenizer = constraint.session.tokenizer
+    for token in tokenizer.encode(LONGER, add_special=False)[:2]:
+        assert constraint.n_allowed([token]) == 1
+        constraint.accept(token)
+    found = []
+    while not constraint.is_complete:
+        (token,) = constraint.allowed().nonzero()[0].tolist()
+        assert [*constraint.forced(1)] == [token]
+        assert constraint.n_allowed([token + 1]) == 0
+        constraint.accept(token)
+        found.append(token)
+    assert tokenizer.decode(found, skip_special=False) == "</think>yes"
+    with pytest.raises(OptionError, match="grammar"):
+        made(grammar="root :: yes")
+
+
 @pytest.mark.parametrize("values", [{"closing": ""}, {"opening": "x" * 101}])
 def test_tags_are_short_texts(values):
     with pytest.raises(OptionError, match="expected 1 to 100"):

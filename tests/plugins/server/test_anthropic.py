@@ -178,11 +178,13 @@ def test_an_answer_keeps_to_the_schema_that_its_type_is(claude):
     assert isinstance(claude.messages.parse(output_format=Colour, **asked).parsed_output, Colour)
 
 
+THINKING = "{{ messages[0].content }}<think>{# </think> #}"
+
+
 @pytest.fixture(scope="module")
 def thinking_server():
     """A model whose chats begin with reasoning, of which it finds no end by itself."""
-    template = "{{ messages[0].content }}<think>{# </think> #}"
-    with serving("-m", "smollm2", "-t", 1, "-c", 256, "-np", 1, "--temp", 0, "--chat-template", template) as found:
+    with serving("-m", "smollm2", "-t", 1, "-c", 256, "-np", 1, "--temp", 0, "--chat-template", THINKING) as found:
         yield found
 
 
@@ -201,12 +203,34 @@ def test_thinking_ends_with_its_budget(thinking_server):
     assert answer["choices"][0]["message"]["reasoning_content"] == blocks[6]
 
 
-def test_a_budget_beside_a_schema_is_refused(thinking_server):
-    schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
-    body = {"max_tokens": 4, "messages": HELLO, "thinking": {"type": "enabled", "budget_tokens": 6}, "output_config": schema}
-    answer = thinking_server.client.post("/v1/messages", json=body)
-    assert answer.status_code == 400
-    assert "budget of reasoning" in answer.json()["error"]["message"]
+def test_a_budget_is_kept_beside_a_schema(thinking_server):
+    schema = {"format": {"type": "json_schema", "schema": Colour.model_json_schema()}}
+    body = {"max_tokens": 60, "messages": HELLO, "thinking": {"type": "enabled", "budget_tokens": 6}, "output_config": schema}
+    answer = thinking_server.client.post("/v1/messages", json=body).json()
+    thought, text = answer["content"]
+    assert thought["thinking"]
+    assert Colour.model_validate_json(text["text"])
+
+
+def test_flags_about_thinking_and_pooling_hold_for_all_requests():
+    flags = "--reasoning-budget 6 --reasoning off --reasoning-effort low --pooling mean"
+    template = "{{ messages[0].content }}{{ dict(enable_thinking=enable_thinking, reasoning_effort=reasoning_effort) }}"
+    words = f"-m smollm2 -t 1 -c 256 -np 1 --temp 0 {flags} --chat-template"
+    with serving(*words.split(), THINKING.replace("{{ messages[0].content }}", template)) as server:
+        asked = {"max_tokens": 60, "messages": HELLO}
+
+        def n_reasoning(**more):
+            answer = server.client.post("/v1/chat/completions", json=asked | more).json()
+            return answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+        budgets = {"reasoning_budget_tokens": 12}, {}, {"reasoning_budget_tokens": -1}
+        longer, usual, unsaid = (n_reasoning(**budget) for budget in budgets)
+        assert longer > usual == unsaid > 0
+        assert server.client.post("/v1/chat/completions", json=asked | {"regex": "[a-z]{9}"}).status_code == 200
+        variables = server.client.post("/apply-template", json=asked).json()["prompt"]
+        assert variables.endswith("{'enable_thinking': False, 'reasoning_effort': 'low'}<think>")
+        found, usual = ({"input": "The sea", **more} for more in ({}, {"pooling": "mean"}))
+        assert len({server.client.post("/v1/embeddings", json=each).text for each in (found, usual)}) == 1
 
 
 def test_a_budget_of_thinking_leaves_a_model_alone_that_does_not_think(claude):

@@ -150,8 +150,9 @@ def test_what_a_request_adds():
 def test_a_budget_is_kept_where_there_is_reasoning(source, expected):
     assert planned(source, budget=5).params.get("constraint") == (expected and {"reasoning-budget": {"tokens": 5} | expected})
     if expected is not None:
-        with pytest.raises(OptionError, match="cannot be honoured beside a schema or tools"):
-            planned(source, budget=5, json_schema=CITY)
+        both = planned(source, budget=5, json_schema=CITY).params
+        grammar = planned(source, json_schema=CITY).params["grammar"]
+        assert both == {"messages": ASKED, "constraint": {"reasoning-budget": {"tokens": 5, "grammar": grammar} | expected}}
 
 
 @pytest.mark.parametrize(("choice", "n"), [("auto", 1), ("none", 0)])
