@@ -9,7 +9,7 @@ One `ChatFormat` belongs to a model, one `ChatPlan` to a request, one `AnswerPar
     for token in running:
         for delta in parser.push(plan.text(token)):                       # content, reasoning, or a piece of a call
             ...
-    rest = parser.flush()                                                 # and parser.answer is the whole
+    rest = parser.flush()
 """
 
 from augury.plugins.server.tools.parser import AnswerParser, Call, Delta, ParsedAnswer

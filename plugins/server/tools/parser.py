@@ -1,28 +1,30 @@
 """`AnswerParser`: splits an answer, as it streams, into reasoning, content and calls of tools.
 
-`parse` reads the beginning of an answer, however much of it there is, and says no more than what cannot change any more; a
-stream is what each token adds to that. It reads what models write, which is seldom exactly what their templates write: white
-space and the order of a call's keys may be otherwise. What cannot be read as a call is content.
+It reads what models write, which is seldom exactly what their templates write: white space and the order of a call's keys may
+be otherwise. What cannot be read as a call is content. Nothing is told that could change, and nothing is read twice but what is
+held back: what may be the beginning of a tag, and a call whose name is still to come.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from json import JSONDecoder
+from typing import TypeVar
 
 from attrs import Factory, define, frozen
 
 from augury.plugins.server.tools.format import ToolFormat
 
-__all__ = ["AnswerParser", "Call", "Delta", "ParsedAnswer", "collect", "parse"]
+__all__ = ["AnswerParser", "Call", "Delta", "ParsedAnswer", "collect"]
 
+_ARGUMENTS = ("arguments", "parameters")
 _KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
-_MESSAGE = re.compile(  # of harmony
-    r"(?P<header>.*?)<\|message\|>(?P<body>.*?)(?P<end><\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)",
-    re.DOTALL,
-)
-_MESSAGE_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_CLOSING = re.compile(r"[\s,]*\}")
+_MARK = re.compile(r'\\.?|["{}\[\]]', re.DOTALL)  # by which JSON tells where a value ends
+_SCALAR = re.compile(r"[^\s,}\]]*")
+_MESSAGE, _MESSAGE_ENDS = "<|message|>", ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")  # of harmony
+_HEADER = re.compile(r"<\|\w+\|>(assistant|analysis|commentary|final)?")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _DECODER = JSONDecoder(strict=False)
 
@@ -72,15 +74,21 @@ def collect(deltas: Iterable[Delta]) -> ParsedAnswer:
     return answer
 
 
+_T = TypeVar("_T")
+_Reading = Generator[Delta | None, None, _T]
+"""Pieces of an answer; None where more of it must arrive before the next."""
+
+
 class AnswerParser:
     """Reads one answer.
 
     >>> from augury.plugins.server.tools.format import FORMATS
     >>> parser = AnswerParser(FORMATS["hermes"], ("<think>", "</think>"))
-    >>> answer = '<think>Hm.</think>Look: <tool_call>{"name": "find", "arguments": {"x": 1}}</tool_call>'
-    >>> collect(parser.push(answer) + parser.flush()).calls
+    >>> text = '<think>Hm.</think>Look: <tool_call>{"name": "find", "arguments": {"x": 1}}</tool_call>'
+    >>> answer = collect(parser.push(text) + parser.flush())
+    >>> answer.calls
     [Call(name='find', arguments='{"x": 1}')]
-    >>> parser.answer.content, parser.answer.reasoning
+    >>> answer.content, answer.reasoning
     ('Look:', 'Hm.')
     """
 
@@ -92,167 +100,213 @@ class AnswerParser:
         *,
         is_reasoning: bool = False,
     ) -> None:
-        """Begin to read; arguments are those of `parse`."""
-        self.answer = ParsedAnswer()
-        self._how = tools, tags, names, is_reasoning
-        self._text = ""
+        """Begin to read.
+
+        Args:
+            tools: How the model writes calls.
+            tags: What stands around reasoning; None to leave it in the content.
+            names: Of the tools that there are: what begins an answer and is marked by nothing is a call of one of these alone.
+                None for any; without any no calls are looked for.
+            is_reasoning: Whether the prompt ends within reasoning.
+        """
+        self._tools, self._tags, self._names, self._is_reasoning = tools, tags, names, is_reasoning
+        self._has_tools = names is None or bool(names)
+        self._text = ""  # that is not read yet, with control tokens
+        self._is_whole = False
+        self._n_calls = 0
+        self._reading = self._messages() if tools.name == "harmony" else self._parts()
 
     def push(self, text: str) -> list[Delta]:
         """Read on; returns what is certain by now."""
         self._text += text
-        return self._deltas(is_whole=False)
+        return list(iter(lambda: next(self._reading, None), None))
 
     def flush(self) -> list[Delta]:
         """The rest, after the end of the answer."""
-        return self._deltas(is_whole=True)
+        self._is_whole = True
+        return self.push("")
 
-    def _deltas(self, *, is_whole: bool) -> list[Delta]:
-        before = self.answer
-        self.answer = after = parse(self._text, *self._how, is_whole=is_whole)
-        deltas = [
-            Delta(reasoning=after.reasoning[len(before.reasoning) :]),
-            Delta(content=after.content[len(before.content) :]),
-        ]
-        for i, call in enumerate(after.calls):
-            known = before.calls[i].arguments if i < len(before.calls) else ""
-            deltas.append(
-                Delta(call=i, name=None if i < len(before.calls) else call.name, arguments=call.arguments[len(known) :])
+    def _parts(self) -> _Reading[None]:
+        if self._tags is not None:
+            yield from self._reasoning(*self._tags)
+        if (yield from self._leads()) and (yield from self._calls(is_marked=False)):
+            return
+        triggers = self._tools.triggers if self._has_tools else ()
+        while (yield from self._until("content", triggers)):
+            if (yield from self._calls(is_marked=True)):
+                return
+            n_spaces = len(self._text) - len(self._text.lstrip())
+            trigger = next(each for each in triggers if self._text.startswith(each, n_spaces))
+            yield Delta(content=self._taken(n_spaces + len(trigger)))
+
+    def _reasoning(self, opening: str, closing: str) -> _Reading[None]:
+        while not self._is_whole and opening.startswith(self._text.lstrip()):
+            yield None
+        begun = self._text.lstrip()
+        if self._is_reasoning or begun.startswith(opening):
+            self._text = begun.removeprefix(opening)
+            yield from self._spaces()
+            if (yield from self._until("reasoning", (closing,))):
+                self._text = self._text.lstrip().removeprefix(closing)
+            yield from self._spaces()
+
+    def _spaces(self) -> _Reading[None]:
+        while not (rest := self._text.lstrip()) and not self._is_whole:
+            yield None
+        self._text = rest
+
+    def _until(self, kind: str, marks: Sequence[str], *, keeps_spaces: bool = False) -> _Reading[bool]:
+        """Text up to the first of some marks and the white space before it, which are left. Returns whether there is one."""
+        call = self._n_calls if kind == "arguments" else None
+        while True:
+            found = [at for mark in marks if (at := self._text.find(mark)) >= 0]
+            end = min(found, default=len(self._text))
+            if not (found or self._is_whole):  # without what may still become a mark
+                end -= max((n for mark in marks for n in range(1, len(mark)) if self._text.endswith(mark[:n])), default=0)
+            if marks and not keeps_spaces and (found or call is not None or not self._is_whole):
+                end = len(self._text[:end].rstrip())
+            if end:
+                yield Delta(call=call, **{kind: self._taken(end)})
+            if found or self._is_whole:
+                return bool(found)
+            yield None
+
+    def _leads(self) -> _Reading[bool]:
+        """Whether the text begins as calls do that nothing marks."""
+        leads = self._tools.leads if self._has_tools else ()
+        while True:
+            squeezed = "".join(self._text.lstrip()[:200].split())  # JSON that is indented
+            if any(squeezed.startswith(lead) for lead in leads):
+                return True
+            if self._is_whole or not any(lead.startswith(squeezed) for lead in leads):
+                return False
+            yield None
+
+    def _calls(self, *, is_marked: bool) -> _Reading[bool]:
+        """Calls, and what follows them. Returns whether there are any; otherwise nothing of the text is taken."""
+        while True:
+            head = self._tools.head.match(self._text)
+            if head is None and "{" in self._text:
+                break
+            begun = (
+                None
+                if head is None
+                else self._object(head.end())
+                if self._tools.is_object
+                else (head["name"], None, head.end())
             )
-        return [each for each in deltas if each.content or each.reasoning or each.name is not None or each.arguments]
+            if begun is None:
+                if self._is_whole:
+                    break
+                yield None
+                continue
+            name, arguments, end = begun
+            if name is None or not (is_marked or self._n_calls or self._names is None or name in self._names):
+                break
+            self._text = self._text[end:]
+            yield Delta(call=self._n_calls, name=name, arguments=arguments or "")
+            if self._tools.is_object:
+                yield from self._rest_of_object(has_arguments=arguments is not None)
+            else:
+                yield from self._value()
+            self._n_calls += 1
+        if not self._n_calls:
+            return False
+        while not self._is_whole:
+            yield None
+        if rest := self._tools.tail.sub("", self._text, count=1).strip():
+            yield Delta(content=rest)
+        return True
+
+    def _object(self, at: int) -> tuple[str | None, str | None, int] | None:
+        """Of the call that a JSON object is: its name, arguments before that, and where that ends; None: not known yet."""
+        arguments, at = None, at + 1
+        while (key := _KEY.match(self._text, at)) is not None:
+            known, _ = _decoded(key[1], 0)
+            value, end = _decoded(self._text, key.end())
+            if end is None:
+                return None
+            if known == "name" and self._text.startswith('"', key.end()):
+                return value, arguments, end
+            arguments, at = value if known in _ARGUMENTS else arguments, end
+        return None if _CLOSING.match(self._text, at) is None else (None, None, at)
+
+    def _rest_of_object(self, *, has_arguments: bool) -> _Reading[None]:
+        while (closing := _CLOSING.match(self._text)) is None:
+            if (key := _KEY.match(self._text)) is not None:
+                self._text = self._text[key.end() :]
+                is_told = not has_arguments and _decoded(key[1], 0)[0] in _ARGUMENTS
+                yield from self._value(is_told=is_told)
+                has_arguments |= is_told
+            elif self._is_whole:
+                self._text = ""
+                return
+            else:
+                yield None
+        self._text = self._text[closing.end() :]
+        if not has_arguments:
+            yield Delta(call=self._n_calls, arguments="{}")
+
+    def _value(self, *, is_told: bool = True) -> _Reading[None]:
+        """A JSON value, told as a call's arguments; of a text that holds JSON that, as soon as it is complete."""
+        yield from self._spaces()
+        is_text, is_scalar = self._text.startswith('"'), not self._text.startswith(('"', "{", "["))
+        held, depth, is_string, is_over = "", 0, False, False
+        while not is_over:
+            end, is_over = len(self._text), self._is_whole
+            if is_scalar and (scalar := _SCALAR.match(self._text)) is not None:
+                is_over |= scalar.end() < end
+                end = scalar.end() if is_over else 0
+            for mark in () if is_scalar else _MARK.finditer(self._text):
+                if mark[0] == "\\":  # what it escapes is still to come
+                    end = end if self._is_whole else mark.start()
+                elif mark[0] == '"':
+                    is_string = not is_string
+                elif not is_string:
+                    depth += (mark[0] in "{[") - (mark[0] in "}]")
+                if not (depth or is_string):
+                    end, is_over = mark.end(), True
+                    break
+            piece = self._taken(end)
+            held = held + piece if is_text else ""
+            if piece and is_told and not is_text:
+                yield Delta(call=self._n_calls, arguments=piece)
+            if not is_over:
+                yield None
+        if is_text and is_told:
+            yield Delta(call=self._n_calls, arguments=_decoded(held, 0)[0])
+
+    def _messages(self) -> _Reading[None]:
+        """Harmony's; what ends one is read with the next one's header."""
+        while True:
+            while (at := self._text.find(_MESSAGE)) < 0:
+                if not self._is_whole:
+                    yield None
+                    continue
+                if rest := _HEADER.sub("", self._text).strip():
+                    yield Delta(content=rest)
+                return
+            header = self._taken(at + len(_MESSAGE))
+            recipient = _RECIPIENT.search(header) if self._has_tools else None
+            if recipient is not None:
+                yield Delta(call=self._n_calls, name=recipient[1])
+                yield from self._spaces()
+                yield from self._until("arguments", _MESSAGE_ENDS)
+                self._n_calls += 1
+            else:
+                kind = "reasoning" if self._tags is not None and "analysis" in header else "content"
+                yield from self._until(kind, _MESSAGE_ENDS, keeps_spaces=True)
+
+    def _taken(self, n: int) -> str:
+        taken, self._text = self._text[:n], self._text[n:]
+        return taken
 
 
-def parse(
-    text: str,
-    tools: ToolFormat,
-    tags: tuple[str, str] | None,
-    names: Collection[str] | None = None,
-    is_reasoning: bool = False,  # noqa: FBT001, FBT002
-    *,
-    is_whole: bool = True,
-) -> ParsedAnswer:
-    """Read an answer, or its beginning; of a longer beginning every part is as long or longer.
-
-    Args:
-        text: The answer, with control tokens.
-        tools: How the model writes calls.
-        tags: What stands around reasoning; None to leave it in the content.
-        names: Of the tools that there are: what begins an answer and is marked by nothing is a call of one of these alone.
-            None for any; without any no calls are looked for.
-        is_reasoning: Whether the prompt ends within reasoning.
-        is_whole: Whether nothing follows.
-    """
-    if tools.name == "harmony":
-        return _parse_messages(text, splits=tags is not None, has_tools=names is None or bool(names), is_whole=is_whole)
-    answer = ParsedAnswer()
-    if tags is not None:
-        opening, closing = tags
-        begun = text.lstrip()
-        if not is_whole and opening.startswith(begun):
-            return answer
-        if is_reasoning or begun.startswith(opening):
-            body = begun.removeprefix(opening).lstrip()
-            at = body.find(closing)
-            answer.reasoning = _certain(body, (closing,), is_whole=is_whole) if at < 0 else body[:at].strip()
-            if at < 0:
-                return answer
-            text = body[at + len(closing) :].lstrip()
-    if names is not None and not names:
-        answer.content = text
-        return answer
-    start, is_undecided = _start_of_calls(text, tools)
-    calls, end = ([], 0) if start is None else _calls(text, start, tools)
-    is_marked = start is not None and text.startswith(tools.triggers, start)
-    if start is None or (calls and not is_marked and names is not None and calls[0].name not in names):
-        answer.content = "" if is_undecided and not is_whole else _certain(text, tools.triggers, is_whole=is_whole)
-        return answer
-    answer.content, answer.calls = text[:start].rstrip(), calls
-    if is_whole:
-        answer.content = answer.content + tools.tail.sub("", text[end:], count=1).strip() if answer.calls else text
-    return answer
-
-
-def _start_of_calls(text: str, tools: ToolFormat) -> tuple[int | None, bool]:
-    """Where calls begin, and whether that cannot be told yet."""
-    found = [at for trigger in tools.triggers if (at := text.find(trigger)) >= 0]
-    squeezed = "".join(text[:200].split())  # JSON that is indented
-    if any(squeezed.startswith(lead) for lead in tools.leads):
-        return 0, False
-    is_undecided = not found and any(lead.startswith(squeezed) for lead in tools.leads)
-    return min(found, default=None), is_undecided
-
-
-def _certain(text: str, marks: Sequence[str], *, is_whole: bool) -> str:
-    """A text without what may still become a mark at its end, and without white space before that."""
-    if is_whole:
-        return text
-    at = max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
-    return text[: len(text) - at].rstrip() if marks else text
-
-
-def _calls(text: str, at: int, tools: ToolFormat) -> tuple[list[Call], int]:
-    """The calls from a place on whose names are known, and where they end."""
-    calls = list[Call]()
-    while (head := tools.head.match(text, at)) is not None:
-        if tools.is_object:
-            call, end = _object(text, head.end())
-        else:
-            arguments, end = _value(text, head.end())
-            call = Call(head["name"], arguments)
-        if call is None:
-            break
-        calls.append(call)
-        if end is None:
-            return calls, len(text)
-        at = end
-    return calls, at
-
-
-def _object(text: str, at: int) -> tuple[Call | None, int | None]:
-    """A call that is a JSON object, as far as it is there, and where it ends."""
-    name: str | None = None
-    arguments, at = None, at + 1
-    while (key := _KEY.match(text, at)) is not None:
-        known, _ = _value(key[1], 0)
-        value, end = _value(text, key.end())
-        if known in ("arguments", "parameters"):
-            arguments = value
-        if end is None:
-            return None if name is None else Call(name, arguments or ""), None
-        if known == "name":
-            name = value if text.startswith('"', key.end()) else None
-        at = end
-    closing = re.compile(r"[\s,]*\}").match(text, at)
-    if name is None:
-        return None, None if closing is None else closing.end()
-    if closing is None:
-        return Call(name, arguments or ""), None
-    return Call(name, "{}" if arguments is None else arguments), closing.end()
-
-
-def _value(text: str, at: int) -> tuple[str, int | None]:
-    """A JSON value, as far as it is there, and where it ends; of a text that holds JSON that."""
+def _decoded(text: str, at: int) -> tuple[str, int | None]:
+    """A JSON value, and where it ends; None where it does not. Of a text that holds JSON that."""
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
-        return "" if text.startswith('"', at) else text[at:], None
+        return "", None
     # half of a surrogate pair could not be sent
     return value.encode(errors="replace").decode() if isinstance(value, str) else text[at:end], end
-
-
-def _parse_messages(text: str, *, splits: bool, has_tools: bool, is_whole: bool) -> ParsedAnswer:
-    """Read harmony's messages."""
-    answer, at = ParsedAnswer(), 0
-    while (message := _MESSAGE.match(text, at)) is not None:
-        header, body, at = message["header"], message["body"], message.end()
-        if not message["end"] and at == len(text):
-            body = _certain(body, _MESSAGE_ENDS, is_whole=is_whole)
-        recipient = _RECIPIENT.search(header)
-        if has_tools and recipient is not None:
-            answer.calls.append(Call(recipient[1], body.strip()))
-        elif splits and "analysis" in header:
-            answer.reasoning += body
-        else:
-            answer.content += body
-    if is_whole and (rest := re.sub(r"<\|\w+\|>(assistant|analysis|commentary|final)?", "", text[at:]).strip()):
-        answer.content += rest
-    return answer

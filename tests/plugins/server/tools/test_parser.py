@@ -2,12 +2,13 @@
 """What models write when they reason and call tools, as a whole and letter by letter."""
 
 import json
+from time import perf_counter
 
 import pytest
 from hypothesis import given, strategies as st
 
 from augury.plugins.server.tools.format import FORMATS, REASONING_TAGS, tool_format
-from augury.plugins.server.tools.parser import AnswerParser, Call, collect, parse
+from augury.plugins.server.tools.parser import AnswerParser, Call, collect
 
 ARGUMENTS = '{"city": "S\\u00e3o {Paulo}", "days": [1, 2], "at": {"x": "}]\\""}}'
 THINK = REASONING_TAGS[0]
@@ -20,13 +21,16 @@ def written(form, calls):
     return form.begin + form.between.join(made) + form.end
 
 
+def read(pieces, *how, **more):
+    """An answer that arrives in pieces."""
+    parser = AnswerParser(*how, **more)
+    return collect([delta for piece in pieces for delta in parser.push(piece)] + parser.flush())
+
+
 def both(text, *how, **more):
     """An answer as it is read whole, and letter by letter; what was told is never taken back."""
-    parser, deltas = AnswerParser(*how, **more), []
-    for letter in text:
-        deltas += parser.push(letter)
-    whole = collect(deltas + parser.flush())
-    assert whole == parser.answer == parse(text, *how, **more)
+    whole = read([text], *how, **more)
+    assert read(text, *how, **more) == whole
     return whole
 
 
@@ -97,8 +101,37 @@ def test_calls_that_cannot_be_sent_as_they_are_written_are_read_all_the_same():
     half = r'<tool_call>{"name": "f\ud800", "arguments": "\udfff"}</tool_call>'
     assert both(half, FORMATS["hermes"], THINK).calls == [Call("f?", "?")]
     deep = "[" * 3000
-    answer = parse('<tool_call>{"name": "f", "arguments": {"x": ' + deep, FORMATS["hermes"], THINK)
+    answer = both('<tool_call>{"name": "f", "arguments": {"x": ' + deep, FORMATS["hermes"], THINK)
     assert answer.calls == [Call("f", '{"x": ' + deep)]
+
+
+def test_a_mark_that_begins_no_call_is_content():
+    answer = both('Use <tool_call>: <tool_call>{"name": "f", "arguments": {}}</tool_call>', FORMATS["hermes"], THINK)
+    assert (answer.content, answer.calls) == ("Use <tool_call>:", [F])
+    answer = both('{"name": 1} <tool_call>{"name": "f", "arguments": {}}</tool_call>', FORMATS["hermes"], THINK)
+    assert (answer.content, answer.calls) == ('{"name": 1}', [F])
+
+
+def test_arguments_that_are_no_json_end_where_their_braces_do():
+    text = """<tool_call>{"name": "f", "arguments": {'a': [1, None]}}</tool_call> Done."""
+    answer = both(text, FORMATS["hermes"], THINK)
+    assert (answer.content, answer.calls) == ("Done.", [Call("f", "{'a': [1, None]}")])
+
+
+@pytest.mark.parametrize(
+    "begun", ["", "<think>", '<tool_call>{"name": "f", "arguments": {"x": "', "<|message|>", "to=f <|message|>"]
+)
+def test_a_piece_costs_the_same_however_much_came_before(begun):
+    def least_s(n):
+        parser, pieces = AnswerParser(FORMATS["harmony" if "|" in begun else "hermes"], THINK), []
+        parser.push(begun + " word" * n)
+        for _ in range(50):
+            start = perf_counter()
+            parser.push(" word")
+            pieces.append(perf_counter() - start)
+        return min(pieces)
+
+    assert least_s(200_000) < 20 * least_s(10)
 
 
 def test_json_with_a_name_is_a_call_if_it_is_that_of_a_tool():

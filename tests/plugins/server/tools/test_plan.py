@@ -12,7 +12,7 @@ from augury.options import build
 from augury.plugins.server.tools import ChatFormat
 from augury.plugins.server.tools.format import FORMATS
 from augury.plugins.server.tools.grammar import AnswerGrammar
-from augury.plugins.server.tools.parser import parse
+from augury.plugins.server.tools.parser import AnswerParser, collect
 from augury.registry import Registry
 from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import load_tokenizer
@@ -158,22 +158,18 @@ def test_a_budget_is_kept_where_there_is_reasoning(source, expected):
 @pytest.mark.parametrize(("choice", "n"), [("auto", 1), ("none", 0)])
 def test_calls_are_read_unless_there_shall_be_none(choice, n):
     parser = planned(tools=TOOLS, tool_choice=choice).parser()
-    parser.push(call_of(FORMATS["hermes"]))
-    parser.flush()
-    assert len(parser.answer.calls) == n
+    assert len(collect(parser.push(call_of(FORMATS["hermes"])) + parser.flush()).calls) == n
 
 
 def test_reasoning_begins_where_the_template_opens_it():
     source = "{{ messages[0].content }}{% if on %}<think>\n{% endif %}{# </think> #}"
     for on, reasoning, content in ((True, "a", "b"), (False, "", "a</think>b")):
         parser = planned(source, kwargs={"on": on}).parser()
-        parser.push("a</think>b")
-        parser.flush()
-        assert (parser.answer.reasoning, parser.answer.content) == (reasoning, content)
+        answer = collect(parser.push("a</think>b") + parser.flush())
+        assert (answer.reasoning, answer.content) == (reasoning, content)
     whole = planned(source, kwargs={"on": False}, reasoning="none").parser()
-    whole.push("<think>a</think>b")
+    assert collect(whole.push("<think>a</think>b")).content == "<think>a</think>b"
     assert whole.flush() == []
-    assert whole.answer.content == "<think>a</think>b"
 
 
 def test_a_template_without_tools_is_told_of_them_in_a_system_message():
@@ -184,7 +180,8 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message():
     assert system["role"] == "system"
     assert json.dumps(WEATHER) in system["content"]
     assert asked == ASKED[0]
-    assert parse(called["content"], FORMATS["generic"], None).calls[0].arguments == '{"a": 1}'
+    parser = AnswerParser(FORMATS["generic"], None)
+    assert collect(parser.push(called["content"])).calls[0].arguments == '{"a": 1}'
     assert result == {"role": "user", "content": "The function returned: noon"}
     assert "tools" not in params
     for none in ({}, {"tools": TOOLS, "tool_choice": "none"}):  # what was called before is text all the same
