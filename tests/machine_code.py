@@ -40,11 +40,12 @@ def problems(name, found):
         if found["matrix_products"] != n_wanted:
             yield f"{name} has {found['matrix_products']} matrix instructions of bytes, expected {n_wanted}"
     elif name.startswith("multiply"):
-        if found["wide_loads"] < WIDE_LOADS:
-            yield f"{name} has {found['wide_loads']} loads of 16 bytes, expected {WIDE_LOADS} at least"
+        n_types = max(1, name.count("Q"))
+        if found["wide_loads"] < WIDE_LOADS * n_types:
+            yield f"{name} has {found['wide_loads']} loads of 16 bytes, expected {WIDE_LOADS} at least for every type"
         is_float = re.search(r"_B?F\d", name) is not None
-        if not is_float and found["dot_products"] < 8:
-            yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token"
+        if not is_float and found["dot_products"] < 8 * n_types:
+            yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token and type"
 
 
 def report(kernels, capability):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -11,24 +12,10 @@ from augury.backends.numba_cuda.device import Copy, Launch, Pointer
 from augury.backends.numba_cuda.kernels.activation import NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
-from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import (
-    ADD,
-    GATED,
-    HAS_BIAS,
-    HAS_SCALES,
-    MULTIPLY,
-    NOT_GATED,
-    OF_OUTPUT,
-    OF_TILES,
-    OF_TOKENS,
-    STORE,
-    TILES,
-)
+from augury.backends.numba_cuda.kernels.matmul import ADD, GATED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, blend_rows, norm_rows, norm_two
-from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
 from augury.blocks import Linear, Matrices, NormKind
 
 if TYPE_CHECKING:
@@ -38,13 +25,11 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.blocks import Activation, Norm
 
-__all__ = ["Gate", "Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
+__all__ = ["WARPS", "Gate", "Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
-_BLOCKS_ENOUGH = 132  # as an H100 or H200 has multiprocessors
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md
 _OPERAND = ("floats", "bytes", "factors", "sums")
-WARPS = 1 if SIMULATED else 4  # of a block whose warps work each for itself
 
 
 @frozen
@@ -292,10 +277,16 @@ class Tape:
         self, x: Operand, products: Sequence[tuple[Linear, int]], to: Rows, *, adds: bool = False, is_output: bool = False
     ) -> None:
         """Multiply rows by matrices, each with the column where its products begin; store them, or add to what is there."""
-        for matrix, column in self.weights.products(products):
-            tile = self._tile(matrix, is_output=is_output)
-            tiles = Tiles(self.inputs, -(-self.size.n_tokens // tile), tile)
-            self._multiply(matrix, x, to, column, tiles, ADD if adds else STORE, OF_OUTPUT if is_output else OF_TOKENS)
+        found, n = self.weights.products(products), self.size.n_tokens
+        for pair in permutations(found, 2):
+            if not adds and all(each in found for each in pair):
+                launch = launch_of_two(self.inputs, n, x, pair, to)
+                found = found if launch is None else [each for each in found if each not in pair]
+                self.steps += [] if launch is None else [launch]
+        for matrix, column in found:
+            tiles = self._tiles(matrix, is_output=is_output)
+            which = OF_OUTPUT if is_output else OF_TOKENS
+            self.steps.append(launch_of(matrix, x, to, column, tiles, ADD if adds else STORE, which))
 
     def multiply_gated(
         self, x: Operand, parts: Sequence[Linear | Matrices], to: Operand, gate: Gate, tiles: Tiles | None = None
@@ -322,58 +313,22 @@ class Tape:
         if tiles is None:
             if self.size.n_tokens > FEW_TOKENS:  # whose units lie in another order
                 return False
-            tile = self._tile(matrix, is_output=False)
-            tiles = Tiles(self.inputs, -(-self.size.n_tokens // tile), tile)
+            tiles = self._tiles(matrix)
         flags = (len(parts) - 1, int(gate.limits_activated), int(to.as_floats), int(to.as_bytes))
         numbers = (gate.number, *flags, *gate.numbers)
         gated: tuple[Pointer | float, ...] = (to.quantised, to.factors, to.sums, *numbers)
-        self._multiply(matrix, x, Rows(to.floats, to.width), 0, tiles, GATED, which, gated, len(parts))
+        self.steps.append(launch_of(matrix, x, Rows(to.floats, to.width), 0, tiles, GATED, which, gated, len(parts)))
         return True
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
         """Multiply rows by matrices that their tiles choose, and store the products side by side."""
         for matrix, column in self.weights.several(parts):
-            self._multiply(matrix, x, to, column, tiles, STORE, OF_TILES)
+            self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, OF_TILES))
 
-    def _multiply(
-        self,
-        matrix: Matrix,
-        x: Operand,
-        to: Rows,
-        column: int,
-        tiles: Tiles,
-        mode: int,
-        which: int,
-        gated: tuple[Pointer | float, ...] = (),
-        n_gated: int = 1,
-    ) -> None:
-        if tiles.n_rows <= TILES[-1]:
-            n_warps, n_wanted = max(WARPS, matrix.n_cuts), -(-matrix.n_rows // TILE_ROWS) * matrix.n_cuts
-            if mode == GATED:
-                n_warps = GATED_WARPS * n_gated
-                n_wanted = n_warps * units_of(matrix.n_rows // n_gated)
-            kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
-            gated = gated or (to.at, to.at, to.at, *NOT_GATED)
-        else:
-            kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
-            n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
-        rows = x.floats if matrix.format.is_float else x.quantised
-        places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
-        sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, matrix.n_cuts, to.width, column)
-        flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
-        given = (*places, *sizes, *flags, matrix.scale, *gated)
-        self.steps.append(Launch(kernel, (n_blocks, tiles.n, 1), n_threads, given))
-
-    def _tile(self, matrix: Matrix, *, is_output: bool) -> int:
-        """How many tokens share a reading of weights: as many as there are, unless there would be few blocks."""
-        n = self.size.n_tokens
-        if matrix.format.is_float or n <= FEW_TOKENS:
-            return next((each for each in TILES if each >= n), TILES[-1])
-        tiles, n_blocks = MATRIX_TILES[matrix.format.name], -(-matrix.n_rows // MATRIX_ROWS)
-        if is_output:  # few tokens have logits, as a rule
-            return tiles[0]
-        fitting = [tile for tile in tiles if tile < 2 * n and n_blocks * -(-n // tile) >= _BLOCKS_ENOUGH]
-        return max(fitting, default=tiles[0])
+    def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
+        """The rows of a pass, as many at once as share a reading of weights."""
+        n_rows = tile_of(matrix, self.size.n_tokens, is_output=is_output)
+        return Tiles(self.inputs, -(-self.size.n_tokens // n_rows), n_rows)
 
     def copy(self, source: Pointer, to: Pointer, n_bytes: int) -> None:
         """Copy bytes, of x once all was added to it."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from augury.files.gguf import ModelFile
     from augury.interfaces import Progress
 
-__all__ = ["Matrix", "Weights", "check_types", "n_bytes_of"]
+__all__ = ["Matrix", "Weights", "check_types", "n_bytes_of", "rows_of"]
 
 PURPOSE = "weights"
 _WARPS_ENOUGH = 2048  # that ask for weights: 16 for each of 132 multiprocessors, see docs/cuda.md
@@ -32,7 +32,7 @@ _STEPS_OF_CUT = 4  # at least
 
 @frozen(eq=False)
 class Matrix:
-    """One or more matrices of one type, one below the other, and what is done with their products.
+    """One or more matrices of one type, one below the other in whole tiles of rows, and what is done with their products.
 
     There may be several such, each in whole tiles, of which products choose one.
     """
@@ -57,19 +57,29 @@ class Matrix:
         return -(-self.n_units // TILE_UNITS)
 
     @property
+    def n_tiles(self) -> int:
+        """Tiles below each other."""
+        return -(-self.n_rows // TILE_ROWS)
+
+    @property
     def n(self) -> int:
         """Units in whole tiles."""
-        return n_units(self.n_alike * (-(-self.n_rows // TILE_ROWS) * TILE_ROWS), self.n_cols)
+        return n_units(self.n_alike * self.n_tiles * TILE_ROWS, self.n_cols)
 
     @property
     def n_cuts(self) -> int:
         """Of a row, so that there are warps enough. It fixes the order of additions, so nothing but the shape decides."""
-        n_cuts, n_warps = 1, -(-self.n_rows // TILE_ROWS)
+        n_cuts, n_warps = 1, self.n_tiles
         if self.n_alike > 1:  # of which several are read at once
             return 1
         while n_cuts < MOST_CUTS and n_cuts * n_warps < _WARPS_ENOUGH and self.n_steps >= 2 * n_cuts * _STEPS_OF_CUT:
             n_cuts *= 2
         return n_cuts
+
+
+def rows_of(linear: Linear) -> int:
+    """A matrix's rows in whole tiles."""
+    return -(-linear.n_out // TILE_ROWS) * TILE_ROWS
 
 
 def check_types(file: ModelFile, plan: ModelPlan) -> None:
@@ -115,7 +125,7 @@ class Weights:
     def products(self, linears: Sequence[tuple[Linear, int]]) -> list[tuple[Matrix, int]]:
         """The matrices of products of the same rows, each with the column where its products begin.
 
-        Neighbours of one type whose columns follow each other are one matrix.
+        Neighbours of one type whose columns follow each other, in whole tiles, are one matrix.
         """
         made: list[tuple[list[Linear], int]] = []
         for linear, column in linears:
@@ -188,25 +198,30 @@ class Weights:
         return self._hold(key, make)
 
     def _can_follow(self, group: Sequence[Linear], linear: Linear, column: int) -> bool:
-        n_rows = sum(each.n_out for each in group)
         first = group[0]
         is_alike = (first.scale, self._type(first)) == (linear.scale, self._type(linear))
-        return is_alike and column == n_rows and n_rows % TILE_ROWS == 0
+        return is_alike and column == sum(map(rows_of, group))
 
     def _matrix(self, group: Sequence[Linear]) -> Matrix:
         first, kind = group[0], self._type(group[0])
-        n_rows = sum(each.n_out for each in group)
+        n_rows = sum(map(rows_of, group[:-1])) + group[-1].n_out
         key = tuple((each.weight, each.rows) for each in group)
 
+        def below(parts: Sequence[np.ndarray]) -> np.ndarray:
+            if all(len(part) % TILE_ROWS == 0 for part in parts):
+                return np.concatenate(parts)
+            wholes = [np.resize(part, (rows_of(each), *part.shape[1:])) for part, each in zip(parts, group, strict=True)]
+            return np.concatenate(wholes)[:n_rows]  # nobody reads the products of what fills up tiles
+
         def words() -> np.ndarray:
-            data = np.concatenate([self._rows(each) for each in group])
+            data = below([self._rows(each) for each in group])
             self._done += data.nbytes
             self._progress("load weights", self._done, self._total)
             return repack(kind, data.reshape(-1), n_rows, first.n_in, self._threads)
 
         bias = None
         if any(each.bias for each in group):
-            bias = self._hold(("bias", *key), lambda: np.concatenate([self._bias(each) for each in group]))
+            bias = self._hold(("bias", *key), lambda: below([self._bias(each) for each in group]))
         return Matrix(FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, first.scale, bias)
 
     def _several(self, group: Sequence[Matrices]) -> Matrix:

@@ -12,6 +12,7 @@ from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
 from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
@@ -55,9 +56,13 @@ class AttentionEmitter(Emitter):
         flags = ("cache_type_k", "cache_type_v")
         self.caches = [Cache(flag, block.n_kv_heads, dim, options) for flag, dim in zip(flags, dims, strict=True)]
         self._chooser = chooser_of(block.indexer, options)
-        self._linears = [block.q, *(() if block.source is not None else (block.k, block.v)), *filter(None, [block.gate])]
-        self._linears += [] if self._chooser is None else self._chooser.linears
-        self._width = sum(each.n_out for each in self._linears)
+        before = [*([] if self._chooser is None else self._chooser.linears), *filter(None, [block.gate])]
+        heads = [block.q, *(() if block.source is not None else (block.k, block.v))]
+        self._linears = [*before, *heads]  # v last, which often has another type than all others
+        self._columns = np.cumsum([0, *(each.n_out for each in before)]).tolist()
+        self._heads_at = -(-self._columns.pop() // TILE_ROWS) * TILE_ROWS
+        *columns, self._width = np.cumsum([self._heads_at, *(each.n_out for each in heads)]).tolist()
+        self._columns += columns
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -91,10 +96,9 @@ class AttentionEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, rows = self.block, Rows(tape.buffers["heads"], self._width)
-        columns = np.cumsum([0, *(each.n_out for each in self._linears)]).tolist()
-        normed = tape.norm(block.norm, self._linears)
-        tape.multiply(normed, list(zip(self._linears, columns[:-1], strict=True)), rows)
+        block, made = self.block, Rows(tape.buffers["heads"], self._width)
+        normed, rows = tape.norm(block.norm, self._linears), Rows(made.at.at(4 * self._heads_at), self._width)
+        tape.multiply(normed, list(zip(self._linears, self._columns, strict=True)), made)
         is_kept = block.source is None
         if block.has_joint_norms:
             if block.clamp is not None or block.is_rope_first:
@@ -112,10 +116,10 @@ class AttentionEmitter(Emitter):
                 temperature=block.temperature,
                 keeps=is_kept,
             )
-        places = [rows.at.at(4 * column) for column in columns]
         if self._chooser is not None:
-            self._chooser.emit(tape, Rows(places[-1 - len(self._chooser.linears)], rows.width))
-        self._attend(tape, rows, places[1 if block.source is not None else 3])
+            self._chooser.emit(tape, made)
+        n_before = 0 if self._chooser is None else len(self._chooser.linears)
+        self._attend(tape, rows, made.at.at(4 * self._columns[n_before]))
 
     def _attend(self, tape: Tape, rows: Rows, gates: Pointer) -> None:
         block, size, (keys, values) = self.block, tape.size, self.caches

@@ -8,6 +8,7 @@ from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay
 from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.weights import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,12 +44,17 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         inputs, ends = Rows(buffers["inputs"], self._n_inputs), buffers["inputs"].at(4 * (n_inputs + block.gate.n_out))
         normed = tape.norm(block.norm, (block.inputs, block.gate, block.alpha, block.beta))
         ends_at = n_inputs + block.gate.n_out
-        products = [(block.inputs, 0), (block.gate, n_inputs), (block.alpha, ends_at), (block.beta, ends_at + n)]
+        products = [
+            (block.inputs, 0),
+            (block.gate, n_inputs),
+            (block.alpha, ends_at),
+            (block.beta, ends_at + rows_of(block.alpha)),
+        ]
         tape.multiply(normed, products, inputs)
         fed, y = Rows(buffers["fed"], self._width), Rows(buffers["recurred"], block.o.n_in)
         self._emit_convolution(tape)
         dt, a = (tape.weights.vector(part) for part in (block.dt, block.a))
-        columns = (fed.width, inputs.width, n, n_inputs, n_inputs + n, 1, 1, 1)
+        columns = (fed.width, inputs.width, n, n_inputs, n_inputs + n, 1, 1, rows_of(block.alpha))
         units = Units(heads.n_key_heads, heads.key_dim, block.eps)
         self._add_decays(tape, decay, (fed.at, ends, dt, a), columns, n, units=units)
         self._emit_recurrence(tape)
@@ -75,7 +81,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
     @property
     def _n_inputs(self) -> int:
         """Floats of a token's row of products."""
-        return self.block.inputs.n_out + self.block.gate.n_out + 2 * self.block.recurrence.n_heads
+        return self.block.inputs.n_out + self.block.gate.n_out + rows_of(self.block.alpha) + self.block.beta.n_out
 
     @property
     def _width(self) -> int:

@@ -4,10 +4,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel
-from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at
+from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, kernel, lane, mul
+from augury.backends.numba_cuda.kernels.formats import FORMATS, floats_of, unit_at, weights_of, words_of
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import LOOK_UP
+
+
+def _look_up(fmt):
+    if fmt.is_float:
+        eight = floats_of(fmt.name)
+
+        @lane
+        def unit_of(w, n, u, out, start, size, scale):
+            for i in range(4):
+                values = eight(w, n, u, i)
+                for j in range(8):
+                    if 8 * i + j < size:
+                        out[start + 8 * i + j] = mul(values[j], scale)
+    else:
+        read, weights, offset = words_of(fmt), weights_of(fmt), fmt.offset
+        number_words, numbers = fmt.number_words, fmt.numbers
+
+        @lane
+        def unit_of(w, n, u, out, start, size, scale):
+            words = weights(read(w, n, u))
+            factor, first, second, least, third, fourth = numbers(number_words(w, n, u), u)
+            for i in range(8):
+                by, from_least = (first, third) if i < 4 else (second, fourth)
+                for j in range(4):
+                    byte = (np.int32(words[i] >> np.uint32(8 * j) & np.uint32(0xFF)) ^ 128) - 128
+                    value = mul(mul(factor, np.float32(by)), np.float32(np.int32(byte - offset)))
+                    value = add(value, mul(least, np.float32(from_least)))
+                    out[start + 4 * i + j] = mul(value, scale)
+
+    return unit_of
+
+
+LOOK_UP = {name: _look_up(fmt) for name, fmt in FORMATS.items()}
+"""Lane functions (array, units, unit, out, start, size, scale) that write up to 32 weights, by type."""
 
 
 def _embed(name):

@@ -9,6 +9,8 @@ kernel: see `tensor_cores`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import (
@@ -26,6 +28,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     quotient,
     remainder,
     slice_sums,
+    together,
 )
 from augury.backends.numba_cuda.kernels.formats import (
     FORMATS,
@@ -196,8 +199,48 @@ def sums_of(fmt, n_tokens):
     return sums_of_slice
 
 
+@cache
+def sums_of_cut_of(fmt, n_tokens):
+    """The lane function that makes `sums` what a warp's cut of a tile of rows gives; nothing where there are no such rows."""
+    add_slice = sums_of(fmt, n_tokens)
+
+    @lane
+    def sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, t, i, sums):
+        for token in range(n_tokens):
+            sums[token] = np.float32(0)
+        begin, end = cut_of(cut, n_steps, n_cuts)
+        if tile >= 0 and TILE_ROWS * tile < n_rows:
+            first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
+            add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, t, sums)
+
+    return sums_of_cut
+
+
+@together
+def add_cuts(sums, staged, cut, n_cuts, n_tokens):
+    """Add to the sums of a row's first cut those of its others, in turn."""
+    i, first = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP * n_tokens
+    for token in range(n_tokens):
+        staged[(first + token) * WARP + i] = sums[token]
+    cuda.syncthreads()
+    if cut == 0:
+        for at in range(first + n_tokens, first + n_cuts * n_tokens, n_tokens):
+            for token in range(n_tokens):
+                sums[token] = add(sums[token], staged[(at + token) * WARP + i])
+
+
+@lane
+def put_rows(sums, n_tokens, tile, i, n_rows, t, n, y, stride, column, bias, first, has_bias, mode, scale):
+    """Store a tile's products with at most n_tokens of n tokens, or add them; eight lanes share a row's."""
+    row = TILE_ROWS * tile + i % TILE_ROWS
+    if row < n_rows:
+        for token in range(n_tokens):
+            if i // TILE_ROWS == token % TILE_UNITS and t + token < n:
+                put(y, (t + token) * stride + column + row, sums[token], bias, first + row, has_bias, mode, scale)
+
+
 def _multiply(fmt, n_tokens):
-    add_slice, n_staged = sums_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
+    sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
 
     @kernel(PARAMETERS + OF_GATED, name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(
@@ -268,28 +311,16 @@ def _multiply(fmt, n_tokens):
         if mode == GATED:
             tile = tile_of_gated(thread // WARP, cuda.blockIdx.x, n_rows // (1 + has_up))
         sums = cuda.local.array(n_tokens, np.float32)
-        for token in range(n_tokens):
-            sums[token] = np.float32(0)
-        begin, end = cut_of(cut, n_steps, n_cuts)
+        sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, t, i, sums)
         is_there = tile >= 0 and TILE_ROWS * tile < n_rows
-        if is_there:
-            first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
-            add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, t, sums)
         staged = cuda.shared.array(n_staged, np.float32)
         if n_cuts > 1:
-            at = thread // WARP * WARP * n_tokens + i
-            for token in range(n_tokens):
-                staged[at + WARP * token] = sums[token]
-            cuda.syncthreads()
-            if cut == 0:
-                for other in range(1, n_cuts):
-                    for token in range(n_tokens):
-                        sums[token] = add(sums[token], staged[at + (other * n_tokens + token) * WARP])
+            add_cuts(sums, staged, cut, n_cuts, n_tokens)
         if mode != GATED and (cut > 0 or not is_there):
             return
         slice_sums(sums, n_tokens)
-        row = TILE_ROWS * tile + i % TILE_ROWS
         if mode == GATED:
+            row = TILE_ROWS * tile + i % TILE_ROWS
             at = TILE_ROWS * (thread // WARP) + i % TILE_ROWS
             for token in range(n_tokens):
                 if is_there and i // TILE_ROWS == token % TILE_UNITS:
@@ -319,47 +350,10 @@ def _multiply(fmt, n_tokens):
                 d,
             )
             return
-        if row < n_rows:
-            for token in range(n_tokens):
-                if i // TILE_ROWS == token % TILE_UNITS and t + token < n_wanted:
-                    put(y, (t + token) * stride + column + row, sums[token], bias, matrix * n_rows + row, has_bias, mode, scale)
+        put_rows(sums, n_tokens, tile, i, n_rows, t, n_wanted, y, stride, column, bias, matrix * n_rows, has_bias, mode, scale)
 
     return multiply
 
 
 MULTIPLY = {(name, n_tokens): _multiply(fmt, n_tokens) for name, fmt in FORMATS.items() for n_tokens in TILES}
 """Kernels by the weights' type, and how many tokens share a reading of them."""
-
-
-def _look_up(fmt):
-    if fmt.is_float:
-        eight = floats_of(fmt.name)
-
-        @lane
-        def unit_of(w, n, u, out, start, size, scale):
-            for i in range(4):
-                values = eight(w, n, u, i)
-                for j in range(8):
-                    if 8 * i + j < size:
-                        out[start + 8 * i + j] = mul(values[j], scale)
-    else:
-        read, weights, offset = words_of(fmt), weights_of(fmt), fmt.offset
-        number_words, numbers = fmt.number_words, fmt.numbers
-
-        @lane
-        def unit_of(w, n, u, out, start, size, scale):
-            words = weights(read(w, n, u))
-            factor, first, second, least, third, fourth = numbers(number_words(w, n, u), u)
-            for i in range(8):
-                by, from_least = (first, third) if i < 4 else (second, fourth)
-                for j in range(4):
-                    byte = (np.int32(words[i] >> np.uint32(8 * j) & np.uint32(0xFF)) ^ 128) - 128
-                    value = mul(mul(factor, np.float32(by)), np.float32(np.int32(byte - offset)))
-                    value = add(value, mul(least, np.float32(from_least)))
-                    out[start + 4 * i + j] = mul(value, scale)
-
-    return unit_of
-
-
-LOOK_UP = {name: _look_up(fmt) for name, fmt in FORMATS.items()}
-"""Lane functions (array, units, unit, out, start, size, scale) that write up to 32 weights, by type."""

@@ -56,7 +56,7 @@ def decay(
     beta_at,
     has_dt,
     has_a,
-    has_beta,
+    betas_at,
     n_units,
     n_scaled,
     unit_size,
@@ -70,7 +70,7 @@ def decay(
     Args:
         inputs: Of the pass.
         rows: (n, stride), in which decays and betas have their places.
-        ends: (n, ends_stride), each t, then, if `has_beta`, b.
+        ends: (n, ends_stride), each t, and b from `betas_at` on, unless it is 0.
         dt: (size,) as is `a`.
         n_units: How many heads of `unit_size` values, with which rows begin, are divided by their lengths; of these the first
             `n_scaled` are multiplied by `scale`.
@@ -88,7 +88,7 @@ def decay(
     step = softplus(step)
     if has_a:
         rows[t * stride + decay_at + i] = exp(mul(step, a[i]))
-    rows[t * stride + beta_at + i] = sigmoid(ends[t * ends_stride + size + i]) if has_beta else step
+    rows[t * stride + beta_at + i] = sigmoid(ends[t * ends_stride + betas_at + i]) if betas_at else step
 
 
 @kernel("jffff" + 11 * "i" + "rrr")

@@ -6,10 +6,13 @@ from oracles.cuda_products import Product, random_matrix
 
 from augury.backends.numba_cuda import repack as repack_module
 from augury.backends.numba_cuda.device import SimulatedDevice
+from augury.backends.numba_cuda.kernels.embed import LOOK_UP
 from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at
-from augury.backends.numba_cuda.kernels.matmul import ADD, LOOK_UP, TILES
+from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS, STORE, TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES
+from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack
+from augury.backends.numba_cuda.tape import Operand, Rows, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 from augury.files.tensor_type import TensorType
 
@@ -70,6 +73,31 @@ def test_a_cut_matrix_gives_the_same_bits_whichever_kernel_multiplies():
     assert np.array_equal(found[1], found[2])
     assert np.abs(found[0] - few.right).max() <= 1e-5 * np.abs(few.right).max()
     assert not np.array_equal(found[0], few.by(2)), "cuts are another order of additions"
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("n_tokens", "n_cols"), [(1, 2048), (3, 256)])  # a row in two cuts, and two tiles
+def test_two_matrices_of_different_types_in_one_launch_give_the_bits_of_two(n_tokens, n_cols):
+    device, width = SimulatedDevice(), 2 * N_ROWS + 2
+    one, other = (Product(device, name, n_tokens, N_ROWS, n_cols) for name in ("Q4_K", "Q6_K"))
+    matrices = [Matrix(each.fmt, each.at["w"], N_ROWS, n_cols, 0.5, each.at["bias"]) for each in (one, other)]
+    products = list(zip(matrices, (N_ROWS + 2, 0), strict=True))
+    x, to = Operand(*(one.at[name] for name in ("floats", "bytes", "factors", "sums")), n_cols), Rows(one.at["y"], width)
+
+    def found(launches):
+        y = np.zeros((n_tokens, width), np.float32)
+        device.write(to.at, y)
+        for launch in launches:
+            device.launch(launch)
+        device.read(to.at, y)
+        return y
+
+    tile = tile_of(matrices[0], n_tokens)
+    tiles = Tiles(one.at["inputs"], -(-n_tokens // tile), tile)
+    right = found(launch_of(matrix, x, to, column, tiles, STORE, OF_TOKENS) for matrix, column in products)
+    assert np.array_equal(found([launch_of_two(one.at["inputs"], n_tokens, x, products, to)]), right)
+    assert np.count_nonzero(right) == 2 * N_ROWS * n_tokens
+    assert launch_of_two(one.at["inputs"], n_tokens, x, products[::-1], to) is None, "types have an order"
 
 
 def test_narrow_matrices_are_cut_by_their_shape_alone():

@@ -1,0 +1,85 @@
+"""Products of the same few tokens and two matrices of different types, in one launch; see `matmul`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, quotient, remainder, slice_sums
+from augury.backends.numba_cuda.kernels.formats import FORMATS
+from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
+from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, TILES, add_cuts, put_rows, sums_of_cut_of
+
+MOST_REGISTERS = 112  # so that there is room for 16 warps; left to itself, the compiler takes 128 for four tokens on 8.0
+
+
+def _multiply_two(fmt, other, n_tokens):
+    sums_of_one, sums_of_other = sums_of_cut_of(fmt, n_tokens), sums_of_cut_of(other, n_tokens)
+    n_staged = MOST_CUTS * WARP * n_tokens
+
+    @kernel("jwwwiiii" + 2 * "wffiiiir", name=f"multiply_{fmt.name}_{other.name}_{n_tokens}", most_registers=MOST_REGISTERS)
+    def multiply_two(
+        inputs,
+        x,
+        factors,
+        halves,
+        n_units,
+        n_steps,
+        stride,
+        n_blocks,
+        w,
+        bias,
+        y,
+        n_rows,
+        n,
+        n_cuts,
+        has_bias,
+        scale,
+        other_w,
+        other_bias,
+        other_y,
+        other_rows,
+        other_n,
+        other_cuts,
+        other_has_bias,
+        other_scale,
+    ):
+        """Multiply the same rows by two matrices of different types, as `multiply` does, one after the other.
+
+        The first `n_blocks` blocks multiply by W, the others by the other matrix; rows of products, which begin with y and
+        `other_y`, are as far apart.
+        """
+        t, block, is_other = cuda.blockIdx.y * n_tokens, cuda.blockIdx.x, cuda.blockIdx.x >= n_blocks
+        if t >= inputs[N_TOKENS]:
+            return
+        if is_other:
+            block, w, bias, y, n_rows, n = block - n_blocks, other_w, other_bias, other_y, other_rows, other_n
+            n_cuts, has_bias, scale = other_cuts, other_has_bias, other_scale
+        thread = cuda.threadIdx.x
+        i = thread % WARP
+        warp = block * (cuda.blockDim.x // WARP) + thread // WARP
+        tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
+        sums = cuda.local.array(n_tokens, np.float32)
+        if is_other:
+            sums_of_other(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, t, i, sums)
+        else:
+            sums_of_one(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, t, i, sums)
+        staged = cuda.shared.array(n_staged, np.float32)
+        if n_cuts > 1:
+            add_cuts(sums, staged, cut, n_cuts, n_tokens)
+        if cut > 0:
+            return
+        slice_sums(sums, n_tokens)
+        put_rows(sums, n_tokens, tile, i, n_rows, t, inputs[N_TOKENS], y, stride, 0, bias, 0, has_bias, STORE, scale)
+
+    return multiply_two
+
+
+MULTIPLY_TWO = {
+    (name, other, n_tokens): _multiply_two(FORMATS[name], FORMATS[other], n_tokens)
+    for name, other in (
+        *(("Q4_K", "Q6_K"), ("Q5_K", "Q6_K"), ("Q4_K", "Q5_K")),
+        *(("Q3_K", "Q5_K"), ("Q3_K", "Q4_K"), ("IQ4_XS", "Q5_K")),
+    )
+    for n_tokens in TILES
+}
+"""Kernels for two matrices, by their types and tokens: for q and k, and v, as files of type Q4_K_M and the like have them."""
