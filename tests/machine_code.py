@@ -13,13 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 # by words of kernels' names; `route` is one block, those of `recur` are one warp each
-# with 80, three blocks of 256 threads have room; of `mix_streams` there is one for each token
-MOST_REGISTERS = {"matrix": 128, "multiply": 112, "route": 255, "attend": 72, "gate": 112, "recur": 240, "norm_rows": 80}
+# with 80, three blocks of 256 threads have room, or six of 128; of `mix_streams` there is one for each token
+MOST_REGISTERS = {
+    "matrix": 128,
+    "multiply": 112,
+    "route": 255,
+    "attend_pooled": 88,
+    "attend": 80,
+    "gate": 112,
+    "recur": 240,
+    "norm_rows": 80,
+}
 MOST_REGISTERS |= {"choose": 80, "mix_streams": 96}
 OTHERS_REGISTERS = 64
 MOST_SHARED = {"matrix": 34 << 10}  # bytes; from 9.0 on the system's own 1024 are among them
 OTHERS_SHARED = 9 << 10
 WITH_DOUBLES = {"sums_of_chunks"}
+LAST_BLOCKS = ("attend",)  # go on when all others have ended
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -35,6 +45,8 @@ def problems(name, found):
         yield f"{name} has {found['doubles']} instructions of double precision, expected none"
     if name.startswith("attend") and not found["wide_loads"]:
         yield f"{name} has no loads of 16 bytes, expected some of keys"
+    if name.startswith(LAST_BLOCKS) and not found["arrivals"]:
+        yield f"{name} has no fence, addition to a counter and fence in turn, by which its last block goes on"
     if "_matrix_" in name:
         n_wanted = int(name.rpartition("_")[2]) // 8 * (2 if re.search(r"Q[236]_K", name) else 1)
         if found["matrix_products"] != n_wanted:
@@ -70,6 +82,7 @@ def facts(path):
         "doubles": r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|MUFU\.RCP64H|[FI]2F\.F64|F2[FI]\S*\.F64)",
         "wide_loads": r"\bLDG\S*\.128",
         "dot_products": r"\bIDP\.4A",
+        "arrivals": r"\bMEMBAR\S*\.GPU\b[^}]*?\bATOMG\S*\.INC\.STRONG\.GPU\b[^}]*?\bCCTL\.IVALL\b",
         "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
     }
     counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}

@@ -10,12 +10,11 @@ from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
 from augury.backends.numba_cuda.cache import Cache
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS, merge_splits
-from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, tokens_of, units_of, warps_of
+from augury.backends.numba_cuda.tape import Rows, Tape, tokens_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
 
@@ -26,10 +25,11 @@ if TYPE_CHECKING:
     from augury.blocks import Attention, Norm, Rope, Temperature
     from augury.types import ModelOptions
 
-__all__ = ["FOREVER", "AttentionEmitter", "parts_bytes", "shares_of"]
+__all__ = ["FOREVER", "NOT_MERGED", "AttentionEmitter", "parts_bytes", "shares_of"]
 
 FOREVER = 2**30  # a window that sees all
 MOST_PARTS = 128 << 20  # bytes of what splits give, of which those of one token may be more
+NOT_MERGED = (0,) * 8  # what `attend` is told of a merge that another launch does
 
 
 class AttentionEmitter(Emitter):
@@ -70,6 +70,7 @@ class AttentionEmitter(Emitter):
         return {
             "heads": 4 * MAX_TOKENS * self._width,
             "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
+            "counters": 4 * MAX_TOKENS * block.n_heads,
             **({} if self._chooser is None else self._chooser.buffers(n_splits)),
             **Tape.operand_buffers("normed", block.q.n_in),
             **Tape.operand_buffers("mixed", block.o.n_in),
@@ -130,20 +131,18 @@ class AttentionEmitter(Emitter):
         heads = (block.n_heads, block.n_kv_heads, block.head_dim, block.value_dim, self.options.n_ctx)
         window = (min(block.window or 0, FOREVER), min(block.chunk or 0, FOREVER))
         chosen, *of_blocks = choice(tape, self._chooser)
-        read = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, chosen)
+        read = (rows.at, keys.codes, keys.halves, values.codes, values.halves, slopes, chosen, parts, tape.buffers["counters"])
         kernel, n_splits, softcap = ATTEND[keys.kept_as, values.kept_as], size.n_splits, block.softcap or 0.0
         mixed = tape.operand("mixed", block.o.n_in, (block.o,))
         to = mixed.before(block.out_norm)
         sinks = parts if block.sinks is None else tape.weights.vector(block.sinks)
-        places = (parts, sinks, to.floats, to.quantised, to.factors, to.sums, gates)
+        places = (sinks, to.floats, to.quantised, to.factors, to.sums, gates)
         gate_size = 0 if block.gate is None else block.o.n_in // block.gate.n_out
         opened = (rows.width, gate_size, int(block.gate_kind is GateKind.SOFTPLUS))
-        flags = (int(block.sinks is not None), *opened, int(to.as_floats), int(to.as_bytes))
+        merge = (0, to.width, int(block.sinks is not None), *opened, int(to.as_floats), int(to.as_bytes))
         for first, n in shares_of(size.n_tokens, self._part_bytes(n_splits)):
-            grid, rest = (n_splits, block.n_heads, n), (n_splits, int(has_slopes), *of_blocks, 1, first, block.scale, softcap)
-            tape.add(kernel, grid, ATTEND_THREADS, *read, parts, rows.width, *heads, *window, *rest)
-            sizes = (block.n_heads, block.value_dim, n_splits, *window, 0, 0, first, to.width)
-            tape.add(merge_splits, (warps_of(units_of(block.o.n_in)), n, 1), WARP * WARPS, *places, *sizes, *flags)
+            grid, rest = (n_splits, block.n_heads, n), (n_splits, int(has_slopes), *of_blocks, 1, first, *merge)
+            tape.add(kernel, grid, ATTEND_THREADS, *read, *places, rows.width, *heads, *window, *rest, block.scale, softcap)
         tape.norm_operand(block.out_norm, mixed, block.o.n_in)
         tape.leave(mixed, block.o, block.post_norm)
 

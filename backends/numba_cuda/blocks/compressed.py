@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import parts_bytes, shares_of
+from augury.backends.numba_cuda.blocks.attention import NOT_MERGED, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
 from augury.backends.numba_cuda.blocks.latent import emit_rows, tiles_of
 from augury.backends.numba_cuda.blocks.pooling import Pooler
 from augury.backends.numba_cuda.cache import Cache
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, merge_splits
-from augury.backends.numba_cuda.kernels.dialect import WARP
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
 from augury.backends.numba_cuda.kernels.matmul import TILES
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, units_of, warps_of
+from augury.backends.numba_cuda.tape import Rows, Tape
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
+    from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.tape import Operand
     from augury.blocks import CompressedAttention
     from augury.types import ModelOptions
@@ -68,6 +68,7 @@ class CompressedAttentionEmitter(Emitter):
             **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
             "rows of heads": 4 * n_rows * block.groups.n_out,
             "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
+            "counters": 4 * MAX_TOKENS * block.n_heads,
             **Tape.operand_buffers("normed", block.q_down.n_in),
             **Tape.operand_buffers("low", block.q.n_in),
             **Tape.operand_buffers("split heads", block.groups.n_in, n_rows),
@@ -128,25 +129,24 @@ class CompressedAttentionEmitter(Emitter):
         """Write some tokens' attention to rows of tokens and to pooled ones, whose splits are merged together."""
         block, dim, parts = self.block, self.block.head_dim, tape.buffers["parts of attention"]
         n_splits, n_pooled = tape.size.n_splits, self._n_pooled_splits(tape.size.n_splits)
+        merged = (tape.buffers["counters"], tape.weights.vector(block.sinks), *[mixed.at] * 5)
 
-        def attend(cache: Cache, window: int, pool: int, chosen: tuple[Pointer, int, int, int], n: int, to: Pointer) -> None:
-            kernel = ATTEND[cache.kept_as, cache.kept_as] if pool == 1 else ATTEND_POOLED[cache.kept_as]
+        def attend(kernel: Kernel, cache: Cache, n: int, chosen: tuple[Pointer, int, int, int], pool: int, *merge: int) -> None:
             at, *of_blocks = chosen
-            places = (rows.at, cache.codes, cache.halves, cache.codes, cache.halves, rows.at, at, to)
-            sizes = (rows.width, block.n_heads, 1, dim, dim, self.options.n_ctx, window, 0, n_splits + n_pooled, 0)
+            places = (rows.at, cache.codes, cache.halves, cache.codes, cache.halves, rows.at, at, parts, *merged)
+            sizes = (rows.width, block.n_heads, 1, dim, dim, self.options.n_ctx, block.window, 0, n_splits + n_pooled, 0)
             grid = (n, block.n_heads, n_tokens)
-            tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, *of_blocks, pool, first, block.scale, 0.0)
+            tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, *of_blocks, pool, first, *merge, block.scale, 0.0)
 
-        attend(self._rows, block.window, 1, choice(tape, None), n_splits, parts)
-        pool = 0
-        if self._pooler is not None and block.pooling is not None:
-            at, size, stride, of_group = choice(tape, self._chooser)
-            pool = block.pooling.size
-            chosen = (at, min(size, 1), stride, of_group)  # not of positions, but of blocks
-            attend(self._pooler.rows, 0, pool, chosen, n_pooled, parts.at(4 * n_splits * (dim + 2)))
-        places = (parts, tape.weights.vector(block.sinks), *[mixed.at] * 4, mixed.at)
-        sizes = (block.n_heads, dim, n_splits + n_pooled, block.window, 0, n_splits, pool, first, mixed.width, 1, 0, 0, 0, 1, 0)
-        tape.add(merge_splits, (warps_of(units_of(mixed.width)), n_tokens, 1), WARP * WARPS, *places, *sizes)
+        kept_as, merge = self._rows.kept_as, (mixed.width, 1, 0, 0, 0, 1, 0)
+        own = (ATTEND[kept_as, kept_as], self._rows, n_splits, choice(tape, None), 1)
+        if self._pooler is None or block.pooling is None:
+            attend(*own, 0, *merge)
+            return
+        attend(*own, *NOT_MERGED)
+        cache, (at, size, stride, of_group) = self._pooler.rows, choice(tape, self._chooser)
+        chosen = (at, min(size, 1), stride, of_group)  # not of positions, but of blocks
+        attend(ATTEND_POOLED[cache.kept_as], cache, n_pooled, chosen, block.pooling.size, n_splits, *merge)
 
     def _join(self, tape: Tape, mixed: Rows) -> Operand:
         """Write what comes of a matrix for each group of heads."""

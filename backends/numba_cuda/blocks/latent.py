@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import FOREVER, parts_bytes, shares_of
+from augury.backends.numba_cuda.blocks.attention import FOREVER, NOT_MERGED, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import factors_of, turns_of
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
@@ -166,11 +166,13 @@ class LatentAttentionEmitter(Emitter):
         block, cache, n_splits = self.block, self._cache, tape.size.n_splits
         queries, parts, dim = tape.buffers["queries"], tape.buffers["parts of attention"], block.cached_dim
         chosen, *of_blocks = choice(tape, self.chooser)
-        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, chosen, parts)
+        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, chosen, parts, *[parts] * 7)
         sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
         grid = (n_splits, block.n_heads, n)
         kernel = ATTEND[cache.kept_as, cache.kept_as]
-        tape.add(kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, 1, first, block.scale, 0.0)
+        tape.add(
+            kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, 1, first, *NOT_MERGED, block.scale, 0.0
+        )
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""

@@ -1,23 +1,23 @@
 """Attention in splits of logical positions: a token's sums depend neither on where its cells lie nor on the rest of the pass.
 
 A split is 256 positions, counted from 0. Within it scores become weights relative to its own largest score; splits are then
-merged in rising order. A split of which a token sees nothing takes no part.
+merged, see `splits`. A split of which a token sees nothing takes no part.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.activation import capped, sigmoid, softplus
+from augury.backends.numba_cuda.kernels.activation import capped
 from augury.backends.numba_cuda.kernels.cells import DOT, PAIR
 from augury.backends.numba_cuda.kernels.dialect import (
     SIMULATED,
     WARP,
     add,
     cuda,
-    div,
     exp,
     fma,
+    is_last_block,
     kernel,
     lane,
     larger,
@@ -28,12 +28,13 @@ from augury.backends.numba_cuda.kernels.dialect import (
 )
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_of_chunk, first_seen
 from augury.backends.numba_cuda.kernels.norm import sum_of_block
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.splits import merge_heads, n_joined
 
 SPLIT = 256  # positions
 ATTEND_THREADS = 32 if SIMULATED else 128
 _WARPS = ATTEND_THREADS // WARP
 _STAGED = 2 * ATTEND_THREADS  # values of groups of threads; of heads of 256 there is one group
+_REGISTERS = 80  # so that a multiprocessor has room for six blocks
 _NONE = float("-inf")
 
 
@@ -124,7 +125,11 @@ def _attend(type_k, type_v, *, is_pooled=False):
     place = _end if is_pooled else _own
     scores_of, mixed = _scores(DOT[type_k], place), _mix(PAIR[type_v], place)
 
-    @kernel("jfwhwhfjf" + 15 * "i" + "rr", name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}")
+    @kernel(
+        "jfwhwhfjfwffbfjf" + 23 * "i" + "rr",
+        most_registers=None if is_pooled else _REGISTERS,
+        name=f"attend_{'pooled' if is_pooled else type_k}_{type_v}",
+    )
     def attend(
         inputs,
         rows,
@@ -135,6 +140,13 @@ def _attend(type_k, type_v, *, is_pooled=False):
         slopes,
         chosen,
         parts,
+        counters,
+        sinks,
+        out,
+        quantised,
+        factors,
+        sums,
+        gates,
         stride,
         n_heads,
         n_kv_heads,
@@ -150,10 +162,21 @@ def _attend(type_k, type_v, *, is_pooled=False):
         group_stride,
         pool,
         first_token,
+        first_split,
+        width,
+        has_sinks,
+        gate_stride,
+        gate_size,
+        is_softplus,
+        as_floats,
+        as_bytes,
         scale,
         cap,
     ):
         """What one split gives one head of one token: (value_dim,) mixed, the largest score, and the sum of the weights.
+
+        The last block of a head, or of as many as have whole units, merges what all splits gave: of pooled rows also those of
+        the tokens' own rows, which come before them.
 
         Args:
             inputs: Of the pass.
@@ -162,20 +185,24 @@ def _attend(type_k, type_v, *, is_pooled=False):
             slopes: (n_heads,) what a score loses for each position that lies between.
             chosen: (n, chosen_stride), of each group of heads `group_stride` further on, or of all the same, not 0 for blocks
                 of `block_size` positions that are seen; 0: all are.
-            parts: (tokens from `first_token` on, n_heads, n_splits, value_dim + 2).
+            parts: (tokens from `first_token` on, n_heads, n_splits, value_dim + 2), from split `first_split` on.
+            counters: One for each token and what is merged of it.
+            sinks, out, quantised, factors, sums, gates: And what is said of them, see `merge_heads`; with a width of 0 nothing
+                is merged.
             pool: Of pooled rows, how many positions one stands for; what is said of positions is true of them instead.
-            window: How many positions a token sees; 0: all.
+            window: How many positions a token sees; 0: all. Of pooled rows it sees all.
             chunk: It sees none before the last multiple of that; 0: all.
             cap: Scores s become cap * tanh(s / cap); 0: they stay.
         """
         split, head, t = cuda.blockIdx.x, cuda.blockIdx.y, first_token + cuda.blockIdx.z
         if t >= inputs[N_TOKENS]:
             return
-        last = inputs[POSITIONS + t]
+        position = last = inputs[POSITIONS + t]
+        first = first_own = max(first_seen(position, window), first_of_chunk(position, chunk))
         if is_pooled:
-            last = quotient(last + 1, pool) - 1
-        first = max(first_seen(last, window), first_of_chunk(last, chunk))
-        if split * SPLIT > last or (split + 1) * SPLIT <= first:
+            first, last = np.int32(0), quotient(position + 1, pool) - 1
+        is_seen = split * SPLIT <= last and (split + 1) * SPLIT > first
+        if not is_seen and (last >= 0 or split > 0):  # where no pooled row is seen, one block comes to merge the others
             return
         scores = cuda.shared.array(SPLIT, np.float32)
         parts_of_warps = cuda.shared.array(_WARPS, np.float32)
@@ -218,7 +245,7 @@ def _attend(type_k, type_v, *, is_pooled=False):
         total = sum_of_block(_weights_of(scores, most, thread), parts_of_warps)  # all weights are there when it ends
         n_pairs = value_dim >> 1
         n_groups = max(1, quotient(ATTEND_THREADS, n_pairs))
-        to = (((t - first_token) * n_heads + head) * n_splits + split) * (value_dim + 2)
+        to = (((t - first_token) * n_heads + head) * n_splits + first_split + split) * (value_dim + 2)
         if n_groups > 1:
             group = quotient(thread, n_pairs)
             if group < n_groups:
@@ -242,6 +269,44 @@ def _attend(type_k, type_v, *, is_pooled=False):
         if thread == 0:
             parts[to + value_dim] = most
             parts[to + value_dim + 1] = total
+        if width == 0:
+            return
+        n_alike, n_seen = n_joined(value_dim), quotient(last + SPLIT, SPLIT) - first // SPLIT
+        first_head = head // n_alike * n_alike
+        n, counter = min(n_alike, n_heads - first_head), t * quotient(n_heads + n_alike - 1, n_alike) + head // n_alike
+        if not is_last_block(counters, counter, n * max(1, n_seen)):
+            return
+        other_first = other_end = 0
+        if is_pooled:
+            other_first, other_end = first_split, first_split + n_seen
+        merge_heads(
+            inputs,
+            t,
+            t - first_token,
+            first_head,
+            n,
+            first_own // SPLIT,
+            position // SPLIT + 1,
+            other_first,
+            other_end,
+            parts,
+            sinks,
+            out,
+            quantised,
+            factors,
+            sums,
+            gates,
+            n_heads,
+            value_dim,
+            n_splits,
+            width,
+            has_sinks,
+            gate_stride,
+            gate_size,
+            is_softplus,
+            as_floats,
+            as_bytes,
+        )
 
     return attend
 
@@ -250,99 +315,3 @@ ATTEND = {(type_k, type_v): _attend(type_k, type_v) for type_k in DOT for type_v
 """Kernels by the types of caches."""
 ATTEND_POOLED = {kind: _attend(kind, kind, is_pooled=True) for kind in DOT}
 """Kernels by the type of a cache whose rows are keys and values both, and stand for blocks of positions."""
-
-
-@lane
-def _most_of(parts, at, first, end, dim, most):
-    """The largest score of some splits, or `most`."""
-    for split in range(first, end):
-        most = larger(most, parts[at + split * (dim + 2) + dim])
-    return most
-
-
-@lane
-def _add_splits(parts, at, first, end, dim, i, most, total, value):
-    """Add to a sum of weights and to value i of a mix what some splits gave."""
-    for split in range(first, end):
-        share = exp(parts[at + split * (dim + 2) + dim] - most)
-        total = fma(parts[at + split * (dim + 2) + dim + 1], share, total)
-        value = fma(parts[at + split * (dim + 2) + i], share, value)
-    return total, value
-
-
-@lane
-def merged(parts, at, first, end, other_first, other_end, dim, i, sink):
-    """Value i of a head, from splits of two ranges in rising order; a sink of -inf is none."""
-    most = _most_of(parts, at, first, end, dim, np.float32(sink))
-    most = _most_of(parts, at, other_first, other_end, dim, most)
-    total, value = _add_splits(parts, at, first, end, dim, i, most, exp(np.float32(sink) - most), np.float32(0))
-    total, value = _add_splits(parts, at, other_first, other_end, dim, i, most, total, value)
-    return div(value, total)
-
-
-@lane
-def _opened(gate, is_softplus):
-    return softplus(gate) if is_softplus else sigmoid(gate)
-
-
-@kernel("jfffbfjf" + 15 * "i")
-def merge_splits(
-    inputs,
-    parts,
-    sinks,
-    out,
-    quantised,
-    factors,
-    sums,
-    gates,
-    n_heads,
-    value_dim,
-    n_splits,
-    window,
-    chunk,
-    first_pooled,
-    pool,
-    first_token,
-    width,
-    has_sinks,
-    gate_stride,
-    gate_size,
-    is_softplus,
-    as_floats,
-    as_bytes,
-):
-    """Merge what the splits of all heads gave, as floats (n, width), as units, or both; a warp takes 32 values.
-
-    Args:
-        inputs: Of the pass.
-        parts: See `attend`.
-        sinks: (n_heads,) scores with nothing to mix.
-        first_pooled: The first split of pooled rows, of which one stands for `pool` positions; 0: there are none.
-        gates: (n, gate_stride): each multiplies `gate_size` neighbouring values; 0: there are none.
-    """
-    t = first_token + cuda.blockIdx.y
-    if t >= inputs[N_TOKENS]:
-        return
-    thread = cuda.threadIdx.x
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= width:
-        return
-    i = WARP * unit + thread % WARP
-    last = inputs[POSITIONS + t]
-    first = max(first_seen(last, window), first_of_chunk(last, chunk)) // SPLIT
-    value = np.float32(0)
-    if i < n_heads * value_dim:
-        head = quotient(i, value_dim)
-        at = ((t - first_token) * n_heads + head) * n_splits * (value_dim + 2)
-        sink = sinks[head] if has_sinks else np.float32(_NONE)
-        pooled_end = first_pooled
-        if pool:
-            pooled_end += (quotient(last + 1, pool) + SPLIT - 1) // SPLIT
-        end = last // SPLIT + 1
-        value = merged(parts, at, first, end, first_pooled, pooled_end, value_dim, remainder(i, value_dim), sink)
-        if gate_size:
-            value = mul(value, _opened(gates[t * gate_stride + quotient(i, gate_size)], is_softplus))
-    if as_floats:
-        out[t * width + i] = value
-    if as_bytes:
-        quantise(value, thread % WARP, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))

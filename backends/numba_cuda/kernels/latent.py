@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import sigmoid
-from augury.backends.numba_cuda.kernels.attention import SPLIT, merged
+from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.cells import store_cell
 from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, mul, quotient, remainder
 from augury.backends.numba_cuda.kernels.heads import norm_head, turned_value
 from augury.backends.numba_cuda.kernels.inputs import CELLS, N_TOKENS, POSITIONS, SLOTS, first_seen
 from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.splits import merged
 
 MAX_ROW = 640  # values that are kept of a position
 _NONE = float("-inf")
@@ -140,7 +141,7 @@ def merge_latents(
     as_floats,
     as_bytes,
 ):
-    """Merge the first `size` of `dim` values that splits gave `n_merged` tokens, head by head; see `merge_splits`."""
+    """Merge the first `size` of `dim` values that splits gave `n_merged` tokens, head by head; see `merge_heads`."""
     thread = cuda.threadIdx.x
     head, t = quotient(cuda.blockIdx.y, n_merged), remainder(cuda.blockIdx.y, n_merged)
     at, t = (t * n_heads + head) * n_splits * (dim + 2), first_token + t
@@ -154,7 +155,7 @@ def merge_latents(
     if i < size:
         first = first_seen(last, window) // SPLIT
         sink = sinks[head] if has_sinks else np.float32(_NONE)
-        value = merged(parts, at, first, last // SPLIT + 1, 0, 0, dim, i, sink)
+        value = merged(parts, at + first * (dim + 2), last // SPLIT + 1 - first, 0, 0, dim, i, sink)
     if as_floats:
         out[row * width + i] = value
     if as_bytes:

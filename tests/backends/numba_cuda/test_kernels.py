@@ -7,7 +7,7 @@ from oracles.cuda_products import in_order
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.activation import NUMBERS
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS, merge_splits
+from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.cells import TYPES
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
@@ -88,22 +88,24 @@ def test_attention_over_several_splits(name):
         sinks=sinks,
         gates=gates,
         parts=np.full(n * N_HEADS * n_splits * (value_dim + 2), np.nan, np.float32),
+        counters=np.zeros(n * N_HEADS, np.uint32),
         out=np.zeros((n, width), np.float32),
         bytes=np.zeros((n, width), np.int8),
         factors=np.zeros((n, width // 32), np.float32),
         sums=np.zeros((n, width // 16), np.int32),
     )
     at = memory.at
-    places = [
-        at[each] for each in ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts")
-    ]
+    names = ("inputs", "rows", "keys", "key_halves", "values", "value_halves", "slopes", "inputs", "parts", "counters")
+    places = [at[each] for each in (*names, "sinks", "out", "bytes", "factors", "sums", "gates")]
     sizes = (N_HEADS * key_dim, N_HEADS, N_KV_HEADS, key_dim, value_dim, N_CTX, window, chunk, n_splits, "slopes" in how)
-    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes, 0, 0, 0, 1, 0, 0.25, cap))
+    sizes += (0, 0, 0, 1, 0, 0, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1, 0.25, cap)
+    launch = Launch(ATTEND[type_k, type_v], (n_splits, N_HEADS, n), ATTEND_THREADS, (*places, *sizes))
     memory.device.launch(launch)
-    places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "factors", "sums", "gates")]
-    sizes = (N_HEADS, value_dim, n_splits, window, chunk, 0, 0, 0, width, "sinks" in how, gates.shape[1], gate_size, 0, 1, 1)
-    memory.device.launch(Launch(merge_splits, (width // 32, n, 1), 32, (*places, *sizes)))
     found = memory.read("out", (n, width))
+    memory.device.is_reversed = True
+    memory.device.launch(launch)
+    assert np.array_equal(memory.read("out", (n, width)), found), "whichever block is the last"
+    assert not memory.read("counters", n * N_HEADS, np.uint32).any()
     for t, position in enumerate(positions):
         cells = np.arange(position + 1)
         if t == 4:
@@ -133,18 +135,17 @@ def test_attention_to_a_window_and_to_pooled_rows_over_several_splits():
     queries, chosen = RNG.standard_normal((n, dim)).astype(np.float32), RNG.integers(0, 2, (n, N_CTX // pool)).astype(np.int32)
     parts, sinks = np.full(n * (n_splits + n_pooled) * (dim + 2), np.nan, np.float32), np.float32([0.7])
     arrays = {"inputs": told(positions, [0] * n), "q": queries, "rows": row_halves, "pooled": pooled_halves, "chosen": chosen}
-    memory = Memory(**arrays, parts=parts, sinks=sinks, out=np.zeros((n, dim), np.float32))
+    counters = np.zeros(n, np.uint32)
+    memory = Memory(**arrays, parts=parts, counters=counters, sinks=sinks, out=np.zeros((n, dim), np.float32))
     at, run = memory.at, memory.device.launch
-    for kernel, cache, seen, how, grid, to in (
-        (ATTEND["f16", "f16"], "rows", (window, 0), (0, 0, 0, 1), n_splits, 0),
-        (ATTEND_POOLED["f16"], "pooled", (0, 0), (1, N_CTX // pool, 0, pool), n_pooled, 4 * n_splits * (dim + 2)),
+    merge = (dim, 1, 0, 0, 0, 1, 0)
+    for kernel, cache, how, grid, told_of_merge in (
+        (ATTEND["f16", "f16"], "rows", (0, 0, 0, 1), n_splits, (0,) * 8),
+        (ATTEND_POOLED["f16"], "pooled", (1, N_CTX // pool, 0, pool), n_pooled, (n_splits, *merge)),
     ):
-        places = (at["inputs"], at["q"], *[at[cache]] * 4, at["q"], at["chosen"], at["parts"].at(to))
-        sizes = (dim, 1, 1, dim, dim, N_CTX, *seen, n_splits + n_pooled, 0, *how, 0, 0.25, 0.0)
+        places = [at[each] for each in ("inputs", "q", *[cache] * 4, "q", "chosen", "parts", "counters", "sinks", *["out"] * 5)]
+        sizes = (dim, 1, 1, dim, dim, N_CTX, window, 0, n_splits + n_pooled, 0, *how, 0, *told_of_merge, 0.25, 0.0)
         run(Launch(kernel, (grid, 1, n), ATTEND_THREADS, (*places, *sizes)))
-    places = (at["inputs"], at["parts"], at["sinks"], *[at["out"]] * 5)
-    sizes = (1, dim, n_splits + n_pooled, window, 0, n_splits, pool, 0, dim, 1, 0, 0, 0, 1, 0)
-    run(Launch(merge_splits, (1, n, 1), 32, (*places, *sizes)))
     for t, position in enumerate(positions):
         ends = pool * np.arange((position + 1) // pool) + pool - 1
         last, blocks = rows[0, 0, max(0, position + 1 - window) : position + 1], pooled[0, 0, ends[chosen[t, ends // pool] > 0]]
