@@ -23,6 +23,7 @@ from augury.plugins.server.fields import N_FIELDS
 __all__ = ["api_router", "long_answer"]
 
 _N_CHARS = 1 << 16
+_N_PARTS = 1 << 18  # keys and lists of a body: a million hold up the event loop, and all clients, for seconds
 
 
 def api_router() -> APIRouter:
@@ -48,8 +49,11 @@ def long_answer(pieces: Iterable[str]) -> StreamingResponse:
 
 class _Request(Request):
     async def json(self) -> Any:
+        body = await self.body()
+        if len(body) > _N_PARTS and (n := body.count(b":") + body.count(b"[")) > _N_PARTS:  # some stand in texts
+            raise RequestError(400, f"the body has {n} colons and brackets, expected {_N_PARTS} at most")
         try:
-            found = from_json(await self.body(), allow_inf_nan=False)
+            found = from_json(body, allow_inf_nan=False, cache_strings="none")
         except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from None  # which FastAPI makes a 400
         if isinstance(found, dict) and len(found) > N_FIELDS:

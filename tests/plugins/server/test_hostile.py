@@ -213,6 +213,13 @@ def test_objects_of_too_many_fields_are_not_looked_into(client, where):
     assert "300 fields, expected 256 at most" in answer.text
 
 
+@pytest.mark.parametrize("many", [dict.fromkeys(map(str, range(300_000))), [[]] * 300_000], ids=["keys", "lists"])
+def test_bodies_of_too_many_parts_are_not_looked_into(client, many):
+    answer = client.post("/v1/chat/completions", json={"messages": [], "tools": [many]})
+    assert answer.status_code == 400
+    assert "colons and brackets, expected 262144 at most" in answer.text
+
+
 def test_long_answers_are_written_in_parts_beside_the_event_loop():
     threads = set()
 
