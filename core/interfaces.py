@@ -12,19 +12,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 from attrs import frozen
 
 from augury.devices import CPU, DeviceInfo
 from augury.engine.sampling import SamplingParams
 from augury.memory_limit import n_bytes_of_machine
-from augury.memory_manager import MemoryManager
+from augury.memory_manager import MemoryManager, Opened
 from augury.plugin import API_VERSION, Plugin
 from augury.slot_states import SlotStates
-from augury.types import Allocation
+from augury.types import Allocation, tokens_array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from augury.batch import Batch
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
@@ -41,6 +40,7 @@ __all__ = [
     "Drafter",
     "MemoryManager",
     "Model",
+    "Opened",
     "Plugin",
     "Progress",
     "Session",
@@ -64,6 +64,9 @@ class Model(SlotStates, ABC):
     features: Mapping[str, int] = MappingProxyType({})
     """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
     counted from 0; `output`, what the output's matrix is multiplied with."""
+
+    is_asynchronous: bool = False
+    """Whether it computes on a device of its own: `forward` begins a pass, and until `Pass.wait` the CPU is free to draft."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:
@@ -177,6 +180,8 @@ class Architecture(Plugin, ABC):
 
 # Drafting
 
+_NO_TOKENS = tokens_array(())
+
 
 class Session(ABC):
     """What the engine offers the drafter of one slot; what has a default is the request's, and set before `begin`."""
@@ -243,6 +248,12 @@ class Drafter(Plugin, ABC):
     n_top: int = 0
     """How many of the target's most probable tokens it wants to be told of, after every token that a round verified:
     `Verdict.top_ids` and `top_logits`. 0, as by default: none, which costs nothing."""
+
+    drafts_ahead: bool = False
+    """Whether `draft_together` takes asks with a `guess`. Such a drafter may be asked while the target, on a device of its own,
+    verifies a draft: for what follows if all of it is accepted, and for the target's next token before that. If the text goes
+    on that way the rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked
+    at before every such ask; whoever draws its drafts at random says no, for others would be drawn without such asks."""
 
     memory_options: Mapping[str, str] = MappingProxyType({})
     """Options that the target's memory manager is given, where it has them and the user does not set them."""
@@ -323,6 +334,7 @@ class Ask:
     drafter: Drafter
     history: np.ndarray  # (h,) int32, read-only; the last token is not yet in the target's memory
     limit: int  # at most so many tokens; what exceeds it is cut off
+    guess: np.ndarray = _NO_TOKENS  # (g,) int32: tokens that may follow, after which to draft; none unless it `drafts_ahead`
 
 
 # Models' files

@@ -6,17 +6,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attrs import Factory, field, frozen
+
 from augury.errors import UnsupportedError
 from augury.plugin import Plugin
 from augury.slot_states import SlotStates
-from augury.types import Allocation, Opened, StateSpec
+from augury.types import Allocation, StateSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
     from augury.batch import Step
 
-__all__ = ["MemoryManager"]
+__all__ = ["MemoryManager", "Opened"]
+
+
+@frozen
+class Opened:
+    """A slot given to a request, and how many of its first tokens the slot already holds, its own or copied ones.
+
+    `n_shared` is how many of them some slot was found to have computed; those that are not reused are computed again.
+    """
+
+    slot: int
+    n_reused: int
+    n_shared: int = field(default=Factory(lambda self: self.n_reused, takes_self=True))
 
 
 class MemoryManager(Plugin, ABC):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.errors import OptionError
-from augury.types import Draft, ModelInfo, Opened, StateSpec, read_only
+from augury.types import Draft, ModelInfo, StateSpec, read_only
 
 if TYPE_CHECKING:
     from augury.batch import Feed
+    from augury.memory_manager import Opened
 
 __all__ = ["ArrayPass", "Context", "Pass", "Target"]
 
@@ -175,6 +176,7 @@ class Context(ABC):
 
     info: ModelInfo
     spec: StateSpec
+    is_asynchronous: bool = False  # see `Model`
 
     @abstractmethod
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:

@@ -81,6 +81,7 @@ class StagedModel(Model):
         self.n_threads = max(model.n_threads for model in models)
         self.isa = "+".join(dict.fromkeys(model.isa for model in models))
         self.identity = "; ".join(f"{stage.first}: {model.identity}" for stage, model in zip(stages, models, strict=True))
+        self.is_asynchronous = models[-1].is_asynchronous  # the others are over when the last one begins
         self._plan, self._stages = plan, list(zip(stages, models, strict=True))
 
     def forward(self, batch: Batch) -> Pass:

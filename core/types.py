@@ -24,7 +24,6 @@ __all__ = [
     "DrafterStats",
     "ModelInfo",
     "ModelOptions",
-    "Opened",
     "Result",
     "Round",
     "StateSpec",
@@ -141,18 +140,6 @@ class Allocation:
     purpose: str
     n_bytes: int
     device: str = CPU  # in whose memory
-
-
-@frozen
-class Opened:
-    """A slot given to a request, and how many of its first tokens the slot already holds, its own or copied ones.
-
-    `n_shared` is how many of them some slot was found to have computed; those that are not reused are computed again.
-    """
-
-    slot: int
-    n_reused: int
-    n_shared: int = field(default=Factory(lambda self: self.n_reused, takes_self=True))
 
 
 # Drafting and verification
@@ -327,6 +314,9 @@ class DrafterStats:
     begin_s: float = 0.0
     draft_s: float = 0.0
     accept_s: float = 0.0
+    ahead: int = 0  # tokens drafted while a pass was computed, for the case that all of the draft in it was accepted
+    ahead_used: int = 0  # of these, tokens verified; the others were thrown away
+    hidden_s: float = 0.0  # of that drafting: as long as the pass took anyway; not in draft_s
     failed: str | None = None  # the method and its error, after which the request went on without the drafter
 
 

@@ -124,6 +124,8 @@ class DraftModel(Drafter):
         self._sampler = None
         if self.session.verify == "rejection" and sampling.temperature > 0 and self._translation is None:
             self._sampler = DraftSampler(sampling, n_drawn=self._runner.n_model_vocab, n_vocab=self.session.model.n_vocab)
+        is_plain = self._translation is None and self._tree is None and self._sampler is None
+        self.drafts_ahead = is_plain and not self._runner.is_asynchronous  # on a device it might get in the target's way
         return self._runner.begin(self.session.slot, history)
 
     def draft(self, history: np.ndarray, limit: int) -> Draft:
@@ -147,13 +149,13 @@ class DraftModel(Drafter):
         for i, ask in enumerate(asks):
             assert isinstance(ask.drafter, DraftModel)
             indices.setdefault(ask.drafter._runner, []).append(i)  # noqa: SLF001 - of this class
-            requests.append(ask.drafter._request(ask.history, ask.limit))  # noqa: SLF001
+            requests.append(ask.drafter._request(ask.history, ask.limit, ask.guess.tolist()))  # noqa: SLF001
         for runner, mine in indices.items():
             for i, written in zip(mine, runner.draft([requests[i] for i in mine]), strict=True):
                 drafts[i] = asks[i].drafter._draft(written, asks[i].limit)  # type: ignore[attr-defined] # noqa: SLF001
         return drafts
 
-    def _request(self, history: np.ndarray, limit: int) -> DraftRequest:
+    def _request(self, history: np.ndarray, limit: int, guess: Sequence[int] = ()) -> DraftRequest:
         if self._translation is not None:
             history = self._translation.follow(history)
             if self._translation.is_within_character or not len(history):
@@ -163,7 +165,7 @@ class DraftModel(Drafter):
             # of a tree of `limit` tokens no place has more
             n_candidates, limit = min(self._tree.width, limit), min(limit, self._tree.depth)
         # p_min is read anew each time: a request may bring its own
-        return DraftRequest(self.session.slot, history, limit, self.options.p_min, n_candidates, self._sampler)
+        return DraftRequest(self.session.slot, history, limit, self.options.p_min, n_candidates, self._sampler, guess)
 
     def _draft(self, written: WrittenDraft, limit: int) -> Draft:
         if self._translation is not None:

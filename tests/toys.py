@@ -108,13 +108,14 @@ def toy_engine(
     memory=Contiguous,
     timeout_s=30.0,
     registry=None,
+    target=ToyModel,
     **model,
 ):
     """An engine around a toy model. `drafter(model)` makes a drafter for each slot; several such are a chain.
 
     Unless `kind` is `Engine`, which forgives, none of them may fail.
     """
-    toy = ToyModel(n_slots=slots, n_ctx=n_ctx, **model)
+    toy = target(n_slots=slots, n_ctx=n_ctx, **model)
     makers = [drafter] if callable(drafter) else drafter or []
     chains = [[make(toy) for make in makers] for _ in range(slots)]
     members = tuple(Member(each.name, NoOptions()) for each in chains[0])

@@ -37,6 +37,7 @@ class CudaModel(Model):
     """Copies what a pass is to compute to the device in one piece, and runs the program of its size."""
 
     pass_sizes = PASS_SIZES
+    is_asynchronous = True
 
     def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, identity: str) -> None:
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features

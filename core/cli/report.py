@@ -104,6 +104,11 @@ def drafting_lines(summary: Summary) -> list[str]:
             f"{stats.accepted} accepted, {stats.begin_s * 1e3:.1f} ms beginning, {stats.draft_s * 1e3:.1f} ms drafting, "
             f"{stats.accept_s * 1e3:.1f} ms learning"
         )
+        if stats.ahead:
+            lines.append(
+                f"  {stats.ahead} tokens drafted ahead during passes, {stats.ahead_used} of them verified, the others thrown "
+                f"away; {stats.hidden_s * 1e3:.1f} ms of drafting hidden"
+            )
         if stats.failed is not None:
             lines.append(f"  left out because it failed in {stats.failed}")
         if stats.offered_by_position:

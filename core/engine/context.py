@@ -10,9 +10,9 @@ import numpy as np
 
 from augury.batch import Batch, Feed
 from augury.errors import AuguryError, OptionError
-from augury.interfaces import MemoryManager, Model
+from augury.interfaces import MemoryManager, Model, Opened
 from augury.passes import Context, Pass, Target
-from augury.types import Draft, ModelInfo, Opened, StateSpec, tokens_array
+from augury.types import Draft, ModelInfo, StateSpec, tokens_array
 
 __all__ = ["CheckedContext", "EngineContext", "EngineTarget"]
 
@@ -33,6 +33,7 @@ class EngineContext(Context):
         self.memory = memory
         self.info = model.info
         self.spec = model.state_spec
+        self.is_asynchronous = model.is_asynchronous
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
         self._last_drafts: dict[
             int, tuple[int, int, np.ndarray]

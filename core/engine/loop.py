@@ -16,36 +16,26 @@ from typing import Any
 
 import attrs
 import numpy as np
-from attrs import frozen
 
-from augury.batch import Feed
 from augury.engine.context import EngineContext
 from augury.engine.evaluation import Steps, embed, evaluate
 from augury.engine.guard import attempt, guarded
+from augury.engine.round_pass import RoundPass, Share
 from augury.engine.sequence import Sequence
 from augury.engine.slot_files import SavedSlot
 from augury.engine.stats import EngineCounter, EngineStats, log_request
 from augury.errors import CapacityError, OptionError, PluginError
+from augury.interfaces import Opened
 from augury.log import DRAFT_LOGGER
-from augury.passes import Pass
 from augury.speculation.draft_log import log_draft
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import SlotDraft
-from augury.types import Opened, Round, Verdict, read_only
+from augury.types import Round, Verdict, read_only
 
 __all__ = ["Loop"]
 
 CHUNK = 512  # prompt tokens in a pass: enough to compute at full speed, few enough that a cancelled prompt ends soon
 CHUNK_BESIDE = 128  # the same while others decode, who wait for the pass
-
-
-@frozen(eq=False)
-class Share:
-    """A sequence's share of a pass, and what it drafted; None while its prompt is processed."""
-
-    sequence: Sequence
-    feed: Feed
-    drafted: SlotDraft | None = None
 
 
 class Loop:
@@ -110,29 +100,28 @@ class Loop:
         draft_s = perf_counter() - start
         if not shares:  # nobody is there, or all wait for their drafters
             return
-        forwarded = self._attempt([share.sequence for share in shares], self._forward, shares)
-        if forwarded is None:
+        done: RoundPass | None = self._attempt([share.sequence for share in shares], self._forward, shares)
+        if done is None:
             return
-        passed, argmax, features, forward_s = forwarded
         n_tokens = sum(len(share.feed.tokens) + len(share.feed.draft) for share in shares)
         for share in shares:
             if share.drafted is None and not share.sequence.n_emitted:
                 n = len(share.feed.tokens)
-                share.sequence.counter.chunk(n, forward_s * n / n_tokens)
+                share.sequence.counter.chunk(n, done.seconds * n / n_tokens)
         settled: list[tuple[Share, Verdict, int]] = []
         row = first = 0
         for share in shares:
-            if (verdict := self._attempt([share.sequence], self._emit, share, passed, argmax, row)) is not None:
+            if (verdict := self._attempt([share.sequence], self._emit, share, done, row)) is not None:
                 settled.append((share, verdict, first))
             row, first = row + share.feed.n_rows, first + share.feed.n_tokens
         for share, verdict, first in settled:  # now that all is kept: a pass of theirs writes over logits and states
-            if features:
-                self._attempt([share.sequence], self._feed_drafters, share, verdict, features, first)
+            if done.features:
+                self._attempt([share.sequence], self._feed_drafters, share, verdict, done.features, first)
             if share.drafted is not None:
                 self._attempt([share.sequence], self._drafting.settle, share.drafted, verdict)
         drafted = [share.drafted for share, _, _ in settled if share.drafted is not None]
         n_beside = n_tokens - sum(1 + len(each.draft) for each in drafted)
-        guarded(self._drafting.observe_round, drafted, n_beside, forward_s)
+        guarded(self._drafting.observe_round, drafted, n_beside, done.seconds)
         verdicts = [verdict for _, verdict, _ in settled]
         seen = Round(
             n_sequences=len(shares),
@@ -140,8 +129,8 @@ class Loop:
             n_drafted=sum(verdict.n_offered for verdict in verdicts),
             n_accepted=sum(verdict.n_accepted for verdict in verdicts),
             n_emitted=sum(verdict.n_emitted for verdict in verdicts),
-            draft_s=draft_s,
-            forward_s=forward_s,
+            draft_s=draft_s + done.late_s,
+            forward_s=done.seconds,
             ids=tuple(share.sequence.request.id for share in shares),
         )
         self._counter.passed(seen, n_prompt=sum(len(share.feed.tokens) for share in shares if share.drafted is None))
@@ -302,27 +291,17 @@ class Loop:
         """How many tokens of a draft fit: a pass over k of them stores k + 1 and may emit as many."""
         return min(sequence.request.speculation.n_max, self._context.draft_room(sequence.slot), sequence.n_left - 1)
 
-    def _forward(self, shares: Items[Share]) -> tuple[Pass, list[int], dict[str, np.ndarray], float]:
-        """The pass, the best token of each row where someone asks for no more, what drafters are fed, and the seconds."""
-        wanted = self._drafting.features([share.sequence for share in shares])
-        start = perf_counter()
-        passed = self._context.forward([share.feed for share in shares], wanted)
-        device_s = passed.wait()
-        seconds = perf_counter() - start if device_s is None else device_s
-        if self._n_vocab < self._context.info.n_vocab:
-            passed = passed.first(self._n_vocab)
-        has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)
-        argmax = passed.argmax().tolist() if has_greedy else []
-        return passed, argmax, {name: passed.features(name).copy() for name in wanted}, seconds
+    def _forward(self, shares: Items[Share]) -> RoundPass:
+        return RoundPass.compute(self._context, self._drafting, shares, self._n_vocab)
 
-    def _emit(self, share: Share, passed: Pass, argmax: list[int], row: int) -> Verdict | None:
+    def _emit(self, share: Share, done: RoundPass, row: int) -> Verdict | None:
         """Verify a share's draft, emit what was accepted, and keep its states; None where the request has failed."""
-        sequence = share.sequence
+        sequence, passed = share.sequence, done.passed
         if not share.feed.n_rows:
             self._keep(share)
             return Verdict(n_offered=0, n_accepted=0, n_emitted=0, is_used=False)
         draft = share.feed.draft
-        accepted = sequence.verify(draft, passed, row, argmax)
+        accepted = sequence.verify(draft, passed, row, done.argmax)
         name = None if share.drafted is None else self._drafting.name(share.drafted)
         n_emitted = sequence.emit(accepted, passed, row, name, len(draft))
         if not n_emitted:  # what its slot holds is as before the pass

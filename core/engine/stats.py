@@ -117,14 +117,21 @@ class RequestCounter:
         """A drafter said for so long what it would have drafted."""
         self._counts[drafter]["draft_s"] += seconds
 
+    def drafted_ahead(self, drafter: str, n_tokens: int, late_s: float, hidden_s: float) -> None:
+        """A drafter drafted so many tokens while a pass was computed, which hid it but for `late_s`."""
+        counts = self._counts[drafter]
+        counts["ahead"] += n_tokens
+        counts["draft_s"] += late_s
+        counts["hidden_s"] += hidden_s
+
     def round(self, n_offered: int, n_emitted: int) -> None:
         """A round is over, in which `n_offered` drafted tokens were verified."""
         self._n_emitted += n_emitted
         self._draft_lengths.append(n_offered)
         self._last_token_at = perf_counter()
 
-    def verified(self, drafter: str, verdict: Verdict, depth: int) -> None:
-        """A drafter's proposal, `depth` tokens deep, was verified."""
+    def verified(self, drafter: str, verdict: Verdict, depth: int, *, is_ahead: bool = False) -> None:
+        """A drafter's proposal, `depth` tokens deep and perhaps made ahead, was verified."""
         self._n_drafted += verdict.n_offered
         self._n_accepted += verdict.n_accepted
         self._last_drafter = drafter
@@ -132,6 +139,7 @@ class RequestCounter:
         counts["used"] += 1
         counts["drafted"] += verdict.n_offered
         counts["accepted"] += verdict.n_accepted
+        counts["ahead_used"] += verdict.n_offered if is_ahead else 0
         for name, n in zip(_BY_POSITION, (depth, verdict.n_accepted), strict=True):
             places = counts[name]
             places.extend([0] * (depth - len(places)))

@@ -19,7 +19,7 @@ from augury.errors import PluginError
 from augury.interfaces import Ask, Drafter
 from augury.types import Draft, Verdict, read_only
 
-__all__ = ["DrafterGuard", "draft_for_all", "misfit", "warn"]
+__all__ = ["DrafterGuard", "draft_for_all", "draft_together_ahead", "misfit", "warn"]
 
 _SPARE_STEPS = 1000  # of `begin`, plus one for each token of the text: one that takes more is taken to have no end
 _TOGETHER = "draft_together"
@@ -135,6 +135,13 @@ class DrafterGuard:
         draft: Draft | None = self._call("draft", lambda: self.checked(self.drafter.draft(ask.history, ask.limit), ask.limit))
         return draft
 
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it can be asked for what follows a guess."""
+        if self.is_left_out or self.is_asked_alone:
+            return False
+        return self._call("drafts_ahead", lambda: bool(self.drafter.drafts_ahead)) is True
+
     def teacher_forced(self, n: int) -> np.ndarray | None:
         """What it would have drafted for the last n tokens, (n,) integers; None where it can never say, or fails."""
         tokens: np.ndarray | None = self._call("teacher_forced", self._teacher_forced, n)
@@ -223,11 +230,21 @@ def _call(
 def draft_for_all(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
     """What a drafter drafts for several slots, together where it can; None for each where it fails."""
     together = [i for i, each in enumerate(guards) if not each.is_asked_alone]
-    drafts = dict(zip(together, _together([guards[i] for i in together], [asks[i] for i in together]), strict=True))
+    found = _together([guards[i] for i in together], [asks[i] for i in together], DrafterGuard.draft)
+    drafts = dict(zip(together, found, strict=True))
     return [drafts[i] if i in drafts else each.draft(ask) for i, (each, ask) in enumerate(zip(guards, asks, strict=True))]
 
 
-def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
+def draft_together_ahead(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | None]:
+    """What a drafter drafts for several slots after guesses; None for each where it fails: then it gets no more of them."""
+    return _together(guards, asks, lambda *_: None)
+
+
+def _together(
+    guards: Items[DrafterGuard], asks: Items[Ask], instead: Callable[[DrafterGuard, Ask], Draft | None]
+) -> list[Draft | None]:
+    """What a drafter drafts for several slots together; where it fails, what each has `instead`."""
+
     def draft() -> list[Draft | None]:
         answers = list(type(guards[0].drafter).draft_together(list(asks)))
         if len(answers) != len(asks):
@@ -239,7 +256,7 @@ def _together(guards: Items[DrafterGuard], asks: Items[Ask]) -> list[Draft | Non
     drafts: list[Draft | None] | None
     drafts, error = _call(guards, _TOGETHER, draft)
     if drafts is None:
-        drafts = [each.draft(ask) for each, ask in zip(guards, asks, strict=True)]
+        drafts = [instead(each, ask) for each, ask in zip(guards, asks, strict=True)]
         if error is not None and not any(each.is_left_out for each in guards):
             guards[0].on_failure(guards[0].name, _TOGETHER, error, *(each.id for each in guards))
     return drafts

@@ -11,6 +11,7 @@ from augury.engine.sequence import Sequence
 from augury.engine.verification import match_tree
 from augury.errors import UnsupportedError
 from augury.interfaces import Ask, Drafter
+from augury.speculation.ahead import draft_ahead
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
 from augury.speculation.drafts import RequestDrafters, SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
@@ -147,6 +148,8 @@ class Drafting:
         slots = [SlotDraft(sequence, self._drafters[sequence.slot], limit, len(sequence.history)) for sequence, limit in limits]
         asking = [slot for slot in slots if slot.limit > 0 and slot.drafters.guards]
         if asking and self._planner is not None:
+            for slot in asking:
+                self._take_ahead(self._planner, slot)
             self._plan(self._planner, asking, n_beside + len(slots) - len(asking))
         elif asking:
             self._take_first(asking)
@@ -182,13 +185,19 @@ class Drafting:
         for slot in slots:
             slot.offer(planner.is_costly)
         planner.choose(slots, n_beside)
-        asks.clear()
         for slot in slots:
             if slot.teacher_forced is not None:
                 self._teacher_force(planner, slot, slot.teacher_forced)
-            if slot.drafter in slot.proposals:
+        self._draft([slot for slot in slots if slot.drafter is not None])
+
+    def _draft(self, slots: Items[SlotDraft]) -> None:
+        """Of each slot what was chosen: a part of a proposal, or a draft that is still to be made."""
+        asks: dict[int, list[tuple[SlotDraft, int]]] = {}
+        for slot in slots:
+            assert slot.drafter is not None
+            if slot.k <= len(slot.proposals.get(slot.drafter, ())):
                 slot.verify(slot.k)
-            elif slot.drafter is not None:
+            else:
                 asks.setdefault(slot.drafter, []).append((slot, slot.k))
         for index, asked in asks.items():
             self._ask(index, asked, is_waited_for=True)
@@ -218,14 +227,36 @@ class Drafting:
             slot.sequence.counter.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
             if is_waited_for:
                 slot.draft_s += guard.seconds
+            slot.ahead = None if slot.ahead == index else slot.ahead
             if draft is None:
                 continue
-            proposal, nodes = (draft, None) if self._may_branch else draft.trunk()
-            if (possible := slot.sequence.possible(proposal)) is not None:
-                proposal, nodes = proposal.only(possible), possible if nodes is None else nodes[possible]
-            slot.proposals[index], slot.origins[index] = proposal, (len(draft), nodes)
+            self._offer(slot, index, draft)
             if self._planner is not None:
                 self._planner.observe_draft(index, slot.drafters, len(draft), guard.seconds)
+
+    def _offer(self, slot: SlotDraft, index: int, draft: Draft) -> None:
+        """What may be verified of a draft is a drafter's proposal."""
+        proposal, nodes = (draft, None) if self._may_branch else draft.trunk()
+        if (possible := slot.sequence.possible(proposal)) is not None:
+            proposal, nodes = proposal.only(possible), possible if nodes is None else nodes[possible]
+        slot.proposals[index], slot.origins[index] = proposal, (len(draft), nodes)
+
+    def _take_ahead(self, planner: DraftPlanner, slot: SlotDraft) -> None:
+        """A draft that was made ahead is proposed, if its guess was right."""
+        ahead, slot.drafters.ahead = slot.drafters.ahead, None
+        if ahead is None or ahead.drafter not in slot.drafters.members or not ahead.follows(slot.sequence.history):
+            return
+        planner.observe_proposal(ahead.drafter, slot.drafters)
+        if len(draft := ahead.draft.cut(slot.limit)):
+            slot.ahead = ahead.drafter
+            slot.sequence.counter.drafted(self._names[ahead.drafter], len(draft), 0.0)
+            self._offer(slot, ahead.drafter, draft)
+
+    # During it, where the target computes on a device of its own
+
+    def draft_ahead(self, slots: Items[SlotDraft], n_beside: int, begun_s: float) -> float:
+        """See `augury.speculation.ahead`; 0 without a planner, which alone knows what pays."""
+        return 0.0 if self._planner is None else draft_ahead(self._planner, slots, n_beside, begun_s)
 
     # After it
 
@@ -240,7 +271,7 @@ class Drafting:
             if index == slot.drafter and slot.k:
                 path = verdict.path if nodes is None else nodes[list(verdict.path)].tolist()
                 own = attrs.evolve(verdict, n_proposed=n_proposed, path=path)
-                sequence.counter.verified(guard.name, own, slot.draft.depth)
+                sequence.counter.verified(guard.name, own, slot.draft.depth, is_ahead=index == slot.ahead)
                 if slot.is_stopped:  # what follows was not rejected
                     own = attrs.evolve(own, n_offered=own.n_accepted, is_used=own.n_accepted > 0)
             else:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence as Items
 
 import numpy as np
-from attrs import Factory, define, field
+from attrs import Factory, define, field, frozen
 
 from augury.engine.sequence import Sequence
 from augury.speculation.drafter_guard import DrafterGuard
 from augury.speculation.estimates import Acceptance
 from augury.types import Draft
 
-__all__ = ["LossBudget", "RequestDrafters", "SlotDraft"]
+__all__ = ["AheadDraft", "LossBudget", "RequestDrafters", "SlotDraft"]
 
 _TINY = 1e-9  # where a drafter takes all of its tokens to be impossible
 
@@ -46,6 +46,20 @@ class LossBudget:
         self.book(self.share * seconds)
 
 
+@frozen(eq=False)
+class AheadDraft:
+    """A draft that was made while a pass was computed, after a guess of what the pass would add to a text of `n_context`."""
+
+    drafter: int
+    n_context: int
+    guess: np.ndarray  # (g,) int32
+    draft: Draft
+
+    def follows(self, history: np.ndarray) -> bool:
+        """Whether the guess was right."""
+        return np.array_equal(history[self.n_context :], self.guess)
+
+
 @define(eq=False)
 class RequestDrafters:
     """What the drafters of one request have. Lists are by drafter, as in the engine's chain; empty without a planner."""
@@ -58,6 +72,7 @@ class RequestDrafters:
     n_idle: list[int] = Factory(list)  # rounds since it was right
     n_right: list[int] = Factory(list)  # tokens that it had right in the last round, used or not
     n_replayed: int = 0  # accepted tokens that the next pass computes again
+    ahead: AheadDraft | None = None  # for the next round, if its guess turns out right
 
     @property
     def members(self) -> list[int]:
@@ -95,16 +110,18 @@ class SlotDraft:
     teacher_forced: int | None = None  # a drafter, used or not, to be asked what it would have drafted for the last tokens
 
     draft: Draft = Factory(Draft)
-    draft_s: float = 0.0  # of drafters that are asked only if they are used
+    draft_s: float = 0.0  # of drafters that are asked only if they are used, as far as no pass hides it
+    ahead_s: float = 0.0  # of drafting ahead
+    ahead: int | None = None  # the drafter whose proposal was made ahead
     n_accepted: int = 0
     is_stopped: bool = False  # the request ended within what was right of the draft
     top: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None  # `Verdict.top_after`, `top_ids` and `top_logits`
 
     def offer(self, is_costly: Items[bool]) -> None:
-        """Offer what was proposed, and of those costly drafters that were not asked as much as fits."""
+        """Offer what was proposed, and of those costly drafters that were not asked in this round as much as fits."""
         self.n_min = max(self.sequence.request.speculation.n_min, 1)
         self.offers = {index: len(proposal) for index, proposal in self.proposals.items() if len(proposal)}
-        unasked = (index for index in self.drafters.members if is_costly[index] and index not in self.proposals)
+        unasked = (m for m in self.drafters.members if is_costly[m] and (m not in self.proposals or m == self.ahead))
         self.offers |= dict.fromkeys(unasked, self.limit)
 
     def gains(self, drafter: int, limit: int) -> list[float]:

@@ -45,6 +45,9 @@ _PROBE_FIRST, _PROBE_LAST = 8, 160  # rounds between tries, doubled with every f
 _MOSTLY = 0.75  # of the tokens guessed by teacher forcing, for a try to follow at once
 _FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing instead: catching up takes longer
 
+# Drafting ahead
+_LIKELY = 0.1  # that a token is accepted in the next round: the pass hides the time, but it is the CPU's work all the same
+
 # What may be lost
 _LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
@@ -173,20 +176,20 @@ class DraftPlanner:
             is_costly, budget = self.is_costly[m], drafters.budgets[m]
             if budget.seconds < 0 or self._is_far_behind(m, drafters):
                 continue
-            cost = self._draft_costs[m] if is_costly else _NOTHING
-            n_missed = drafters.n_missed[m]
+            cost, n_missed = self._draft_costs[m], drafters.n_missed[m]
+            n_paid = len(slot.proposals.get(m, ())) if is_costly else limit  # of a costly drafter what it drafted ahead
             expected = 1.0
             is_unknown = is_costly and not cost.n_asks  # what it takes
             n_most = min(limit, max(_PROBE_LENGTH, slot.n_min)) if is_unknown else limit
             for k, gain in enumerate(slot.gains(m, n_most), start=1):
                 if not is_costly and not budget.covers(rest.extra_s(k), is_least=k <= slot.n_min):
                     break
-                draft_s = cost.seconds(k, n_missed)
+                draft_s = cost.seconds(k, n_missed) if k > n_paid else 0.0
                 if self.replays_accepted:  # tokens accepted where a later one is not; each takes as long as a drafted one
                     draft_s += rest.extra_s(k) / k * max(expected - 1 - (k - 1) * gain, 0.0)
                 expected += gain
                 rate = rest.rate(expected, 1 + k, draft_s)
-                worth = rate / _MARGIN if is_costly else rate
+                worth = rate / _MARGIN if k > n_paid else rate
                 if worth > best_rate and k >= slot.n_min:
                     slot.choose(m, k)
                     best, best_rate = (expected, draft_s), worth
@@ -215,6 +218,40 @@ class DraftPlanner:
     def _is_far_behind(self, drafter: int, drafters: RequestDrafters) -> bool:
         """Whether it has to be asked by teacher forcing before it drafts again."""
         return self._can_be_teacher_forced[drafter] and drafters.n_missed[drafter] > _FAR_BEHIND
+
+    # During its pass
+
+    def n_ahead(self, slots: Sequence[SlotDraft], able: Sequence[SlotDraft], n_beside: int, begun_s: float) -> list[int]:
+        """How many tokens to draft ahead: those that are likely enough to be wanted, as far as the pass has time for them.
+
+        Args:
+            slots: That decode, with what is verified of them.
+            able: Those of them whose drafter can draft ahead. They share the time.
+            n_beside: Other tokens in the pass.
+            begun_s: Seconds of the pass that are over.
+
+        Returns:
+            For each of `able` how many tokens after the one that the target will choose, which is guessed as well.
+        """
+        n = n_beside + sum(1 + len(slot.draft) + slot.drafters.n_replayed for slot in slots)
+        depth = sum(slot.n_context for slot in slots) / len(slots)
+        left_s = (self.costs.seconds(n, depth) - begun_s) / len(able)
+        found = []
+        for slot in able:
+            assert slot.drafter is not None
+            k, cost = len(slot.draft), self._draft_costs[slot.drafter]
+            chances = slot.drafters.estimates[slot.drafter].survival(k + 1 + slot.limit)[k + 1 :]
+            n_wanted = sum(chance >= _LIKELY for chance in chances)
+            found.append(next((j for j in range(n_wanted, 0, -1) if cost.seconds(1 + j, 0) <= left_s), 0))
+        return found
+
+    def observe_ahead(self, drafter: int, k: int, seconds: float) -> None:
+        """A drafter drafted k tokens ahead in so many seconds."""
+        self._draft_costs[drafter].observe(k, 0, seconds)
+
+    def observe_proposal(self, drafter: int, drafters: RequestDrafters) -> None:
+        """A drafter has a proposal for the coming round, made ahead or not."""
+        drafters.n_missed[drafter] = self._n_waited[drafter] = 0
 
     # After it
 
@@ -246,8 +283,7 @@ class DraftPlanner:
         """A drafter was asked, proposed k tokens, and took so long."""
         cost = self._draft_costs[drafter]
         cost.observe(k, drafters.n_missed[drafter], seconds)
-        drafters.n_missed[drafter] = 0
-        self._n_waited[drafter] = 0
+        self.observe_proposal(drafter, drafters)
         if cost.n_asks > _WARM_UP and cost.per_ask > _CHEAP * self.plain_s:
             self.is_costly[drafter] = True
 
@@ -286,6 +322,3 @@ class DraftPlanner:
         """When to try a drafter again: at once if it was right, for catching up takes longest; else later than last time."""
         later = min(max(2 * self._intervals[drafter], _PROBE_FIRST), _PROBE_LAST)
         self._intervals[drafter] = 1 if is_right else later
-
-
-_NOTHING = DraftCost()  # what was asked already is paid for

@@ -78,4 +78,5 @@ def _of_a_drafter(each: DrafterStats) -> Iterator[tuple[str, bool]]:
     yield "accepted <= offered at every position", all(a <= o for a, o in zip(accepted, offered, strict=False))
     falls = all(before >= after for counts in (offered, accepted) for before, after in pairwise(counts))
     yield "no later position oftener than an earlier one", falls
-    yield "no negative times", min(each.begin_s, each.draft_s, each.accept_s) >= 0
+    yield "0 <= ahead_used <= ahead, drafted", 0 <= each.ahead_used <= min(each.ahead, each.drafted)
+    yield "no negative times", min(each.begin_s, each.draft_s, each.accept_s, each.hidden_s) >= 0

@@ -32,6 +32,7 @@ class DraftRequest:
     p_min: float
     n_candidates: int = 1  # for each place, to be told of
     sampler: DraftSampler | None = None  # None: the best token is taken
+    guess: Sequence[int] = ()  # tokens that may follow the history; what is drafted follows them
 
 
 @define(eq=False)
@@ -65,6 +66,7 @@ class DraftRunner:
     def __init__(self, context: Context, *, n_vocab: int) -> None:
         """Take over a loaded model with as many slots as the target has; a token from `n_vocab` on is never proposed."""
         self.n_model_vocab = context.info.n_vocab
+        self.is_asynchronous = context.is_asynchronous
         self._context = context
         self._n_ctx = context.spec.n_ctx
         self._can_cut = not context.spec.n_bytes_per_sequence
@@ -111,15 +113,18 @@ class DraftRunner:
         writing: list[int] = []
         feeds: list[tuple[CachedText, np.ndarray, Draft | None]] = []
         for i, (request, cached) in enumerate(zip(requests, texts, strict=True)):
-            text = request.history
+            text, guess = request.history, request.guess
             if request.limit > 0 and self._can_follow(cached, text):
-                self._cut(cached, min(cached.n_agreed(text), len(text) - 1))
                 # the last token of a draft is never fed, so it may be beyond the context
-                limits[i] = min(request.limit, self._n_ctx - len(text) + 1)
+                limits[i] = min(request.limit, self._n_ctx - len(text) - len(guess) + 1)
                 if self._draft_max is not None:
-                    limits[i] = min(limits[i], self._draft_max + 1)
+                    limits[i] = min(limits[i], self._draft_max - len(guess) + 1)
+            if limits[i] > 0:
+                if self._can_cut and guess:
+                    text, guess = np.append(text, np.array(guess, np.int32)), ()
+                self._cut(cached, min(cached.n_agreed(text), len(text) - (not guess)))
                 writing.append(i)
-                feeds.append((cached, text[cached.n :], None))
+                feeds.append((cached, text[cached.n :], Draft(guess) if guess else None))
         while feeds:
             logits = self._forward(feeds)
             best = logits.argmax().tolist()
@@ -128,7 +133,7 @@ class DraftRunner:
                 tokens = written[i].tokens
                 if self._write(requests[i], written[i], logits, row, best[row]) and len(tokens) < limits[i]:
                     still_writing.append(i)
-                    fed = np.array(tokens[-1:] if self._can_cut else tokens, np.int32)
+                    fed = np.array(tokens[-1:] if self._can_cut else [*requests[i].guess, *tokens], np.int32)
                     feeds.append((texts[i], fed, None) if self._can_cut else (texts[i], fed[:0], Draft(fed)))
             writing = still_writing
         return written

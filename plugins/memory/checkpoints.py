@@ -26,12 +26,12 @@ from attrs import Factory, define, frozen
 from augury.batch import Step
 from augury.errors import UnsupportedError
 from augury.hookspecs import hookimpl
-from augury.interfaces import MemoryManager
+from augury.interfaces import MemoryManager, Opened
 from augury.log import get_logger
 from augury.options import option
 from augury.plugins.memory.contiguous import Contiguous
 from augury.slot_states import SlotStates, join_parts, split_parts
-from augury.types import Allocation, Opened, StateSpec
+from augury.types import Allocation, StateSpec
 
 if TYPE_CHECKING:
     import numpy as np

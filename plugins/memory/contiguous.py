@@ -9,9 +9,9 @@ import numpy as np
 from augury.batch import Step
 from augury.errors import CapacityError, UnsupportedError
 from augury.hookspecs import hookimpl
-from augury.interfaces import MemoryManager
+from augury.interfaces import MemoryManager, Opened
 from augury.slot_states import join_parts, split_parts
-from augury.types import Opened, StateSpec
+from augury.types import StateSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -34,6 +34,9 @@ def timings(summary: Summary) -> dict[str, Any]:
                 "offered_by_position": list(each.offered_by_position),
                 "accepted_by_position": list(each.accepted_by_position),
                 "draft_ms": each.draft_s * 1e3,
+                "ahead": each.ahead,
+                "ahead_used": each.ahead_used,
+                "hidden_ms": each.hidden_s * 1e3,
                 "failed": each.failed,
             }
             for name, each in summary.drafters.items()

@@ -13,11 +13,15 @@ from augury.drafters.draft_model import DraftModel, DraftModelOptions, augury_dr
 from augury.drafters.model.draft_runner import DraftRequest
 from augury.engine.context import EngineContext
 from augury.engine.engine import Engine
+from augury.engine.sampling import SamplingParams
 from augury.errors import OptionError, UnsupportedError
 from augury.interfaces import Ask, Model, Session
-from augury.options import NoOptions, options_of
+from augury.options import options_of
 from augury.passes import ArrayPass
+from augury.plugins.memory.checkpoints import Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
+from augury.testing.drafter.suite import DRAFTER_CHECKS, drafter_subject
+from augury.testing.toy_recurrent import ToyRecurrentModel
 from augury.testing.toys import TINY_DRAFT, TINY_TARGET, registry_with_toys
 from augury.types import ModelInfo, ModelOptions, StateSpec
 
@@ -91,7 +95,9 @@ class FakeSession(Session):
         self.model = ModelInfo("target", "fake", n_vocab, 1, 1, 64, 0)
         self.options = ModelOptions(self.n_slots, model.state_spec.n_ctx, 3, "f32", "f16")
         self.tokenizer, self._draft_tokenizer = tokenizer, draft_tokenizer
-        self._context, self._common = EngineContext(model, Contiguous(NoOptions(), model.state_spec, model)), common
+        memory = Checkpoints if model.state_spec.n_bytes_per_sequence else Contiguous
+        self._context = EngineContext(model, memory(memory.options_class(), model.state_spec, model))
+        self._common = common
 
     def load(self, reference, options, backend=None):
         self._common.setdefault("loads", []).append((reference, options, backend))
@@ -128,6 +134,12 @@ def begun(history, n_ctx=64, **options):
     prefill(drafter, history, 0)
     model.passes.clear()
     return model, drafter
+
+
+def ahead(options):
+    """Check that drafting ahead keeps its promise."""
+    (check,) = (check for check in DRAFTER_CHECKS if check.name == "drafts ahead without a trace")
+    check.run(drafter_subject(DraftModel, options, backends=("toy",)))
 
 
 def written(history, limit, *, n_ctx=64, p_min=0.0, n_vocab=N_VOCAB):
@@ -175,6 +187,54 @@ def test_the_prompt_is_fed_in_chunks_and_a_draft_takes_a_pass_for_each_token():
     draft = drafter.draft(as_history(history), 3).tokens.tolist()
     assert model.passes[79:] == [{0: 1}] * 3
     assert len(draft) == 3
+
+
+@pytest.mark.parametrize("make", [CheckedModel, lambda: ToyRecurrentModel(n_vocab=N_VOCAB, period=3)], ids=["cache", "state"])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_what_follows_a_guess_is_drafted_without_computing_anything_again(make, is_right):
+    history, model = [1, 2, 3, 4], make()
+    (drafter,), (other,) = drafters_of(model), drafters_of(make())
+    prefill(drafter, history, 0)
+    assert drafter.drafts_ahead
+    draft = drafter.draft(as_history(history), 3).tokens
+    (ahead,) = DraftModel.draft_together([Ask(drafter, as_history(history), 3, draft)])
+    guess = [*draft.tolist(), int(ahead.tokens[0])]
+    history += guess if is_right else [*guess[:1], (guess[1] + 1) % N_VOCAB]
+    prefill(other, history, 0)
+    expected = other.draft(as_history(history), 2).tokens.tolist()
+    assert drafter.draft(as_history(history), 2).tokens.tolist() == expected
+    if is_right:
+        assert ahead.tokens[1:].tolist() == expected
+    if isinstance(model, CheckedModel):
+        assert model.n_again == int(is_right), "the last token, for its logits"
+    else:
+        is_drafted = [batch.is_drafted for batch in model.batches]
+        n_certain = sum(len(each.tokens) for each in model.batches) - sum(each.sum() for each in is_drafted if each is not None)
+        assert n_certain == len(history), "what was guessed stays out of the state"
+
+
+@pytest.mark.parametrize("backend", ["toy", "toy-recurrent:is_hybrid=true", "toy-recurrent:keeps_aside=false"])
+def test_what_a_draft_model_drafts_ahead_leaves_no_trace(backend):
+    ahead({"model": TINY_DRAFT, "backend": backend})
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ({"tree": "2x2"}, {}),
+        ({}, {"verify": "rejection", "sampling": SamplingParams(temperature=1.0)}),
+        ({}, {"is_asynchronous": True}),
+    ],
+    ids=["trees", "draws", "computes on a device"],
+)
+def test_a_draft_model_does_not_draft_ahead_if_it(how, options):
+    model = CheckedModel()
+    model.is_asynchronous = options.pop("is_asynchronous", False)
+    (drafter,) = drafters_of(model, **how)
+    for name, value in options.items():
+        setattr(drafter.session, name, value)
+    prefill(drafter, [1, 2], 0)
+    assert not drafter.drafts_ahead
 
 
 def test_a_prompt_of_which_a_chunk_is_missing_takes_no_second_step():

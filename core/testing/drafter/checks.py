@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from augury.errors import AuguryError, OptionError
+from augury.interfaces import Drafter
 from augury.options import Option, build, options_of
 from augury.testing.contract import Check, hypothesis_settings
 from augury.testing.drafter import contract
@@ -136,6 +137,37 @@ def together(subject: Subject) -> None:
     check([REPEATING] * 3)
 
 
+def ahead(subject: Subject) -> None:
+    """What is drafted ahead of a draft's verification is what would be drafted after it, and leaves no trace."""
+    from hypothesis import given, strategies as st
+
+    with DrivenLoop(subject) as loop:
+        loop.play(REPEATING)
+        if not loop.drafters[0].drafts_ahead:
+            return
+    if getattr(subject.drafter.draft_together, "__func__", None) is vars(Drafter)["draft_together"].__func__:
+        raise contract.AHEAD.broken(subject.name, "drafts_ahead without a `draft_together` that knows `Ask.guess`")
+
+    @hypothesis_settings(5)
+    @given(scripts=st.lists(requests(max_rounds=8), min_size=1, max_size=3))
+    def run(scripts: list[ScriptedRequest]) -> None:
+        check(scripts)
+
+    def check(scripts: list[ScriptedRequest]) -> None:
+        drafts = []
+        for is_ahead in (True, False):
+            with DrivenLoop(subject, len(scripts), is_ahead=is_ahead) as loop:
+                plays = [loop.start(script) for script in scripts]
+                loop.run(*plays)
+                drafts.append([play.drafts for play in plays])
+        after, alone = drafts
+        if after != alone:
+            raise contract.AHEAD.broken(subject.name, f"after drafting ahead: {_difference(alone, after)}")
+
+    check([REPEATING] * 2)
+    run()
+
+
 def references(subject: Subject) -> None:
     """Nothing holds on to a history that is over."""
     with DrivenLoop(subject) as loop:
@@ -230,6 +262,7 @@ DRIVEN_CHECKS = (
     Check("drafts beside other slots as alone", interleaved),
     Check("lets others go on while it begins", prefilling),
     Check("drafts together as one by one", together),
+    Check("drafts ahead without a trace", ahead),
     Check("keeps no reference to a history that is over", references),
     Check("ends and closes in every order", ends_and_closes),
 )

@@ -22,6 +22,10 @@ REPRODUCIBLE = Contract(
 )
 SCOPE = Contract("What a drafter learns lives no longer than its `scope` says.", "augury.Drafter.scope")
 TOGETHER = Contract("`draft_together` drafts what `draft` does slot by slot.", "augury.Drafter.draft_together")
+AHEAD = Contract(
+    "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history.",
+    "augury.Drafter.drafts_ahead",
+)
 OPTIONS = Contract(
     "Options have defaults inside their bounds, and refuse with an OptionError what is outside.", "augury.options.option"
 )

@@ -22,9 +22,12 @@ from augury.interfaces import Drafter, Progress
 from augury.loader import Loader, make_backend
 from augury.options import NoOptions, build
 from augury.registry import Registry
+from augury.speculation.ahead import draft_ahead
 from augury.speculation.config import Member, Speculation
+from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafting import Drafting
 from augury.speculation.drafts import SlotDraft
+from augury.speculation.planner import DraftPlanner
 from augury.testing.contract import ContractError
 from augury.testing.drafter import contract
 from augury.testing.drafter.script import PROMPTS, ScriptedRequest, ScriptedRound, Way
@@ -36,6 +39,7 @@ __all__ = ["DrafterReport", "DrivenLoop", "Play", "Subject"]
 
 _N_CTX = 768
 _N_MAX = 64  # tokens of a draft
+_N_AHEAD = 5  # tokens that are drafted ahead
 _TESTED, _OTHER = 0, 1  # in a slot's chain
 
 
@@ -102,12 +106,26 @@ class Play:
         self.sequence.channel.cancel()
 
 
+class _AlwaysAhead(DraftPlanner):
+    """Has time for every draft that is made ahead."""
+
+    def __init__(self) -> None:
+        super().__init__(PassCosts([PassTime(1, 0, 1.0)], 1), [True, True])
+
+    def n_ahead(self, slots: Items[SlotDraft], able: Items[SlotDraft], n_beside: int, begun_s: float) -> list[int]:  # noqa: ARG002
+        return [_N_AHEAD for _ in able]
+
+
 class ScriptedDrafting(Drafting):
     """Asks drafters as scripts say, where an engine's asks its planner."""
 
     def __init__(self, chains: Items[Items[Drafter]], n_vocab: int, features: Collection[str]) -> None:
         super().__init__(chains, None, n_vocab, features=features)
         self.plays: dict[str, Play] = {}  # by the request's id
+
+    def draft_ahead(self, slots: Items[SlotDraft], n_beside: int, begun_s: float) -> float:
+        """Draft ahead of every draft that is verified."""
+        return draft_ahead(_AlwaysAhead(), slots, n_beside, begun_s)
 
     def _take_first(self, slots: Items[SlotDraft]) -> None:
         asked = []
@@ -128,11 +146,20 @@ class ScriptedDrafting(Drafting):
         if asked:
             self._ask(_TESTED, [(slot, limit) for slot, limit, _, _ in asked])
         for slot, _, way, play in asked:
+            self._compare(slot)
             n = len(slot.proposals.get(_TESTED, ()))
             if _TESTED in slot.proposals:
                 play.drafts.append(tuple(slot.proposals[_TESTED].tokens.tolist()))
             if way is not Way.SCORED:
                 self._verify(slot, _TESTED, n if way is Way.VERIFIED else (n + 1) // 2)
+
+    def _compare(self, slot: SlotDraft) -> None:
+        """See that what was drafted ahead is what was drafted now, as far as both go."""
+        ahead, slot.drafters.ahead = slot.drafters.ahead, None
+        if ahead is not None and _TESTED in slot.proposals and ahead.follows(slot.sequence.history):
+            before, now = ahead.draft.tokens.tolist(), slot.proposals[_TESTED].tokens.tolist()
+            if any(one != other for one, other in zip(before, now, strict=False)):
+                raise contract.AHEAD.broken(self._names[_TESTED], f"{now}, ahead it was {before}")
 
     def _verify(self, slot: SlotDraft, drafter: int, k: int) -> None:
         if len(slot.proposals.get(drafter, ())):
@@ -143,13 +170,16 @@ class ScriptedDrafting(Drafting):
 class DrivenLoop:
     """The engine's loop on a toy target; each slot has the drafter, under watch, and another one for company."""
 
-    def __init__(self, subject: Subject, n_slots: int = 1, *, is_together: bool = True, **values: Any) -> None:
+    def __init__(
+        self, subject: Subject, n_slots: int = 1, *, is_together: bool = True, is_ahead: bool = False, **values: Any
+    ) -> None:
         """Load what an engine would.
 
         Args:
             subject: The drafter.
             n_slots: How many requests run at once.
             is_together: Whether the drafter drafts for several slots together, if it can.
+            is_ahead: Whether it drafts ahead, if it can.
             **values: Other values of its options.
 
         Raises:
@@ -160,6 +190,7 @@ class DrivenLoop:
         self._loader = Loader(subject.registry, make_backend(subject.registry, "toy"), Progress())
         load_options = ModelOptions(n_slots=n_slots, n_ctx=_N_CTX, threads=1)
         context = self._loader.load(TINY_TARGET, load_options, purpose="target")
+        context.is_asynchronous = is_ahead
         target, tokenizer = EngineTarget(context), self._loader.load_tokenizer(TINY_TARGET)
         self._n_vocab = context.info.n_vocab
         drafter = watched(subject.drafter, is_together=is_together)

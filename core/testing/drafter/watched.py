@@ -31,6 +31,7 @@ class Watched(Drafter):
 
     Attributes:
         is_watched_drafting: Whether `draft` is being called.
+        is_watched_ahead: Whether it is asked to draft ahead: what its `draft` is given then is no history.
     """
 
     def __init__(self, options: Any, session: Any) -> None:
@@ -39,7 +40,7 @@ class Watched(Drafter):
         self.__text = np.empty(0, np.int32)
         self.__n_text = 0
         self.__n_own_references = 0
-        self.is_watched_drafting = False
+        self.is_watched_drafting = self.is_watched_ahead = False
 
     def begin(self, history: np.ndarray, n_reused: int) -> Iterator[None] | None:
         """See `Drafter.begin`."""
@@ -69,6 +70,8 @@ class Watched(Drafter):
     def draft(self, history: np.ndarray, limit: int) -> Draft:
         """See `Drafter.draft`."""
         draft = super().draft  # type: ignore[safe-super]  # of the drafter, which comes after this class
+        if self.is_watched_ahead:
+            return draft(history, limit)
         self.is_watched_drafting = True
         try:
             found = self.__call(f"draft of at most {limit}", draft, self.watched_history(history), limit)
@@ -158,7 +161,11 @@ def watched(drafter: type[Drafter], *, is_together: bool = True) -> type[Watched
             if not (is_together or _watch(asks[0]).is_watched_drafting):  # whose own `draft` may call this
                 return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
             shown = [attrs.evolve(ask, history=_watch(ask).watched_history(ask.history)) for ask in asks]
+            for ask in asks:
+                _watch(ask).is_watched_ahead = len(ask.guess) > 0
             answers: Any = super().draft_together(shown)
+            for ask in asks:
+                _watch(ask).is_watched_ahead = False
             if not isinstance(answers, list) or len(answers) != len(asks):
                 raise contract.TOGETHER.broken(drafter.name, f"{answers!r} for {len(asks)} asks")
             return [_watch(ask).watched_draft(draft, ask.limit) for ask, draft in zip(asks, answers, strict=True)]

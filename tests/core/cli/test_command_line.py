@@ -29,9 +29,10 @@ def shape(value):
 
 def test_json_has_exactly_the_documented_keys(capsys):
     (told,) = objects(capsys, *GREEDY, "--prompt-tokens", REPEATING, "--spec-type", "ngram-simple:n=2,m=4")
-    counts = dict.fromkeys(("calls", "drafts", "used", "drafted", "accepted"), "int")
+    counts = dict.fromkeys(("calls", "drafts", "used", "drafted", "accepted", "ahead", "ahead_used"), "int")
     by_position = dict.fromkeys(("offered_by_position", "accepted_by_position"), "list")
-    drafter = counts | by_position | dict.fromkeys(("begin_s", "draft_s", "accept_s"), "float") | {"failed": "NoneType"}
+    seconds = dict.fromkeys(("begin_s", "draft_s", "accept_s", "hidden_s"), "float")
+    drafter = counts | by_position | seconds | {"failed": "NoneType"}
     timings = ("load_s", "prompt_s", "predict_s", "prompt_per_second", "predicted_per_second")
     bounds = {"type": "str", "n_max": "int", "n_min": "int", "is_fixed": "bool", "verify": "str", "timeout_s": "float"}
     assert shape(told) == {

@@ -67,7 +67,8 @@ def test_features_are_asked_for_where_there_are_any(context):
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize("replays", [False, True])
 def test_drafts_may_branch_unless_accepted_tokens_are_replayed_into_a_state(has_state, replays):
-    model = SimpleNamespace(info=None, state_spec=SimpleNamespace(n_bytes_per_sequence=8 * has_state))
+    spec = SimpleNamespace(n_bytes_per_sequence=8 * has_state)
+    model = SimpleNamespace(info=None, state_spec=spec, is_asynchronous=False)
     context = EngineContext(model, SimpleNamespace(replays_accepted=replays))
     assert context.replays_accepted is replays
     assert context.may_branch is not (has_state and replays)

@@ -214,7 +214,7 @@ def test_a_request_cancelled_while_its_drafter_begins_ends_without_the_rest():
 
 def test_the_steps_of_a_begin_are_prompt_time_and_what_catching_up_is_expected_to_take(monkeypatch):
     now = [0.0]
-    for module in ("speculation.drafter_guard", "engine.loop", "engine.stats"):
+    for module in ("speculation.drafter_guard", "engine.loop", "engine.round_pass", "engine.stats"):
         monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
     seen = []
 
@@ -255,8 +255,8 @@ def test_a_pass_takes_what_its_device_says(monkeypatch):
 
 def test_prompt_time_is_its_own_tokens_time_whoever_shares_its_passes_or_goes_before(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("augury.engine.loop.perf_counter", lambda: now[0])
-    monkeypatch.setattr("augury.engine.stats.perf_counter", lambda: now[0])
+    for module in ("engine.loop", "engine.round_pass", "engine.stats"):
+        monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
     with toy_engine(n_ctx=2000, slots=2) as engine:
         model, held = engine._worker._loop._context.model, threading.Event()
         model.on_forward = lambda: held.wait() and now.__setitem__(0, now[0] + len(model.batches[-1].tokens))

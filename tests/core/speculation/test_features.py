@@ -151,9 +151,9 @@ def test_where_nobody_wants_features_no_pass_computes_them(monkeypatch):
     asked, forward = [], Loop._forward
 
     def watched(loop, shares):
-        passed = forward(loop, shares)
-        asked.append(passed[2])
-        return passed
+        done = forward(loop, shares)
+        asked.append(done.features)
+        return done
 
     monkeypatch.setattr(Loop, "_forward", watched)
     with toy_engine() as engine:

@@ -285,6 +285,36 @@ HonestlyRemembering = mutant(Remembering, scope="slot")
 Scopeless = mutant(scope="always")
 Divided = mutant(draft_together=classmethod(lambda cls, asks: [Draft() for _ in asks]))
 Losing = mutant(draft_together=classmethod(lambda cls, asks: [ask.drafter.draft(ask.history, ask.limit) for ask in asks[1:]]))
+
+
+class Ahead(Honest):
+    """Drafts after guesses as it does after histories."""
+
+    drafts_ahead = True
+
+    @classmethod
+    def draft_together(cls, asks):
+        return [ask.drafter.draft(np.append(ask.history, ask.guess), ask.limit) for ask in asks]
+
+
+class Deaf(Ahead):
+    @classmethod
+    def draft_together(cls, asks):
+        return [ask.drafter.draft(ask.history, ask.limit) for ask in asks]
+
+
+class Credulous(Ahead):
+    """Takes a guess for what the text holds from then on."""
+
+    def begin(self, history, n_reused):
+        self.text = history.tolist()
+
+    def draft(self, history, limit):
+        self.text += history[len(self.text) :].tolist()
+        return super().draft(np.array(self.text), limit)
+
+
+Alone = mutant(drafts_ahead=True)
 Brief = mutant(teacher_forced=lambda self, history, n: np.ones(1, np.int32))
 
 
@@ -335,6 +365,7 @@ class Dividing(Honest):
 
 
 ANY_SCRIPT = "keeps limit, vocabulary and history under any script"
+AHEAD = "drafts ahead without a trace"
 REJECTION = "drafts what can be verified by rejection"
 DISTRIBUTION = "keeps the distribution where it is verified by rejection"
 
@@ -369,6 +400,9 @@ DISTRIBUTION = "keeps the distribution where it is verified by rejection"
         ("lets others go on while it begins", Crowded, "beside a slot that is in `begin`"),
         ("drafts together as one by one", Divided, "`draft_together` drafts what `draft` does"),
         ("drafts together as one by one", Losing, "for 1 asks"),
+        (AHEAD, Deaf, "Drafting ahead leaves no trace but the draft, which is what `draft` gives once the guess is history"),
+        (AHEAD, Credulous, "after drafting ahead: draft "),
+        (AHEAD, Alone, "drafts_ahead without a `draft_together` that knows `Ask.guess`"),
         ("keeps no reference to a history that is over", Keeping, "1 views of its memory after `end`"),
         ("ends and closes in every order", Unclosed, "AttributeError"),
         ("ends and closes in every order", Unmade, "KeyError: 'gpu'"),
@@ -398,6 +432,10 @@ def test_a_broken_promise_is_found_out(name, drafter, told):
 @pytest.mark.parametrize("name", [REJECTION, DISTRIBUTION])
 def test_what_is_drawn_as_it_says_is_no_breach(name):
     check(name, Drawing)
+
+
+def test_a_drafter_that_drafts_ahead_passes():
+    check(AHEAD, Ahead)
 
 
 @pytest.mark.parametrize("drafter", [HonestPool, HonestlyRemembering])

@@ -7,10 +7,10 @@ import pytest
 
 from augury.batch import Step
 from augury.errors import PluginError
+from augury.interfaces import Opened
 from augury.plugins.memory.checkpoints import Checkpoints
 from augury.plugins.memory.contiguous import Contiguous
 from augury.testing import ContractError, check_memory_manager
-from augury.types import Opened
 
 
 def mutant(base=Contiguous, /, **changed):

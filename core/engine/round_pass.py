@@ -1,0 +1,61 @@
+"""The one pass of a round: begun, waited for while drafters draft ahead, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence as Items
+from time import perf_counter
+
+import numpy as np
+from attrs import frozen
+
+from augury.batch import Feed
+from augury.engine.context import EngineContext
+from augury.engine.sequence import Sequence
+from augury.passes import Pass
+from augury.speculation.ahead import settle_ahead
+from augury.speculation.drafting import Drafting
+from augury.speculation.drafts import SlotDraft
+
+__all__ = ["RoundPass", "Share"]
+
+
+@frozen(eq=False)
+class Share:
+    """A sequence's share of a pass, and what it drafted; None while its prompt is processed."""
+
+    sequence: Sequence
+    feed: Feed
+    drafted: SlotDraft | None = None
+
+
+@frozen(eq=False)
+class RoundPass:
+    """A pass that is over."""
+
+    passed: Pass
+    argmax: list[int]  # the best token of each row; empty where everyone asks for more
+    features: Mapping[str, np.ndarray]  # that drafters are fed
+    seconds: float
+    late_s: float  # how much longer than that drafting ahead took
+
+    @classmethod
+    def compute(cls, context: EngineContext, drafting: Drafting, shares: Items[Share], n_vocab: int) -> RoundPass:
+        """Compute everyone's share; tokens from `n_vocab` on cannot be chosen."""
+        wanted = drafting.features([share.sequence for share in shares])
+        start = perf_counter()
+        passed = context.forward([share.feed for share in shares], wanted)
+        begun_s, ahead_s = perf_counter() - start, 0.0
+        slots = [share.drafted for share in shares if share.drafted is not None] if context.is_asynchronous else []
+        if slots:
+            n_beside = sum(len(share.feed.tokens) for share in shares if share.drafted is None)
+            ahead_s = drafting.draft_ahead(slots, n_beside, begun_s)
+        device_s = passed.wait()
+        seconds = begun_s if device_s is None else device_s
+        late_s = min(max(begun_s + ahead_s - seconds, 0.0), ahead_s)
+        if ahead_s:
+            settle_ahead(slots, late_s / ahead_s)
+        if n_vocab < context.info.n_vocab:
+            passed = passed.first(n_vocab)
+        has_greedy = any(share.feed.n_rows and share.sequence.is_plain_argmax for share in shares)
+        argmax = passed.argmax().tolist() if has_greedy else []
+        return cls(passed, argmax, {name: passed.features(name).copy() for name in wanted}, seconds, late_s)

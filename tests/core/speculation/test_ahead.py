@@ -1,0 +1,273 @@
+"""Drafting ahead: while a device verifies a draft, drafters write what would follow it."""
+
+import threading
+
+import numpy as np
+import pytest
+from toys import toy_engine
+
+from augury.engine.engine import Engine
+from augury.interfaces import Drafter
+from augury.passes import ArrayPass
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.drafts import AheadDraft, SlotDraft
+from augury.speculation.planner import DraftPlanner
+from augury.testing.toy_model import ToyModel
+from augury.types import Draft
+
+PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 1]]
+WAYS = [
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 4, "top_k": 4},
+    {"temperature": 0.9, "seed": 5, "repeat_penalty": 1.3},
+]
+PASS_S = 1.0
+
+
+class DevicePass(ArrayPass):
+    """A pass that is over when somebody says so."""
+
+    end = None  # called before it is over
+
+    def wait(self):
+        if self.end is not None:
+            self.end()
+        return PASS_S
+
+
+class DeviceModel(ToyModel):
+    """A toy whose passes are computed elsewhere."""
+
+    is_asynchronous = True
+
+    def forward(self, batch):
+        passed = DevicePass(super().forward(batch).rows())
+        passed.end = self.end_of_draft if len(batch.rows) > len(set(batch.slots[batch.rows])) else None
+        return passed
+
+    def end_of_draft(self):
+        """What a pass over a draft waits for."""
+
+
+class Writer(Drafter):
+    """Writes as the target would, but for every `error`-th place of the text."""
+
+    name = "writer"
+    is_costly = True
+    drafts_ahead = True
+    error = 10**9
+
+    def __init__(self, model):
+        super().__init__(None, None)
+        self.model, self.guesses = model, []
+
+    def write(self, text, limit):
+        for _ in range(limit):
+            best = int(np.argmax(self.model.logits(np.array(text))))
+            text = [*text, best if len(text) % self.error else (best + 1) % 16]
+        return Draft(text[len(text) - limit :])
+
+    def draft(self, history, limit):
+        return self.write(history.tolist(), limit)
+
+    @classmethod
+    def draft_together(cls, asks):
+        for ask in asks:
+            if len(ask.guess):
+                ask.drafter.during(ask)
+        return [ask.drafter.write([*ask.history.tolist(), *ask.guess.tolist()], ask.limit) for ask in asks]
+
+    def during(self, ask):
+        self.guesses.append(ask.guess.tolist())
+
+
+def planner(per_token=0.0, n_drafters=1):
+    """Passes of up to 64 tokens take a second."""
+    costs = PassCosts([PassTime(1, 0, PASS_S), PassTime(64, 0, PASS_S * (1 + 63 * per_token))], 64)
+    return DraftPlanner(costs, [True] * n_drafters)
+
+
+def ahead_engine(drafter=Writer, **how):
+    return toy_engine(**{"drafter": drafter, "target": DeviceModel, "planner": planner(), "n_max": 2, **how})
+
+
+def test_a_draft_is_written_while_the_pass_before_it_is_computed():
+    drafted = threading.Event()
+
+    class Device(DeviceModel):
+        def end_of_draft(self):
+            assert drafted.wait(30), "nobody drafts while the pass is computed"
+            drafted.clear()
+
+    class Watched(Writer):
+        def during(self, ask):
+            drafted.set()
+
+    with ahead_engine(Watched, target=Device, n_ctx=200) as engine:
+        result = engine.generate([1, 2, 3], max_tokens=60, temperature=0.0)
+    drafts = result.stats.drafters["writer"]
+    assert list(result.tokens) == ToyModel().plain([1, 2, 3], 60)
+    assert drafts.ahead >= drafts.ahead_used > drafts.drafted / 2, "most drafts took no time"
+    assert drafts.hidden_s > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("error", [5, 9])
+def test_what_is_drafted_ahead_changes_no_token(way, slots, error):
+    class Erring(Writer):
+        pass
+
+    Erring.error = error
+    how = {"max_tokens": 40, "logprobs": 1, **way}
+    with toy_engine(period=3) as plain, ahead_engine(Erring, slots=slots, period=3) as engine:
+        expected, results = plain.generate(PROMPTS, **how), engine.generate(PROMPTS, **how)
+    drafts = [each.stats.drafters["writer"] for each in results]
+    for result, one in zip(results, expected, strict=True):
+        assert result.tokens == one.tokens
+        assert [piece.logprob for piece in result.pieces] == [piece.logprob for piece in one.pieces]
+    assert sum(each.ahead for each in drafts) > sum(each.ahead_used for each in drafts) > 0, "some guesses are wrong"
+
+
+def test_where_it_fails_ahead_it_drafts_on_by_itself():
+    class Failing(Writer):
+        def during(self, ask):
+            super().during(ask)
+            raise MemoryError("no room for a guess")
+
+    with ahead_engine(Failing, kind=Engine) as engine:
+        results = [engine.generate([1, 2], max_tokens=20, temperature=0.0) for _ in range(2)]
+        (writer,) = engine._drafters
+    assert all(list(result.tokens) == ToyModel().plain([1, 2], 20) for result in results)
+    stats = results[0].stats.drafters["writer"]
+    assert len(writer.guesses) == 2, "once in a request"
+    assert (stats.ahead, stats.failed) == (0, None)
+    assert stats.accepted > 2
+
+
+@pytest.mark.parametrize(
+    ("drafter", "how"),
+    [
+        (type("Unable", (Writer,), {"drafts_ahead": False}), {}),
+        (Writer, {"target": ToyModel}),
+        (Writer, {"planner": None}),
+        (Writer, {"verify": "rejection"}),
+        (type("Tree", (Writer,), {"write": lambda _, text, limit: Draft([1, 2][:limit], [-1, -1][:limit])}), {}),
+    ],
+    ids=["drafter cannot", "target computes on the CPU", "no planner", "drafts by chance", "trees"],
+)
+def test_nobody_drafts_ahead_where(drafter, how):
+    with ahead_engine(drafter, **how) as engine:
+        result = engine.generate([1, 2], max_tokens=20, temperature=0.8, seed=1)
+        (writer,) = engine._drafters
+    assert result.stats.n_drafted > 0
+    assert (writer.guesses, result.stats.drafters["writer"].ahead) == ([], 0)
+
+
+@pytest.mark.parametrize("what", ["cancel", "close"])
+def test_a_request_may_end_while_its_drafter_drafts_ahead(what):
+    class Ending(Writer):
+        end = None
+
+        def during(self, ask):
+            super().during(ask)
+            self.end()
+
+    with ahead_engine(Ending, slots=2, n_ctx=300) as engine:
+        begun, running = threading.Event(), []
+        for writer in engine._drafters[:2]:
+            writer.end = lambda: begun.wait(30) and (running[0].cancel() if what == "cancel" else engine.close())
+        running.append(engine.submit([1, 2, 3], max_tokens=200, temperature=0.0))
+        begun.set()
+        assert running[0].result().finish_reason == "cancelled"
+        if what == "cancel":
+            assert list(engine.generate([1, 2, 3], max_tokens=20, temperature=0.0).tokens) == ToyModel().plain([1, 2, 3], 20)
+
+
+def test_what_takes_longer_than_the_pass_is_lost_and_the_rest_is_hidden(monkeypatch):
+    now = [0.0]
+    for module in ("speculation.drafter_guard", "engine.round_pass"):
+        monkeypatch.setattr(f"augury.{module}.perf_counter", lambda: now[0])
+
+    class Slow(Writer):
+        def during(self, ask):
+            now[0] += 1.5  # all at once, as nobody expects
+
+    rounds, losses = [], []
+
+    class Watched(DraftPlanner):
+        def observe_round(self, slots, *others):
+            losses.extend(slot.draft_s for slot in slots if slot.ahead_s)
+            super().observe_round(slots, *others)
+
+    watched = Watched(PassCosts([PassTime(1, 0, PASS_S), PassTime(64, 0, PASS_S)], 64), [True])
+    with ahead_engine(Slow, planner=watched, observers=(lambda **seen: rounds.append(seen["round"]), None)) as engine:
+        stats = engine.generate([1, 2, 3], max_tokens=9, temperature=0.0).stats.drafters["writer"]
+    n = len(losses)
+    assert n >= 1
+    assert losses == [0.5] * n
+    assert (stats.draft_s, stats.hidden_s) == (0.5 * n, 1.0 * n)
+    assert [each.forward_s for each in rounds] == [PASS_S] * len(rounds)
+    assert sum(each.draft_s >= 0.5 for each in rounds) == n
+
+
+# What the planner says of it
+
+
+def slots_of(planner, *lengths, limit=8, drafter=0):
+    """Slots whose drafts are so long."""
+    slots = []
+    for k in lengths:
+        slot = SlotDraft(None, planner.new_request(), limit, 100, drafter=drafter, k=k, draft=Draft([1] * k))
+        slots.append(slot)
+    return slots
+
+
+def knowing(per_token_s, n_right=100):
+    """A planner that knows a drafter's time, which is mostly right."""
+    made = planner()
+    made.observe_ahead(0, 4, 4 * per_token_s)
+    made._estimates[0].see_each([True] * n_right)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("per_token_s", "begun_s", "expected"),
+    [(0.01, 0.0, 8), (0.25, 0.0, 3), (0.25, 0.3, 1), (0.25, 0.6, 0), (0.6, 0.0, 0), (0.01, 1.5, 0)],
+)
+def test_as_much_is_drafted_ahead_as_the_rest_of_the_pass_hides(per_token_s, begun_s, expected):
+    made = knowing(per_token_s)
+    slots = slots_of(made, 3)
+    assert made.n_ahead(slots, slots, 0, begun_s) == [expected]
+
+
+def test_slots_share_the_time():
+    made = knowing(0.1)
+    slots = slots_of(made, 3, 2, 0)
+    assert made.n_ahead(slots, slots[:2], 0, 0.0) == [4, 4]
+
+
+def test_what_is_not_likely_to_be_accepted_is_not_drafted_ahead():
+    made = knowing(0.001, n_right=0)  # 0.65 is what is expected of a model: to the fifth power 0.116, to the sixth 0.075
+    slots = slots_of(made, 0, 2, 5)
+    assert made.n_ahead(slots, slots, 0, 0.0) == [4, 2, 0]
+
+
+def test_what_was_drafted_ahead_is_taken_as_it_is_unless_more_pays():
+    for per_token_s, expected in ((0.5, 2), (0.001, 8)):
+        made = knowing(per_token_s)
+        (slot,) = slots_of(made, 0)
+        slot.drafters.guards[0] = type("Guard", (), {"is_left_out": False})
+        slot.sequence = type("Sequence", (), {"request": type("R", (), {"speculation": type("S", (), {"n_min": 0})})})
+        slot.proposals[0], slot.ahead = Draft([5, 6]), 0
+        slot.offer(made.is_costly)
+        made.choose([slot])
+        assert (slot.drafter, slot.k) == (0, expected)
+
+
+def test_a_guess_is_right_if_the_text_went_on_with_all_of_it():
+    ahead = AheadDraft(0, 2, np.int32([7, 8]), Draft([9]))
+    assert [ahead.follows(np.int32(text)) for text in ([1, 2, 7, 8], [1, 2, 7], [1, 2, 7, 9], [1, 2, 7, 8, 9])] == [
+        *(True, False),
+        *(False, False),
+    ]
