@@ -166,7 +166,7 @@ class Lowering:
         if any(layer.skip for layer in plan.layers):
             yield "embedded"
         if plan.embedding.other is not None:
-            yield from ("other", "seen")
+            yield "other"
         if plan.embedding.layer_inputs is not None or any(layer.skip for layer in plan.layers):
             yield "given"
 
@@ -188,10 +188,10 @@ class Lowering:
         layer, width = self.plan.layers[i], tape.x.width
         if layer.turn is not None:
             other = Rows(self.buffers["other"], width)
-            before = tape.put_aside() if layer.turn is Turn.CHANGE else other
-            tape.blend(tape.x, other, 1.0, 1.0)
             if layer.turn is Turn.CHANGE:
-                tape.copy(before.at, other.at, 4 * tape.size.n_tokens * width)
+                tape.trade_rows(other)
+            else:
+                tape.leave_rows(other)
         for emitter in self._layers[i]:
             emitter.begin(tape)
         before = tape.x

@@ -14,7 +14,7 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, GATED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
-from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, blend_rows, norm_rows, norm_two
+from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, TRADED, blend_rows, norm_rows, norm_two
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
 from augury.blocks import Linear, Matrices, NormKind
 
@@ -133,7 +133,7 @@ class Tape:
         self.steps: list[Launch | Copy] = []
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
         self.x = self.seen = Rows(buffers["x"], n_embd)
-        self._left: tuple[Rows, Norm | None] | None = None  # what the next norm adds to x, normed or as it is
+        self._left: tuple[Rows, Norm | None, bool] | None = None  # what the next norm adds to x, as it is or normed, or trades
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
 
     @staticmethod
@@ -215,12 +215,17 @@ class Tape:
         self.settle()
         y = Rows(self.buffers["y"], self.x.width)
         self.multiply(x, ((linear, 0),), y)
-        self._left = (y, post_norm)
+        self._left = (y, post_norm, False)
 
     def leave_rows(self, rows: Rows, post_norm: Norm | None = None) -> None:
         """Add rows, or their norm, to the residual stream, which they are not to change before the next norm."""
         self.settle()
-        self._left = (rows, post_norm)
+        self._left = (rows, post_norm, False)
+
+    def trade_rows(self, rows: Rows) -> None:
+        """Add rows to the residual stream, which become what that was."""
+        self.settle()
+        self._left = (rows, None, True)
 
     def settle(self) -> None:
         """Add to the residual stream what was left."""
@@ -254,16 +259,16 @@ class Tape:
         to: Operand | None,
         *,
         n_groups: int = 1,
-        left: tuple[Rows, Norm | None] | None = None,
+        left: tuple[Rows, Norm | None, bool] | None = None,
         is_output: bool = False,
     ) -> None:
         """Norm groups of rows, to which is added what was left; without a place to go to in place."""
-        y, y_norm = left or (x, None)
+        y, y_norm, is_traded = left or (x, None, False)
         n_alike = 1 if norm is None or norm.weight_shape is None else n_groups
         weights = [x.at if y_norm is None else self.weights.norm(y_norm)]
         weights += [x.at if norm is None else self.weights.norm(norm, n_alike)]
         eps = [0.0 if each is None else each.eps for each in (y_norm, norm)]
-        y_kind = NOTHING if left is None else norm_kind(y_norm)
+        y_kind = NOTHING if left is None else norm_kind(y_norm) | (TRADED if is_traded else 0)
         kind = NOTHING if to is None and norm is None else norm_kind(norm)
         n_out = size if to is None or n_groups > 1 else to.width
         to = to or Operand(x.at, x.at, x.at, x.at, x.width, as_floats=True)

@@ -24,6 +24,7 @@ from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 # What a norm does, a number for kernels; a bias, if any, comes after its weights.
 NOTHING, AS_IS, RMS, LAYER = range(4)
 BIASED = 4
+TRADED = 8  # of what is added to x: what x was takes its place
 
 _WARPS = THREADS // WARP
 
@@ -73,9 +74,12 @@ def normed(x, at, weight, i, size, mean, inverse, kind):
 
 @lane
 def _add_normed(x, start, y, at, size, first, step, weight, mean, inverse, kind):
-    """Add a norm of y to x, every `step`-th value from the `first` on."""
+    """Add a norm of y to x, every `step`-th value from the `first` on; y may become what x was."""
     for i in range(first, size, step):
-        x[start + i] = add(x[start + i], normed(y, at + i, weight, i, size, mean, inverse, kind))
+        was = x[start + i]
+        x[start + i] = add(was, normed(y, at + i, weight, i, size, mean, inverse, kind & (TRADED - 1)))
+        if kind & TRADED:
+            y[at + i] = was
 
 
 @lane

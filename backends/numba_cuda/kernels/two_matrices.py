@@ -9,14 +9,14 @@ from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, TILES, add_cuts, put_rows, sums_of_cut_of
 
-MOST_REGISTERS = 112  # so that there is room for 16 warps; left to itself, the compiler takes 128 for four tokens on 8.0
+MOST_REGISTERS = {4: 112}  # by tokens: so that 16 warps have room, where the compiler takes 128 for 8.0 if left to itself
 
 
 def _multiply_two(fmt, other, n_tokens):
     sums_of_one, sums_of_other = sums_of_cut_of(fmt, n_tokens), sums_of_cut_of(other, n_tokens)
     n_staged = MOST_CUTS * WARP * n_tokens
 
-    @kernel("jwwwiiii" + 2 * "wffiiiir", name=f"multiply_{fmt.name}_{other.name}_{n_tokens}", most_registers=MOST_REGISTERS)
+    @kernel("jwwwiiii" + 2 * "wffiiiir", name=f"multiply_{fmt.name}_{other.name}_{n_tokens}", most_registers=MOST_REGISTERS.get(n_tokens))
     def multiply_two(
         inputs,
         x,
