@@ -15,7 +15,7 @@ from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.tape import Operand, Rows, Size, Tape
-from augury.blocks import Attention, FeedForward, Turn
+from augury.blocks import Attention, FeedForward, Mamba2, Turn
 from augury.types import StateSpec
 
 if TYPE_CHECKING:
@@ -55,12 +55,13 @@ def size_of(n_tokens: int, last_position: int) -> Size:
 
 
 def _first_norms(layer: Layer) -> tuple[Norm | None, ...]:
-    """The norms of what both mixer and feed-forward see, which stand side by side."""
-    if layer.is_parallel and not (layer.beside or layer.apart):
-        match layer.mixer, layer.feed_forward:
-            case Attention(norm=norm), FeedForward(norm=other):
-                return (norm,) if norm == other else (norm, other)
-    return ()
+    """The norms of what several blocks see that stand side by side."""
+    blocks = (*layer.mixers, layer.feed_forward) if layer.is_parallel else layer.mixers
+    is_known = all(isinstance(block, Attention | Mamba2 | FeedForward) for block in blocks)
+    if len(blocks) < 2 or layer.apart or not is_known:
+        return ()
+    norms = tuple(dict.fromkeys(block.norm for block in blocks if isinstance(block, Attention | Mamba2 | FeedForward)))
+    return norms if len(norms) <= 2 else ()
 
 
 class Lowering:

@@ -16,7 +16,11 @@ def _multiply_two(fmt, other, n_tokens):
     sums_of_one, sums_of_other = sums_of_cut_of(fmt, n_tokens), sums_of_cut_of(other, n_tokens)
     n_staged = MOST_CUTS * WARP * n_tokens
 
-    @kernel("jwwwiiii" + 2 * "wffiiiir", name=f"multiply_{fmt.name}_{other.name}_{n_tokens}", most_registers=MOST_REGISTERS.get(n_tokens))
+    @kernel(
+        "jwwwiiii" + 2 * "wffiiiir",
+        name=f"multiply_{fmt.name}_{other.name}_{n_tokens}",
+        most_registers=MOST_REGISTERS.get(n_tokens),
+    )
     def multiply_two(
         inputs,
         x,
