@@ -13,12 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 # by words of kernels' names; `route` is one block, those of `recur` are one warp each
-# with 80, three blocks of 256 threads have room, or six of 128; of `mix_streams` there is one for each token
+# with 80, three blocks of 256 threads have room, or six of 128, with 128 two of 256; of `mix_streams` there is one for each
+# token
 MOST_REGISTERS = {
     "matrix": 128,
     "multiply": 112,
     "route": 255,
     "attend_pooled": 88,
+    "attend_latent": 128,
     "attend": 80,
     "gate": 112,
     "recur": 240,
@@ -26,10 +28,10 @@ MOST_REGISTERS = {
 }
 MOST_REGISTERS |= {"choose": 80, "mix_streams": 96}
 OTHERS_REGISTERS = 64
-MOST_SHARED = {"matrix": 34 << 10}  # bytes; from 9.0 on the system's own 1024 are among them
+MOST_SHARED = {"matrix": 34 << 10, "attend_latent": 36 << 10}  # bytes; from 9.0 on the system's own 1024 are among them
 OTHERS_SHARED = 9 << 10
 WITH_DOUBLES = {"sums_of_chunks"}
-LAST_BLOCKS = ("attend",)  # go on when all others have ended
+LAST_BLOCKS = ("attend_f16", "attend_q", "attend_pooled")  # go on when all others have ended
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -43,10 +45,8 @@ def problems(name, found):
         yield f"{name} has a stack of {found['stack']} bytes and {found['spills']} loads and stores of it, expected none"
     if found["doubles"] and name not in WITH_DOUBLES:
         yield f"{name} has {found['doubles']} instructions of double precision, expected none"
-    if name.startswith("attend") and not found["wide_loads"]:
-        yield f"{name} has no loads of 16 bytes, expected some of keys"
-    if name.startswith(LAST_BLOCKS) and not found["arrivals"]:
-        yield f"{name} has no fence, addition to a counter and fence in turn, by which its last block goes on"
+    if name.startswith("attend"):
+        yield from _problems_of_attention(name, found)
     if "_matrix_" in name:
         n_wanted = int(name.rpartition("_")[2]) // 8 * (2 if re.search(r"Q[236]_K", name) else 1)
         if found["matrix_products"] != n_wanted:
@@ -58,6 +58,17 @@ def problems(name, found):
         is_float = re.search(r"_B?F\d", name) is not None
         if not is_float and found["dot_products"] < 8 * n_types:
             yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token and type"
+
+
+def _problems_of_attention(name, found):
+    if not found["wide_loads"] and not name.startswith("attend_latent_q"):  # codes of eight values are eight bytes at most
+        yield f"{name} has no loads of 16 bytes, expected some of keys"
+    if name.startswith(LAST_BLOCKS) and not found["arrivals"]:
+        yield f"{name} has no fence, addition to a counter and fence in turn, by which its last block goes on"
+    if name.startswith("attend_latent"):
+        n_wanted = 32 * int(name.rpartition("_")[2]) if "f16" in name else 48
+        if found["products_of_halves"] != n_wanted:
+            yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {n_wanted}"
 
 
 def report(kernels, capability):
@@ -83,6 +94,7 @@ def facts(path):
         "wide_loads": r"\bLDG\S*\.128",
         "dot_products": r"\bIDP\.4A",
         "arrivals": r"\bMEMBAR\S*\.GPU\b[^}]*?\bATOMG\S*\.INC\.STRONG\.GPU\b[^}]*?\bCCTL\.IVALL\b",
+        "products_of_halves": r"\bHMMA\.16816\.F32",
         "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
     }
     counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}

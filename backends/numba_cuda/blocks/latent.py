@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from augury.backends.numba_cuda.blocks.attention import FOREVER, NOT_MERGED, parts_bytes, shares_of
+from augury.backends.numba_cuda.blocks.attention import FOREVER, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import factors_of, turns_of
-from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
+from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
 from augury.backends.numba_cuda.cache import Cache
-from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents, split_heads
+from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, HEADS, LATENT_THREADS, MAX_LATENT
 from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, units_of, warps_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.tape import Operand
-    from augury.blocks import LatentAttention
+    from augury.blocks import LatentAttention, Linear
     from augury.types import ModelOptions
 
 __all__ = ["LatentAttentionEmitter", "emit_rows", "tiles_of"]
@@ -44,27 +44,27 @@ class LatentAttentionEmitter(Emitter):
 
     def __init__(self, block: LatentAttention, options: ModelOptions) -> None:
         super().__init__(block, options)
-        if block.cached_dim % 8 or block.cached_dim > MAX_ROW:
-            expected = f"multiples of 8 up to {MAX_ROW}"
+        if block.cached_dim % 8 or block.cached_dim > MAX_ROW or block.latent_dim > MAX_LATENT:
+            expected = f"multiples of 8 up to {MAX_ROW}, of them latents up to {MAX_LATENT}"
             raise UnsupportedError(
-                f"rows of {block.cached_dim} values, backend numba-cuda keeps {expected}; choose another one"
+                f"rows of {block.latent_dim} latents among {block.cached_dim} values, backend numba-cuda keeps {expected}; "
+                "choose another one"
             )
         if block.window is not None and (block.indexer is not None or block.reuses_choice):
             raise UnsupportedError("a choice of what a window shows is not computed here; use backend reference")
         self._cache = Cache("cache_type_k", 1, block.cached_dim, options)
         self.chooser = self._own = chooser_of(block.indexer, options)
+        compared = [] if self._own is None else self._own.linears
+        # products side by side: first those of what queries are made of
+        self._linears = [block.q, *compared, block.kv, *filter(None, [block.gate, block.q_down])]
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block, n_heads = self.block, self.block.n_heads
         n_rows = MAX_TOKENS * n_heads + TILES[-1]  # a tile reads as many rows as it has room for
-        widths = {"kept": block.kv.n_out, "heads": block.q.n_out, "queries": n_heads * block.cached_dim}
-        widths |= {"down": 0 if block.q_down is None else block.q_down.n_out}
-        widths |= {"gates": 0 if block.gate is None else block.gate.n_out}
-        widths |= {"compared": 0 if self._own is None else sum(each.n_out for each in self._own.linears)}
         return {
             **({} if self._own is None else self._own.buffers(n_splits)),
-            **{name: 4 * MAX_TOKENS * width for name, width in widths.items()},
+            "heads": 4 * MAX_TOKENS * sum(each.n_out for each in self._linears),
             "rows of heads": 4 * n_rows * max(block.latent_dim, block.values.n_out),
             "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
             **Tape.operand_buffers("normed", block.kv.n_in),
@@ -75,7 +75,7 @@ class LatentAttentionEmitter(Emitter):
 
     def _part_bytes(self, n_splits: int) -> int:
         """Bytes of what splits give a token."""
-        return 4 * self.block.n_heads * n_splits * (self.block.cached_dim + 2)
+        return 4 * self.block.n_heads * n_splits * (self.block.latent_dim + 2)
 
     def bytes_per_position(self) -> int:
         """See `Emitter.bytes_per_position`."""
@@ -92,87 +92,93 @@ class LatentAttentionEmitter(Emitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, buffers, n = self.block, tape.buffers, tape.size.n_tokens
-        kept, heads = Rows(buffers["kept"], block.kv.n_out), Rows(buffers["heads"], block.q.n_out)
-        gates = Rows(buffers["gates"], 0 if block.gate is None else block.gate.n_out)
-        parts = [block.q_down or block.q, block.kv, *([] if block.gate is None else [block.gate])]
-        compared = [] if self._own is None else self._own.linears
-        asked = [block.q, *compared[:1]]
-        normed = asking = tape.norm(block.norm, [*parts, *compared[0 if block.q_down is None else 1 :]])
-        tape.multiply(normed, ((block.kv, 0),), kept)
-        if block.gate is not None:
-            tape.multiply(normed, ((block.gate, 0),), gates)
-        if block.q_down is not None:
-            down = Rows(buffers["down"], block.q_down.n_out)
-            tape.multiply(normed, ((block.q_down, 0),), down)
-            asking = tape.operand("low", block.q.n_in, asked)
-            tape.put(down, down.width, asking, block.q_norm)
-        tape.multiply(asking, ((block.q, 0),), heads)
+        block, n = self.block, tape.size.n_tokens
+        starts = np.cumsum([0, *(each.n_out for each in self._linears)]).tolist()
+        columns = dict(zip(self._linears, starts, strict=False))
+        heads = Rows(tape.buffers["heads"], starts[-1])
+        self._multiply(tape, heads, columns)
+        to = tape.operand("split heads", block.keys.n_in, [block.keys])
+        self._prepare(tape, heads, columns[block.kv], to)
         if self._own is not None:
-            emit_choice(tape, self._own, asking, normed)
-        tiles = tiles_of(tape, block.n_heads)
-        self._prepare(tape, kept, heads, self._absorb(tape, heads, tiles))
+            self._own.emit(tape, Rows(heads.at.at(4 * block.q.n_out), heads.width))
+        rows, tiles = tape.buffers["rows of heads"], tiles_of(tape, block.n_heads)
+        absorbed = rows
+        if block.keys.n_in:
+            tape.multiply_tiles(to, [block.keys], Rows(rows, block.latent_dim), tiles)
+        else:
+            n_bytes = 4 * MAX_TOKENS * block.n_heads * block.latent_dim
+            absorbed = tape.weights.constant(("zeros", n_bytes), lambda: np.zeros(n_bytes, np.uint8))
         to = tape.operand("split heads", block.latent_dim, [block.values])
-        window = min(block.window or 0, FOREVER)
-        sizes = (block.n_heads, block.cached_dim, tape.size.n_splits, window, block.latent_dim)
+        sizes = (block.n_heads, tape.size.n_splits, min(block.window or 0, FOREVER), block.latent_dim)
         sinks = tape.inputs if block.sinks is None else tape.weights.vector(block.sinks)
-        places = (buffers["parts of attention"], sinks)
+        places = (tape.buffers["parts of attention"], sinks)
         for first, n_merged in shares_of(n, self._part_bytes(tape.size.n_splits)):
-            self._attend(tape, first, n_merged)
+            self._attend(tape, heads, absorbed, first, n_merged)
             more = (int(block.sinks is not None), first, n_merged)
             emit_rows(tape, merge_latents, places, to, block.n_heads * n_merged, sizes, more)
-        rows = Rows(buffers["rows of heads"], block.values.n_out)
-        tape.multiply_tiles(to, [block.values], rows, tiles)
+        tape.multiply_tiles(to, [block.values], Rows(rows, block.values.n_out), tiles)
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
-        gate = (gates.width, 0 if block.gate is None else block.o.n_in // gates.width)
-        emit_rows(tape, join_heads, (rows.at, gates.at), mixed, n, (rows.width, block.o.n_in), gate)
+        gates, gate_size = rows, 0
+        if block.gate is not None:
+            gates, gate_size = heads.at.at(4 * columns[block.gate]), block.o.n_in // block.gate.n_out
+        emit_rows(tape, join_heads, (rows, gates), mixed, n, (block.values.n_out, block.o.n_in), (heads.width, gate_size))
         tape.leave(mixed, block.o)
 
-    def _absorb(self, tape: Tape, heads: Rows, tiles: Tiles) -> Pointer:
-        """Write what the first parts of queries are multiplied to, head by head; where there are none, 0."""
-        block, n_rows = self.block, tape.size.n_tokens * self.block.n_heads
-        if block.keys.n_in == 0:
-            n_bytes = 4 * MAX_TOKENS * block.n_heads * block.latent_dim
-            return tape.weights.constant(("zeros", n_bytes), lambda: np.zeros(n_bytes, np.uint8))
-        to, rows = (
-            tape.operand("split heads", block.keys.n_in, [block.keys]),
-            Rows(tape.buffers["rows of heads"], block.latent_dim),
-        )
-        sizes = (heads.width, heads.width // block.n_heads, block.keys.n_in)
-        emit_rows(tape, split_heads, (heads.at,), to, n_rows, sizes)
-        tape.multiply_tiles(to, [block.keys], rows, tiles)
-        return rows.at
+    def _multiply(self, tape: Tape, heads: Rows, columns: Mapping[Linear, int]) -> None:
+        """Write the products of norm(x), and of what queries are made of."""
+        block = self.block
+        if block.q_down is None:
+            tape.multiply(tape.norm(block.norm, self._linears), [*columns.items()], heads)
+            return
+        n_asking = 1 if self._own is None else 2
+        asking, others = self._linears[:n_asking], self._linears[n_asking:]
+        normed = tape.norm(block.norm, others)
+        tape.multiply(normed, [(each, columns[each]) for each in others], heads)
+        low = tape.operand("low", block.q.n_in, asking)
+        tape.put(Rows(heads.at.at(4 * columns[block.q_down]), heads.width), block.q.n_in, low, block.q_norm)
+        tape.multiply(low, [(each, columns[each]) for each in asking], heads)
 
-    def _prepare(self, tape: Tape, kept: Rows, heads: Rows, absorbed: Pointer) -> None:
-        block, weights, cache, n_ctx = self.block, tape.weights, self._cache, self.options.n_ctx
+    def _prepare(self, tape: Tape, heads: Rows, column: int, to: Operand) -> None:
+        """Write what is kept of tokens, and what the first parts of queries are multiplied as."""
+        block, weights, cache, n = self.block, tape.weights, self._cache, tape.size.n_tokens
+        kept = heads.at.at(4 * column)
         norms = (block.kv_norm, block.turned_norm)
-        turns, factors, turned = kept.at, kept.at, (0, 0, 0)
-        if block.rope is not None:
-            turns = turns_of(weights, block.rope, n_ctx)
-            turned = (len(block.rope.frequencies), block.rope.offset, int(block.rope.is_interleaved))
-        if block.temperature is not None:
-            factors = factors_of(weights, block.temperature, n_ctx)
-        weights_of = [kept.at if norm is None else weights.norm(norm) for norm in norms]
+        weights_of = [kept if norm is None else weights.norm(norm) for norm in norms]
         kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
-        places = (kept.at, heads.at, absorbed, tape.buffers["queries"], *weights_of, turns, factors, cache.codes, cache.halves)
-        sizes = (kept.width, heads.width, block.n_heads, heads.width // block.n_heads)
-        dims = (block.latent_dim, block.cached_dim - block.latent_dim, *turned)
-        rest = (int(block.temperature is not None), cache.number, n_ctx, tape.size.n_tokens)
-        grid, eps = (block.n_heads + 1, tape.size.n_tokens), [0.0 if norm is None else norm.eps for norm in norms]
-        tape.add(prepare_latents, grid, WARP, *places, *sizes, *dims, *kinds, *rest, *eps)
+        turns, *turned = self._turns(tape)
+        operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
+        places = (kept, *weights_of, turns, cache.codes, cache.halves, heads.at, *operand)
+        sizes = (heads.width, block.latent_dim, block.cached_dim - block.latent_dim, *turned, *kinds)
+        rest = (cache.number, self.options.n_ctx, self._head_dim, block.keys.n_in, to.width, n)
+        grid, eps = (1 + (block.n_heads if block.keys.n_in else 0), n), [0.0 if norm is None else norm.eps for norm in norms]
+        tape.add(prepare_latents, grid, WARP, *places, *sizes, *rest, *flags, *eps)
 
-    def _attend(self, tape: Tape, first: int, n: int) -> None:
-        """Write attention of some tokens, whose keys and values are the same rows."""
+    @property
+    def _head_dim(self) -> int:
+        return self.block.q.n_out // self.block.n_heads
+
+    def _turns(self, tape: Tape) -> tuple[Pointer, int, int, int]:
+        """Cosines and sines, of how many pairs, where these begin, and whether they are neighbours."""
+        rope = self.block.rope
+        if rope is None:
+            return tape.inputs, 0, 0, 0
+        turns = turns_of(tape.weights, rope, self.options.n_ctx)
+        return turns, len(rope.frequencies), rope.offset, int(rope.is_interleaved)
+
+    def _attend(self, tape: Tape, heads: Rows, absorbed: Pointer, first: int, n: int) -> None:
+        """Write attention of some tokens."""
         block, cache, n_splits = self.block, self._cache, tape.size.n_splits
-        queries, parts, dim = tape.buffers["queries"], tape.buffers["parts of attention"], block.cached_dim
-        chosen, *of_blocks = choice(tape, self.chooser)
-        places = (queries, cache.codes, cache.halves, cache.codes, cache.halves, queries, chosen, parts, *[parts] * 7)
-        sizes = (block.n_heads * dim, block.n_heads, 1, dim, dim, self.options.n_ctx, min(block.window or 0, FOREVER), 0)
-        grid = (n_splits, block.n_heads, n)
-        kernel = ATTEND[cache.kept_as, cache.kept_as]
-        tape.add(
-            kernel, grid, ATTEND_THREADS, *places, *sizes, n_splits, 0, *of_blocks, 1, first, *NOT_MERGED, block.scale, 0.0
-        )
+        factors, has_factors = heads.at, block.temperature is not None
+        if block.temperature is not None:
+            factors = factors_of(tape.weights, block.temperature, self.options.n_ctx)
+        turns, *turned = self._turns(tape)
+        chosen, block_size, stride, _ = choice(tape, self.chooser)
+        places = (absorbed, heads.at, turns, factors, cache.codes, cache.halves, chosen, tape.buffers["parts of attention"])
+        sizes = (heads.width, block.n_heads, self._head_dim, block.latent_dim, block.cached_dim, *turned, int(has_factors))
+        seen = (self.options.n_ctx, min(block.window or 0, FOREVER), n_splits, block_size, stride, tape.size.n_tokens, first)
+        n_rows = 2 if block.n_heads > HEADS and (cache.kept_as, 2) in ATTEND_LATENT else 1
+        grid = (n_splits, -(-block.n_heads // (HEADS * n_rows)), n)
+        tape.add(ATTEND_LATENT[cache.kept_as, n_rows], grid, LATENT_THREADS, *places, *sizes, *seen, block.scale)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""

@@ -21,6 +21,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     half_of_float,
     kernel,
     lane,
+    load8,
     load16,
     mul,
     nearest,
@@ -248,3 +249,31 @@ def _pair_q4_0(words, halves, cell, dim, i):
 
 PAIR = {"f16": _pair_f16, "q8_0": _pair_q8_0, "q4_0": _pair_q4_0}
 """Lane functions (words, halves, cell, dim, i) → values 2 i and 2 i + 1 of a cell."""
+
+
+@lane
+def _four_bytes(word, offset, scale):
+    return (
+        mul(_byte(word, 0, offset), scale),
+        mul(_byte(word, 1, offset), scale),
+        mul(_byte(word, 2, offset), scale),
+        mul(_byte(word, 3, offset), scale),
+    )
+
+
+@lane
+def _eight_q8_0(words, halves, cell, dim, i):
+    flip, scale = np.uint32(0x80808080), _scale(halves, (cell * dim + i) >> 5)
+    first, second = load8(words, (cell * dim + i) >> 2)
+    return _four_bytes(first ^ flip, 128, scale) + _four_bytes(second ^ flip, 128, scale)
+
+
+@lane
+def _eight_q4_0(words, halves, cell, dim, i):
+    low, shift, scale = np.uint32(0x0F0F0F0F), np.uint32(i >> 2 & 4), _scale(halves, (cell * dim + i) >> 5)
+    first, second = load8(words, ((cell * dim + i) >> 5 << 2) + (i >> 2 & 2))
+    return _four_bytes(first >> shift & low, 8, scale) + _four_bytes(second >> shift & low, 8, scale)
+
+
+EIGHT = {"q8_0": _eight_q8_0, "q4_0": _eight_q4_0}
+"""Lane functions (words, halves, cell, dim, i) → eight values from the i-th on, of codes."""

@@ -91,6 +91,14 @@ if SIMULATED:
         """Wait for all lanes, and see what they have written."""
         meet(None, lambda values: values)
 
+    def quad_max(value):
+        """The largest of the floats of four neighbouring lanes, of which this is one; NaN if one is."""
+        return meet(value, lambda values: np.repeat(np.max(np.array(values, np.float32).reshape(8, 4), axis=1), 4))
+
+    def quad_sum(value):
+        """The sum of such floats, by a tree."""
+        return meet(value, lambda values: _tree(values, (1, 2)))
+
     def half_warp_sum(value):
         """The sum of the ints of the lower or upper 16 lanes, whichever this lane is of."""
         return meet(value, lambda values: [int(each) for half in (values[:16], values[16:]) for each in [sum(half)] * 16])
@@ -118,17 +126,34 @@ if SIMULATED:
         """The same of 16 x 16 and 16 x 8, by `mma.m16n8k16`."""
         return meet((a, b, p), _products)
 
-    def _products(values):
-        """What the PTX ISA says that the lanes get.
+    def mma_halves(a, b, c, d, p, q, *sums):
+        """Four floats, and what is added to them of products of 16 x 16 and 16 x 8 halves, by `mma.m16n8k16`.
 
-        Lane 4 g + i has rows g and g + 8 of the first matrix, columns 4 i to 4 i + 3 and those 16 further on; of the second one
-        column g and such rows; of the product rows g and g + 8, columns 2 i and 2 i + 1.
+        Sums are of double precision here, and rounded once; a device may round otherwise, each sum in one way.
         """
-        held = np.array(values, np.uint32).view(np.int8).reshape(8, 4, -1, 4).astype(np.int32)
-        n = held.shape[2] // 3  # times 16 columns
-        first = held[:, :, : 2 * n].reshape(8, 4, n, 2, 4).transpose(3, 0, 2, 1, 4).reshape(16, 16 * n)
-        second = held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(16 * n, 8)
-        return [*map(tuple, (first @ second).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4).tolist())]
+        return meet(((a, b, c, d, p, q), sums), _added)
+
+    def _added(values):
+        held, sums = zip(*values, strict=True)
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = _product(np.array(held, np.uint32).view(np.float16).astype(np.float64))
+            return [*map(tuple, (np.array(sums, np.float32) + found).astype(np.float32))]
+
+    def _products(values):
+        return [*map(tuple, _product(np.array(values, np.uint32).view(np.int8).astype(np.int32)).tolist())]
+
+    def _product(held):
+        """What the PTX ISA says that the lanes get; each gives words of m = 4 bytes or 2 halves, held (32, words * m).
+
+        Lane 4 g + i has rows g and g + 8 of the first matrix, columns m i to m i + m - 1 and those 4 m further on; of the
+        second one column g and such rows; of the product rows g and g + 8, columns 2 i and 2 i + 1.
+        """
+        m = 4 if held.dtype == np.int32 else 2
+        held = held.reshape(8, 4, -1, m)
+        n = held.shape[2] // 3  # times 4 m columns
+        first = held[:, :, : 2 * n].reshape(8, 4, n, 2, m).transpose(3, 0, 2, 1, 4).reshape(16, 4 * m * n)
+        second = held[:, :, 2 * n :].transpose(2, 1, 3, 0).reshape(4 * m * n, 8)
+        return (first @ second).reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(WARP, 4)
 
     def _tree(values, steps):
         """Of what the lanes have the sums with those so many lanes away, in float32."""
@@ -140,7 +165,7 @@ if SIMULATED:
 else:
     from numba import int32
 
-    from augury.backends.numba_cuda.kernels.instructions import mma16, mma32  # noqa: F401
+    from augury.backends.numba_cuda.kernels.instructions import mma16, mma32, mma_halves  # noqa: F401
 
     _ALL = 0xFFFFFFFF
 
@@ -168,6 +193,20 @@ else:
     def warp_barrier():
         """Wait for all lanes, and see what they have written."""
         cuda.syncwarp()
+
+    @lane
+    def quad_max(value):
+        """The largest of the floats of four neighbouring lanes, of which this is one; NaN if one is."""
+        for step in (1, 2):
+            value = larger(value, cuda.shfl_xor_sync(_ALL, value, step))
+        return value
+
+    @lane
+    def quad_sum(value):
+        """The sum of such floats, by a tree."""
+        for step in (1, 2):
+            value = add(value, cuda.shfl_xor_sync(_ALL, value, step))
+        return value
 
     @lane
     def half_warp_sum(value):

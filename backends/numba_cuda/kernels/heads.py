@@ -14,11 +14,14 @@ MAX_DIM = 512  # of a head
 
 
 @lane
-def turned_value(head, turns, i, n_pairs, offset, is_interleaved, start):
-    """Value i of a head, of whose pairs, from `offset` on, `turns` has cosines and sines from `start` on; others stay."""
+def turned_value(head, first, turns, i, n_pairs, offset, is_interleaved, start):
+    """Value i of a head, whose first is head[first]; `turns` has cosines and sines of its pairs from `offset` on.
+
+    Those begin at `start`. Values before and after the pairs stay.
+    """
     at = i - offset
     if at < 0 or at >= 2 * n_pairs:
-        return head[i]
+        return head[first + i]
     if is_interleaved:
         pair, is_first, other = at // 2, at % 2 == 0, offset + (at ^ 1)
     else:
@@ -26,7 +29,7 @@ def turned_value(head, turns, i, n_pairs, offset, is_interleaved, start):
         pair = at if is_first else at - n_pairs
         other = i + n_pairs if is_first else i - n_pairs
     cosine, sine = turns[start + 2 * pair], turns[start + 2 * pair + 1]
-    return fma(head[i], cosine, mul(head[other], -sine if is_first else sine))
+    return fma(head[first + i], cosine, mul(head[first + other], -sine if is_first else sine))
 
 
 @lane
@@ -117,7 +120,7 @@ def prepare_heads(
     cuda.syncthreads()
     at = max(0, inputs[POSITIONS + t] - lag) * 2 * n_pairs
     for j in range(i, dim, WARP):
-        turned[j] = staged[j] if is_value else turned_value(staged, turns, j, n_pairs, offset, is_interleaved, at)
+        turned[j] = staged[j] if is_value else turned_value(staged, 0, turns, j, n_pairs, offset, is_interleaved, at)
     if kind != NOTHING and is_normed_last:
         norm_head(turned, weight, group, dim, kind, eps, parts)
     if kept_as == NOT_KEPT:

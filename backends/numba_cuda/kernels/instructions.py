@@ -32,7 +32,7 @@ else:
 
 def _emitted(result, emit, *parameters):
     """An operation whose instructions `emit` writes."""
-    names = ", ".join("abcdef"[: len(parameters)])
+    names = ", ".join("abcdefghij"[: len(parameters)])
     scope = {"signature": result(*parameters), "emit": lambda _, builder, __, values: emit(builder, values)}
     exec(f"def operation(context, {names}):\n    return signature, emit", scope)  # noqa: S102 - numba reads the parameters' names
     return intrinsic(scope["operation"])
@@ -238,9 +238,9 @@ else:
 
         return _emitted(types.UniTuple(uint32, n), emit, types.CPointer(uint32), types.int64)
 
-    def _tuple(builder, found, n):
-        """What numba takes for a tuple of n words, of what inline PTX gives."""
-        words = ir.Constant(ir.ArrayType(_I32, n), ir.Undefined)
+    def _tuple(builder, found, n, kind=_I32):
+        """What numba takes for a tuple of n words, or of another kind, of what inline PTX gives."""
+        words = ir.Constant(ir.ArrayType(kind, n), ir.Undefined)
         for i in range(n):
             words = builder.insert_value(words, builder.extract_value(found, i), i)
         return words
@@ -273,6 +273,18 @@ else:
         return _emitted(types.UniTuple(int32, 4), emit, *[uint32] * 3 * n)
 
     mma32, mma16 = _mma(2), _mma(1)
+
+    def _mma_halves(builder, values):
+        """Four float32 of a lane, and what is to be added to them of products of a 16 x 16 and a 16 x 8 matrix of halves."""
+        assembly = (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
+            "{$10, $11, $12, $13};"
+        )
+        kind = ir.FunctionType(ir.LiteralStructType([_F32] * 4), [_I32] * 6 + [_F32] * 4)
+        constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
+        return _tuple(builder, builder.asm(kind, assembly, constraints, values, True), 4, _F32)
+
+    mma_halves = _emitted(types.UniTuple(float32, 4), _mma_halves, *[uint32] * 6, *[float32] * 4)
 
     from numba.cuda import libdevice
 

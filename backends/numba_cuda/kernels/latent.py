@@ -38,23 +38,21 @@ def split_heads(inputs, x, out, quantised, factors, sums, stride, head_dim, size
         quantise(value, thread % WARP, quantised, factors, sums, row * (width // WARP) + unit)
 
 
-@kernel("j" + 8 * "f" + "bh" + 15 * "i" + "rr")
+@kernel("jffffbhffbfj" + 16 * "i" + "rr")
 def prepare_latents(
     inputs,
-    kept,
-    heads,
-    absorbed,
-    queries,
+    rows,
     latent_norm,
     turned_norm,
     turns,
-    factors,
     codes,
     halves,
-    kept_stride,
-    heads_stride,
-    n_heads,
-    head_dim,
+    heads,
+    out,
+    quantised,
+    factors,
+    sums,
+    stride,
     n_latent,
     n_turned,
     n_pairs,
@@ -62,56 +60,56 @@ def prepare_latents(
     is_interleaved,
     latent_kind,
     turned_kind,
-    has_factors,
     kept_as,
     length,
+    head_dim,
+    size,
+    width,
     n,
+    as_floats,
+    as_bytes,
     latent_eps,
     turned_eps,
 ):
-    """Store latents, normed, and turned values; put queries together. A warp takes one head of one token, or what is kept.
+    """Store latents, normed, and turned values; write the first `size` values of heads by themselves. A warp takes either.
 
     Args:
         inputs: Of the pass.
-        kept: (tokens, kept_stride), each latents, then values to turn.
-        heads: (tokens, heads_stride), of each head at the end values to turn.
-        absorbed: (n_heads * n, n_latent), the first part of queries, head by head.
-        queries: (tokens, n_heads, n_latent + n_turned).
+        rows: (tokens, stride), each beginning with latents, then values to turn.
         latent_norm, turned_norm: Weights, see `norm_rows`.
         turns: (positions, n_pairs, 2).
-        factors: (positions,) what queries are multiplied with.
         codes, halves: Planes of a cache, see `cells`, (slots, length, …) each.
+        heads: (tokens, stride), each beginning with heads of `head_dim` values.
+        out: (n_heads * n, width), head by head.
+        quantised, factors, sums: Units, as many as `out` has.
         n: Tokens that there is room for.
     """
-    t, head, i = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+    head, t, i = cuda.blockIdx.x - 1, cuda.blockIdx.y, cuda.threadIdx.x
     if t >= inputs[N_TOKENS]:
         return
     row, staged = cuda.shared.array(MAX_ROW, np.float32), cuda.shared.array(MAX_ROW, np.float32)
     parts = cuda.shared.array(1, np.float32)
-    is_query = head < n_heads
-    position, dim = inputs[POSITIONS + t], n_latent + n_turned
-    turns_at = position * 2 * n_pairs
-    source, start = kept, t * kept_stride + n_latent
-    if is_query:
-        source, start = heads, t * heads_stride + (head + 1) * head_dim - n_turned
+    if head >= 0:
+        for j in range(i, width, WARP):
+            value = heads[t * stride + head * head_dim + j] if j < size else np.float32(0)
+            if as_floats:
+                out[(head * n + t) * width + j] = value
+            if as_bytes:
+                quantise(value, i, quantised, factors, sums, (head * n + t) * (width // WARP) + j // WARP)
+        return
+    start, dim = t * stride, n_latent + n_turned
     for j in range(i, n_turned, WARP):
-        staged[j] = source[start + j]
-    if not is_query and turned_kind != NOTHING:
+        staged[j] = rows[start + n_latent + j]
+    if turned_kind != NOTHING:
         norm_head(staged, turned_norm, 0, n_turned, turned_kind, turned_eps, parts)
     cuda.syncthreads()
     for j in range(i, n_turned, WARP):
-        row[n_latent + j] = turned_value(staged, turns, j, n_pairs, offset, is_interleaved, turns_at)
-    if is_query:
-        factor = factors[position] if has_factors else np.float32(1)
-        to = (t * n_heads + head) * dim
-        for j in range(i, n_latent, WARP):
-            queries[to + j] = mul(absorbed[(head * n + t) * n_latent + j], factor)
-        for j in range(n_latent + i, dim, WARP):
-            queries[to + j] = mul(row[j], factor)
-        return
+        row[n_latent + j] = turned_value(
+            staged, 0, turns, j, n_pairs, offset, is_interleaved, inputs[POSITIONS + t] * 2 * n_pairs
+        )
     cuda.syncthreads()
     for j in range(i, n_latent, WARP):
-        staged[j] = kept[t * kept_stride + j]
+        staged[j] = rows[start + j]
     norm_head(staged, latent_norm, 0, n_latent, latent_kind, latent_eps, parts)
     for j in range(i, n_latent, WARP):
         row[j] = staged[j]
@@ -119,7 +117,7 @@ def prepare_latents(
     store_cell(row, staged, dim, kept_as, codes, halves, inputs[SLOTS + t] * length + inputs[CELLS + t])
 
 
-@kernel("jfffbfj" + 12 * "i")
+@kernel("jfffbfj" + 11 * "i")
 def merge_latents(
     inputs,
     parts,
@@ -129,7 +127,6 @@ def merge_latents(
     factors,
     sums,
     n_heads,
-    dim,
     n_splits,
     window,
     size,
@@ -141,10 +138,10 @@ def merge_latents(
     as_floats,
     as_bytes,
 ):
-    """Merge the first `size` of `dim` values that splits gave `n_merged` tokens, head by head; see `merge_heads`."""
+    """Merge the `size` values of each head that splits gave `n_merged` tokens, head by head; see `merge_heads`."""
     thread = cuda.threadIdx.x
     head, t = quotient(cuda.blockIdx.y, n_merged), remainder(cuda.blockIdx.y, n_merged)
-    at, t = (t * n_heads + head) * n_splits * (dim + 2), first_token + t
+    at, t = (t * n_heads + head) * n_splits * (size + 2), first_token + t
     row = head * n + t
     unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
     if t >= inputs[N_TOKENS] or WARP * unit >= width:
@@ -155,7 +152,7 @@ def merge_latents(
     if i < size:
         first = first_seen(last, window) // SPLIT
         sink = sinks[head] if has_sinks else np.float32(_NONE)
-        value = merged(parts, at + first * (dim + 2), last // SPLIT + 1 - first, 0, 0, dim, i, sink)
+        value = merged(parts, at + first * (size + 2), last // SPLIT + 1 - first, 0, 0, size, i, sink)
     if as_floats:
         out[row * width + i] = value
     if as_bytes:

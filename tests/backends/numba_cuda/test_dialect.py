@@ -112,3 +112,21 @@ def test_fragments_of_tensor_cores(n_columns):
     for lane, values in enumerate(found):
         for i, value in enumerate(values):
             assert value == (a @ b)[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)]
+
+
+def test_fragments_of_halves():
+    """By the figures of the PTX ISA, section "Matrix Fragments for mma.m16n8k16 with floating point type", of .f16."""
+    a, b = (RNG.standard_normal(shape).astype(np.float16) for shape in ((16, 16), (16, 8)))
+    c, held = RNG.standard_normal((16, 8)).astype(np.float32), []
+    for lane in range(32):
+        group, within = lane >> 2, lane & 3
+        first = [a[group + 8 * (2 <= i < 4 or i >= 6), within * 2 + (i & 1) + 8 * (i >= 4)] for i in range(8)]
+        second = [b[within * 2 + (i & 1) + 8 * (i >= 2), group] for i in range(4)]
+        sums = [c[group + 8 * (i >= 2), within * 2 + (i & 1)] for i in range(4)]
+        held.append((*np.array(first + second).view(np.uint32).tolist(), *sums))
+    found, right = of_warp(lambda given: dialect.mma_halves(*given), held), c + a.astype(np.float64) @ b.astype(np.float64)
+    for lane, values in enumerate(found):
+        for i, value in enumerate(values):
+            assert value == np.float32(right[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)])
+    assert of_warp(dialect.quad_max, [float(i % 7) for i in range(32)])[5:9] == [6.0] * 3 + [4.0]
+    assert of_warp(dialect.quad_sum, [float(i) for i in range(32)])[3:6] == [6.0, 22.0, 22.0]

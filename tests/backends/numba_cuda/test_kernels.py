@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from oracles.cuda_products import in_order
+from oracles.models import nmse
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
@@ -11,6 +12,7 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, 
 from augury.backends.numba_cuda.kernels.cells import TYPES
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, HEADS, LATENT_THREADS
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
@@ -124,6 +126,45 @@ def test_attention_over_several_splits(name):
     assert not found[:, N_HEADS * value_dim :].any()
     rounded = in_order(memory.read("bytes", (n, width), np.int8)) * memory.read("factors", (n, width // 32)).repeat(32, axis=1)
     assert np.abs(rounded - found).max() <= np.abs(found).max() / 127
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_heads_that_share_what_they_read_attend_each_for_itself(kind):
+    n_heads, n_latent, n_turned, head_dim, n_splits, window, position, path = 18, 72, 24, 40, 2, 290, 300, [305, 301, 310]
+    planes, (rows,) = kept(RNG.standard_normal((1, 320, n_latent + n_turned)), kind)
+    absorbed = RNG.standard_normal((n_heads, 1, n_latent)).astype(np.float32)
+    heads, turns = RNG.standard_normal((n_heads, head_dim)), RNG.standard_normal((320, n_turned // 2, 2))
+    chosen = RNG.integers(0, 2, 320).astype(np.int32)
+    memory = Memory(
+        inputs=told([position], [0], [298], [path]),
+        absorbed=absorbed,
+        heads=heads.astype(np.float32),
+        turns=turns.astype(np.float32),
+        factors=np.full(320, 0.5, np.float32),
+        words=planes[0],
+        halves=planes[-1],
+        chosen=chosen,
+        parts=np.full((n_heads, n_splits, n_latent + 2), np.nan, np.float32),
+    )
+    sizes = (n_heads * head_dim, n_heads, head_dim, n_latent, n_latent + n_turned, n_turned // 2, 0, 0, 1)
+    seen, parts = (320, window, n_splits, 1, 320, 1, 0), []
+    for (type_k, n_rows), kernel in ATTEND_LATENT.items():
+        if type_k == kind:
+            grid = (n_splits, -(-n_heads // (HEADS * n_rows)), 1)
+            memory.device.launch(Launch(kernel, grid, LATENT_THREADS, (*memory.at.values(), *sizes, *seen, 0.25)))
+            parts.append(memory.read("parts", (n_heads, n_splits, n_latent + 2)))
+            assert np.array_equal(parts[0], parts[-1]), "however many heads a block has"
+    cells = np.array([*range(298), *path])[position + 1 - window :]
+    cells = cells[chosen[position + 1 - window : position + 1] != 0]
+    low, high = heads[:, -n_turned : -n_turned // 2], heads[:, -n_turned // 2 :]
+    cosines, sines = turns[position].T
+    queries = np.concatenate([absorbed[:, 0], low * cosines - high * sines, high * cosines + low * sines], axis=1)
+    weights = np.exp(0.125 * queries @ rows[cells].T)
+    right = weights @ rows[cells, :n_latent] / weights.sum(axis=1, keepdims=True)
+    shares = np.exp(parts[0][..., n_latent].astype(np.float64))[..., None]
+    found = (shares * parts[0][..., :n_latent]).sum(axis=1) / (shares * parts[0][..., n_latent + 1 :]).sum(axis=1)
+    assert nmse(found, right) < 1e-12
 
 
 @pytest.mark.sample(0)
