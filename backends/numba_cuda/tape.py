@@ -14,7 +14,17 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import ADD, GATED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
-from augury.backends.numba_cuda.kernels.norm import AS_IS, BIASED, LAYER, NOTHING, RMS, TRADED, blend_rows, norm_rows, norm_two
+from augury.backends.numba_cuda.kernels.norm import (
+    AS_IS,
+    BIASED,
+    LAYER,
+    NOTHING,
+    RMS,
+    TRADED,
+    blend_rows,
+    norm_parts,
+    norm_rows,
+)
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
 from augury.blocks import Linear, Matrices, NormKind
 
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.weights import Matrix, Weights
-    from augury.blocks import Activation, Norm
+    from augury.blocks import Activation, GateKind, Norm
 
 __all__ = ["WARPS", "Gate", "Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
@@ -36,7 +46,7 @@ _OPERAND = ("floats", "bytes", "factors", "sums")
 class Gate:
     """How a gate is activated, see `kernels/gate.py`."""
 
-    activation: Activation
+    activation: Activation | GateKind
     limit: float | None = None
     limits_activated: bool = False
     constants: Sequence[float] = ()
@@ -199,13 +209,22 @@ class Tape:
         if to.as_bytes:
             self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
 
-    def norm_two(self, norms: Sequence[Norm | None], rows: Rows, sizes: Sequence[int]) -> None:
-        """Norm the first values of rows, and those after them, each by itself and in place, as far as they have norms."""
-        if any(norms):
-            weights = [rows.at if norm is None else self.weights.norm(norm) for norm in norms]
-            kinds = [NOTHING if norm is None else norm_kind(norm) for norm in norms]
-            eps = [0.0 if norm is None else norm.eps for norm in norms]
-            self.add(norm_two, (self.size.n_tokens, 2), THREADS, rows.at, *weights, rows.width, *sizes, *kinds, *eps)
+    def norm_parts(self, rows: Rows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None) -> None:
+        """Norm up to three parts of rows in place, given with their columns and sizes; the first may be put elsewhere."""
+        if to is None and not any(norm for norm, _, _ in parts):
+            return
+        parts = [*parts, *[(None, 0, 0)] * (3 - len(parts))]
+        weights = [rows.at if norm is None else self.weights.norm(norm) for norm, _, _ in parts]
+        kinds = [NOTHING if norm is None else norm_kind(norm) for norm, _, _ in parts]
+        eps = [0.0 if norm is None else norm.eps for norm, _, _ in parts]
+        if to is None:
+            to = Operand(rows.at, rows.at, rows.at, rows.at, 0)
+        else:
+            kinds[0] = norm_kind(parts[0][0])
+        places = (rows.at, *weights, to.floats, to.quantised, to.factors, to.sums)
+        sizes = [n for (_, at, size), kind in zip(parts, kinds, strict=True) for n in (at, size, kind)]
+        flags = (rows.width, to.width, int(to.as_floats), int(to.as_bytes))
+        self.add(norm_parts, (self.size.n_tokens, 3), THREADS, *places, *flags, *sizes, *eps)
 
     def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
         """Add the product of a matrix, or its norm, to the residual stream."""

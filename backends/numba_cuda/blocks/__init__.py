@@ -119,7 +119,7 @@ KNOWN: dict[type, Container[Any]] = {block: emitter.known for block, emitter in 
     Rows: (),
     Temperature: {"offset"},
     Vector: {"stored"},
-    Activation: tuple(Activation(name) for name in ACTIVATIONS),
+    Activation: tuple(each for each in Activation if each.value in ACTIVATIONS),
     GateKind: tuple(GateKind),
     Gating: tuple(GATINGS),
     NormKind: tuple(NormKind),

@@ -104,7 +104,8 @@ class AttentionEmitter(Emitter):
         if block.has_joint_norms:
             if block.clamp is not None or block.is_rope_first:
                 self._prepare(tape, rows, clamp=block.clamp, rope=block.rope if block.is_rope_first else None)
-            tape.norm_two((block.q_norm, block.k_norm if is_kept else None), rows, (block.q.n_out, block.k.n_out))
+            k_norm = block.k_norm if is_kept else None
+            tape.norm_parts(rows, ((block.q_norm, 0, block.q.n_out), (k_norm, block.q.n_out, block.k.n_out)))
             rope = None if block.is_rope_first else block.rope
             self._prepare(tape, rows, norms=(None, None, block.v_norm), rope=rope, temperature=block.temperature, keeps=is_kept)
         else:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from augury.backends.numba_cuda.blocks.feed_forward import activate
 from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
+from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrence import COLUMNS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.tape import Gate, Operand, Rows, Tape, units_of
+from augury.backends.numba_cuda.weights import rows_of
+from augury.blocks import GateKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,39 +106,46 @@ class MambaEmitter(RecurrentEmitter):
 
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, heads, buffers = self.block, self.block.recurrence, tape.buffers
-        size, n_steps = block.o.n_in, block.dt.n_out
+        block, buffers, size = self.block, tape.buffers, self.block.o.n_in
         inputs, fed = Rows(buffers["inputs"], 2 * size), Rows(buffers["fed"], self._width)
         normed = tape.norm(block.norm, (block.value, block.gate))
         tape.multiply(normed, ((block.value, 0), (block.gate, size)), inputs)
-        self._emit_convolution(tape)
         mixed, t, (key, query) = (block.t, block.key, block.query), size, self._columns
         convolved, times = tape.operand("convolved", size, mixed), tape.operand("times", block.dt.n_in, [block.dt])
-        tape.put(fed, size, convolved)
+        self._emit_convolution(tape, convolved)
         tape.multiply(convolved, list(zip(mixed, (t, key, query), strict=True)), fed)
-        tape.put(Rows(fed.at.at(4 * t), fed.width), block.t.n_out, times, block.t_norm)
-        for linear, norm, column in ((block.key, block.key_norm, key), (block.query, block.query_norm, query)):
-            tape.norm_in_place(norm, Rows(fed.at.at(4 * column), fed.width), linear.n_out)
-        ends = Rows(buffers["ends"], n_steps)
-        tape.multiply(times, [(block.dt, 0)], ends)
-        has_decays, beta = not heads.is_by_channel, self._beta
-        a = tape.weights.vector(block.a)
-        sizes = (fed.width, ends.width, n_steps, beta + n_steps, beta, 0, int(has_decays), 0)
-        self._add_decays(tape, decay, (fed.at, ends.at, a, a), sizes, n_steps)
+        parts = ((block.t_norm, t, block.t), (block.key_norm, key, block.key), (block.query_norm, query, block.query))
+        tape.norm_parts(fed, [(norm, column, linear.n_out) for norm, column, linear in parts], times)
+        self._emit_steps(tape, times, fed)
         self._emit_recurrence(tape)
         y, out = Rows(buffers["recurred"], size), tape.operand("mixed", size, [block.o])
         skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], size // block.d.size)
         self._gate(tape, y, Rows(inputs.at.at(4 * size), inputs.width), out, None, values=fed, skip=skip)
         tape.leave(out, block.o, block.post_norm)
 
+    def _emit_steps(self, tape: Tape, times: Operand, fed: Rows) -> None:
+        """Write what makes betas, and decays where these are by head."""
+        block, ends, beta = self.block, Rows(tape.buffers["ends"], self.block.dt.n_out), self._beta
+        at, gate = fed.at.at(4 * beta), Gate(GateKind.SOFTPLUS)
+        betas = Operand(at, at, at, at, fed.width, as_floats=True)
+        if block.recurrence.is_by_channel and tape.multiply_gated(times, [block.dt], betas, gate):
+            return
+        tape.multiply(times, [(block.dt, 0)], ends)
+        if block.recurrence.is_by_channel:
+            activate(tape, gate, ends, None, betas, ends.width)
+        else:
+            a = tape.weights.vector(block.a)
+            sizes = (fed.width, ends.width, ends.width, beta + ends.width, beta, 0, 1, 0)
+            self._add_decays(tape, decay, (fed.at, ends.at, a, a), sizes, ends.width)
+
     def emit_states(self, tape: Tape) -> None:
         """See `Emitter.emit_states`."""
         self._emit_convolution(tape)
         self._emit_recurrence(tape)
 
-    def _emit_convolution(self, tape: Tape) -> None:
+    def _emit_convolution(self, tape: Tape, to: Operand | None = None) -> None:
         x, y = Rows(tape.buffers["inputs"], 2 * self.block.o.n_in), Rows(tape.buffers["fed"], self._width)
-        self._convolve(tape, self.block.conv, self._placed[0], x, y, has_silu=True)
+        self._convolve(tape, self.block.conv, self._placed[0], x, y, has_silu=True, to=to)
 
     def _emit_recurrence(self, tape: Tape) -> None:
         block, heads = self.block, self.block.recurrence
@@ -149,8 +160,8 @@ class MambaEmitter(RecurrentEmitter):
     @property
     def _columns(self) -> tuple[int, int]:
         """Where keys and queries are in a token's row."""
-        key = self.block.o.n_in + self.block.t.n_out
-        return (key, key + self.block.key.n_out)
+        key = self.block.o.n_in + rows_of(self.block.t)
+        return (key, key + rows_of(self.block.key))
 
     @property
     def _beta(self) -> int:
@@ -160,4 +171,5 @@ class MambaEmitter(RecurrentEmitter):
     @property
     def _width(self) -> int:
         """Floats of a token's row."""
-        return self._beta + self.block.dt.n_out * (1 if self.block.recurrence.is_by_channel else 2)
+        n_steps = self.block.dt.n_out
+        return self._beta + (UNIT * units_of(n_steps) if self.block.recurrence.is_by_channel else 2 * n_steps)

@@ -12,6 +12,7 @@ from augury.backends.numba_cuda.kernels import recurrence
 from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, MAX_SIZE, convolve
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.recurrent_ends import gate_groups
+from augury.backends.numba_cuda.tape import Operand
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.backends.numba_cuda.tape import Operand, Rows, Tape
+    from augury.backends.numba_cuda.tape import Rows, Tape
     from augury.blocks import (
         Block,
         Convolution,
@@ -119,15 +120,21 @@ class RecurrentEmitter(Emitter):
         gates: tuple[Pointer, Pointer] | None = None,
         has_silu: bool = False,
         taps: Pointer | None = None,
+        to: Operand | None = None,
     ) -> None:
-        """Write a convolution of rows x; gates lie in rows as far apart. Its taps may be others than the file's."""
+        """Write a convolution of rows x; gates lie in rows as far apart. Its taps may be others than the file's.
+
+        What comes of it is in y, and, if products read it, in `to`.
+        """
         taps = taps or tape.weights.taps(conv)
         bias = taps if conv.bias is None else tape.weights.flat(conv.bias, conv.shapes[conv.bias])
         places = (x.at, *(gates or (x.at, x.at)), taps, bias, state.values, state.saved, state.aside, y.at)
         flags = (int(gates is not None), int(conv.bias is not None), int(has_silu))
         grid = (-(-conv.n_channels // CONVOLVE_THREADS), self._n_runs(tape))
         sizes = (x.width, y.width, conv.n_channels, conv.state.shape[0] + 1, self._n_aside)
-        tape.add(convolve, grid, CONVOLVE_THREADS, *places, *sizes, *flags)
+        out = to or Operand(y.at, y.at, y.at, y.at, 0)
+        read = (out.floats, out.quantised, out.factors, out.sums, out.width, int(out.as_floats), int(out.as_bytes))
+        tape.add(convolve, grid, CONVOLVE_THREADS, *places, *sizes, *flags, *read)
 
     def _recur(
         self, tape: Tape, heads: LinearRecurrence, state: PlacedState, row: FedRow, y: Pointer, table: Pointer | None = None

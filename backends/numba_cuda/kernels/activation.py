@@ -104,6 +104,11 @@ def _situ(g, a, b, c, d):
 
 
 @lane
+def _softplus(g, a, b, c, d):
+    return softplus(g)
+
+
+@lane
 def _xielu(g, below, above, slope, eps):
     least = limited(g, eps)
     low = mul(np.float32(below), add(expm1(least), -g))
@@ -140,6 +145,7 @@ ACTIVATIONS = {
     "situ": (_situ, _capped_up),
     "xielu": (_xielu, _as_it_is),
     "swiglu_oai": (_swiglu_oai, _swiglu_oai_up),
+    "softplus": (_softplus, _as_it_is),
 }
 """By the activation, lane functions (gate, four constants) and (up, the second constant)."""
 NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}

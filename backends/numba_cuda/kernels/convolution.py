@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import silu
-from augury.backends.numba_cuda.kernels.dialect import SIMULATED, add, cuda, fma, kernel, lane, mul, remainder
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, WARP, add, cuda, fma, kernel, lane, mul, remainder, together
 from augury.backends.numba_cuda.kernels.inputs import (
     ACCEPTED,
     CELLS,
@@ -25,6 +25,7 @@ from augury.backends.numba_cuda.kernels.inputs import (
     STATES,
     N,
 )
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 MAX_SIZE = 16  # of a convolution, with the inputs that it passes over
 CONVOLVE_THREADS = 32 if SIMULATED else 128
@@ -90,7 +91,9 @@ def _convolve_run(
     has_bias,
     has_silu,
 ):
-    """Take a run's tokens through channel c."""
+    """Take a run's tokens through channel c, if there is one."""
+    if c >= n_channels:
+        return
     slot, first, n = inputs[run + SLOT], inputs[run + FIRST] + ORDER, inputs[run + N]
     n_certain, save = inputs[run + N_CERTAIN], inputs[run + SAVE]
     before = size - 1
@@ -133,7 +136,20 @@ def _convolve_run(
         aside[place] = _input(x, gate_in, t * x_stride + c, has_gates)
 
 
-@kernel("jfffffffffiiiiiiii")
+@together
+def _quantise_run(inputs, run, i, c, y, y_stride, n_channels, out, quantised, factors, sums, width, as_floats, as_bytes):
+    """Store what a run's tokens have in channel c where products read it, as floats, as units, or both; 0 beyond channels."""
+    first = inputs[run + FIRST] + ORDER
+    for j in range(inputs[run + N]):
+        t = inputs[first + j]
+        value = y[t * y_stride + c] if c < n_channels else np.float32(0)
+        if as_floats:
+            out[t * width + c] = value
+        if as_bytes:
+            quantise(value, i % WARP, quantised, factors, sums, unit_of(inputs, t, c // WARP, width // WARP))
+
+
+@kernel("jfffffffffiiiiiiii" + "fbfj" + "iii")
 def convolve(
     inputs,
     x,
@@ -153,6 +169,13 @@ def convolve(
     has_gates,
     has_bias,
     has_silu,
+    out,
+    quantised,
+    factors,
+    sums,
+    width,
+    as_floats,
+    as_bytes,
 ):
     """Convolve the tokens of all runs, and bring their states up to date: y = gate_out * silu(bias + conv(gate_in * x)).
 
@@ -164,15 +187,16 @@ def convolve(
         state, saved: (slots, size - 1, n_channels), the last input last.
         aside: (slots, n_aside, n_channels).
         y: (n, y_stride).
+        out: (n, width), of whole units, if products read y, too; as floats, as units, or both.
     """
-    i, run = cuda.threadIdx.x, cuda.blockIdx.y
+    i, run = cuda.threadIdx.x, RUNS + cuda.blockIdx.y * RUN_FIELDS
     c = cuda.blockIdx.x * CONVOLVE_THREADS + i
-    if run >= inputs[N_RUNS] or c >= n_channels:
-        return
     window = cuda.shared.array(_WINDOWS, np.float32)
+    if cuda.blockIdx.y >= inputs[N_RUNS] or c // WARP * WARP >= n_channels:
+        return
     _convolve_run(
         inputs,
-        RUNS + run * RUN_FIELDS,
+        run,
         window,
         i,
         c,
@@ -194,3 +218,5 @@ def convolve(
         has_bias,
         has_silu,
     )
+    if as_floats or as_bytes:
+        _quantise_run(inputs, run, i, c, y, y_stride, n_channels, out, quantised, factors, sums, width, as_floats, as_bytes)

@@ -117,6 +117,39 @@ def moments(x, start, size, n_threads, kind, eps, parts):
     return mean, inverse_root(total, size, eps)
 
 
+@together
+def _put_normed(
+    inputs,
+    x,
+    weight,
+    start,
+    at,
+    size,
+    n_out,
+    mean,
+    inverse,
+    kind,
+    t,
+    out,
+    to,
+    quantised,
+    factors,
+    sums,
+    width,
+    as_floats,
+    as_bytes,
+):
+    """Store what a norm makes of `size` values of token t, and zeros up to `n_out`, as floats, as units, or both."""
+    thread = cuda.threadIdx.x
+    i = thread % WARP
+    for unit in range(thread // WARP, (n_out + WARP - 1) // WARP, _WARPS):
+        value = _value(x, weight, start, at, WARP * unit + i, size, mean, inverse, kind)
+        if as_floats and WARP * unit + i < n_out:
+            out[to + WARP * unit + i] = value
+        if as_bytes:
+            quantise(value, i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
+
+
 @kernel("jfffffbfj" + 11 * "i" + "rr")
 def norm_rows(
     inputs,
@@ -168,13 +201,28 @@ def norm_rows(
     if kind == NOTHING:
         return
     mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
-    i = thread % WARP
-    for unit in range(thread // WARP, (n_out + WARP - 1) // WARP, _WARPS):
-        value = _value(x, weight, start, group * step, WARP * unit + i, size, mean, inverse, kind)
-        if as_floats and WARP * unit + i < n_out:
-            out[t * width + group * size + WARP * unit + i] = value
-        if as_bytes:
-            quantise(value, i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
+    to = t * width + group * size
+    _put_normed(
+        inputs,
+        x,
+        weight,
+        start,
+        group * step,
+        size,
+        n_out,
+        mean,
+        inverse,
+        kind,
+        t,
+        out,
+        to,
+        quantised,
+        factors,
+        sums,
+        width,
+        as_floats,
+        as_bytes,
+    )
 
 
 @lane
@@ -183,19 +231,72 @@ def _norm_in_place(x, weight, start, size, first, mean, inverse, kind):
         x[start + i] = normed(x, start + i, weight, i, size, mean, inverse, kind)
 
 
-@kernel("jfff" + 5 * "i" + "rr")
-def norm_two(inputs, x, weight, second_weight, stride, size, second_size, kind, second_kind, eps, second_eps):
-    """Norm the first `size` values of rows (n, stride), and the `second_size` ones after them; a block for each."""
-    t, start = cuda.blockIdx.x, cuda.blockIdx.x * stride
+@kernel("jfffffbfj" + 13 * "i" + "rrr")
+def norm_parts(
+    inputs,
+    x,
+    weight,
+    second_weight,
+    third_weight,
+    out,
+    quantised,
+    factors,
+    sums,
+    stride,
+    width,
+    as_floats,
+    as_bytes,
+    at,
+    size,
+    kind,
+    second_at,
+    second_size,
+    second_kind,
+    third_at,
+    third_size,
+    third_kind,
+    eps,
+    second_eps,
+    third_eps,
+):
+    """Norm up to three parts of rows (n, stride) in place, a block for each; the first may go elsewhere, see `norm_rows`."""
+    t, part = cuda.blockIdx.x, cuda.blockIdx.y
     parts = cuda.shared.array(_WARPS, np.float32)
     if t >= inputs[N_TOKENS]:
         return
-    if cuda.blockIdx.y == 1:
-        start, size, kind, weight, eps = start + size, second_size, second_kind, second_weight, second_eps
+    if part == 1:
+        at, size, kind, weight, eps = second_at, second_size, second_kind, second_weight, second_eps
+    if part == 2:
+        at, size, kind, weight, eps = third_at, third_size, third_kind, third_weight, third_eps
     if kind == NOTHING:
         return
+    start = t * stride + at
     mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
-    _norm_in_place(x, weight, start, size, cuda.threadIdx.x, mean, inverse, kind)
+    if part > 0 or not (as_floats or as_bytes):
+        _norm_in_place(x, weight, start, size, cuda.threadIdx.x, mean, inverse, kind)
+        return
+    to = t * width
+    _put_normed(
+        inputs,
+        x,
+        weight,
+        start,
+        0,
+        size,
+        width,
+        mean,
+        inverse,
+        kind,
+        t,
+        out,
+        to,
+        quantised,
+        factors,
+        sums,
+        width,
+        as_floats,
+        as_bytes,
+    )
 
 
 @kernel("jffiiirr")

@@ -57,16 +57,18 @@ def test_families_are_near_the_reference(name):
 
 
 @pytest.mark.sample(0)
-def test_many_tokens_share_a_pass(monkeypatch):
-    file, name = tiny_file("mamba2-dense"), "blk.0.ssm_out.weight"
+@pytest.mark.parametrize(("family", "name"), [("mamba2-dense", "blk.0.ssm_out.weight"), ("jamba-dense", "blk.1.ssm_x.weight")])
+def test_many_tokens_share_a_pass(family, name, monkeypatch):
+    file = tiny_file(family)
     data = quantize(file.tensors[name].data.view(np.float32).reshape(file.tensors[name].shape), GGMLQuantizationType.Q8_0)
     stored = attrs.evolve(file.tensors[name], type=TensorType.Q8_0, data=data.reshape(-1))
     monkeypatch.setattr(file, "tensors", {**file.tensors, name: stored})
     monkeypatch.setitem(globals(), "tiny_file", lambda _: file)
-    model, tokens = loaded.__wrapped__("mamba2-dense"), np.resize(TOKENS, 18)
+    model, tokens = loaded.__wrapped__(family), np.resize(TOKENS, 18)
     whole = model.forward(run_of(tokens)).rows().copy()
     parts = [model.forward(run_of(tokens[i : i + 9], slot=1, start=i)).rows().copy() for i in (0, 9)]
     assert np.array_equal(np.concatenate(parts), whole)
+    assert nmse(whole, loaded.__wrapped__(family, "reference").forward(run_of(tokens)).rows()) < 1e-4
 
 
 @pytest.mark.sample(1)
