@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from anthropic import Anthropic, APIStatusError, AuthenticationError, BadRequestError
 from pydantic import BaseModel, Field
 from servers import serving
 
@@ -23,7 +22,9 @@ ASKED = {"messages": [{"role": "user", "content": "How is the weather in Rome?"}
 
 @pytest.fixture(scope="module")
 def claude(server):
-    """Anthropic's client of the server."""
+    """Anthropic's client of the server, imported here because that takes seconds: not every process has these tests."""
+    from anthropic import Anthropic
+
     with Anthropic(base_url=server.url, api_key="none", max_retries=0) as found:
         yield found
 
@@ -143,6 +144,8 @@ def test_the_answers_of_tools_go_back_into_the_conversation(claude, client):
 )
 def test_what_cannot_be_done_is_refused_in_anthropics_form(claude, fields, told):
     extra = {name: fields.pop(name) for name in ("container",) if name in fields}
+    from anthropic import BadRequestError
+
     with pytest.raises(BadRequestError, match=told) as refused:
         ask(claude, **fields, extra_body=extra)
     assert refused.value.body["type"] == "error"
@@ -150,6 +153,8 @@ def test_what_cannot_be_done_is_refused_in_anthropics_form(claude, fields, told)
 
 
 def test_a_key_is_asked_for_in_anthropics_header(strict_server):
+    from anthropic import Anthropic, APIStatusError, AuthenticationError
+
     with Anthropic(base_url=strict_server.url, api_key="wrong", max_retries=0) as claude, pytest.raises(AuthenticationError):
         ask(claude)
     with (

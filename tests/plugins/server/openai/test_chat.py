@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import openai
 import pytest
 
 ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": "Tell me about the sea."}], "max_completion_tokens": 16}
@@ -209,11 +208,15 @@ def test_contents_may_come_in_parts_and_a_developer_is_the_system(ai):
     ],
 )
 def test_what_cannot_be_answered_is_a_bad_request(ai, more, told):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=told):
         ai.chat.completions.create(**ASKED | more)
 
 
 def test_a_prompt_that_is_too_long_has_openais_code(ai):
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         ai.chat.completions.create(**ASKED | {"messages": [{"role": "user", "content": "a b " * 600}]})
     assert caught.value.code == "context_length_exceeded"

@@ -1,6 +1,5 @@
 """`/v1/completions` and `/v1/models`, as the `openai` package asks."""
 
-import openai
 import pytest
 
 ASKED = {"model": "smollm2", "prompt": "The sea is", "max_tokens": 8}
@@ -62,6 +61,8 @@ def test_log_probabilities_are_streamed(ai):
     ("more", "told"), [({"best_of": 3}, "best_of is 3"), ({"suffix": "x"}, "suffix"), ({"prompt": ""}, "prompt is empty")]
 )
 def test_what_cannot_be_done_is_a_bad_request(ai, more, told):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=told):
         ai.completions.create(**ASKED | more)
 
@@ -74,5 +75,7 @@ def test_a_context_that_fills_up_is_a_limit(ai):
 def test_the_model_is_listed_by_all_its_names(ai):
     assert [model.id for model in ai.models.list()] == ["smollm2", "small"]
     assert ai.models.retrieve("small").owned_by == "augury"
+    import openai
+
     with pytest.raises(openai.NotFoundError, match="this server has smollm2, small"):
         ai.models.retrieve("gpt-4o")

@@ -3,7 +3,6 @@
 import base64
 
 import numpy as np
-import openai
 import pytest
 
 TEXTS = ["The sea is blue.", "The ocean is blue.", "def f(x): return x + 1"]
@@ -48,5 +47,7 @@ def test_poolings_differ_and_lengths_may_be_kept(ai, vectors):
     ],
 )
 def test_what_cannot_be_embedded_is_a_bad_request(ai, more, told):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=told):
         ai.embeddings.create(**{"model": "smollm2", "input": "a"} | more)

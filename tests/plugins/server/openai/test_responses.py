@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import openai
 import pytest
 
 ASKED = {"model": "smollm2", "input": "Tell me about the sea.", "max_output_tokens": 16}
@@ -114,5 +113,7 @@ def test_a_tool_is_called_and_its_output_goes_back(ai, choice):
     ],
 )
 def test_what_cannot_be_answered_is_a_bad_request(ai, more, told):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=told):
         ai.responses.create(**ASKED | more)

@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 
 ASKED = {"model": "smollm2", "messages": [{"role": "user", "content": "What is the weather in Rome?"}], "max_tokens": 120}
@@ -79,5 +78,7 @@ def test_tools_that_may_not_be_called_change_nothing(ai):
     ],
 )
 def test_tools_that_cannot_be_meant_are_a_bad_request(ai, more, told):
+    import openai
+
     with pytest.raises(openai.BadRequestError, match=told):
         ai.chat.completions.create(**ASKED | more)
