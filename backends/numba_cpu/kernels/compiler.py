@@ -14,12 +14,37 @@ from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import DumpParforDiagnostics, InlineOverloads, NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import (
+    FindLiterallyCalls,
+    InlineClosureLikes,
+    InlineInlinables,
+    LiteralPropagationSubPipelinePass,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    RewriteDynamicRaises,
+    WithLifting,
+)
 
 __all__ = ["HelperCompiler", "KernelCompiler"]
 
 # LLVM's level: of kernels that spell out their vectors and tiles, level 3 makes no faster code, but takes 1.5 times as long.
 _OPTIMISATION = 2
+
+# What treats closures, arrays' expressions, overloads and the like; each looks at the whole function several times.
+_USELESS = {
+    DumpParforDiagnostics,
+    FindLiterallyCalls,
+    InlineClosureLikes,
+    InlineInlinables,
+    InlineOverloads,
+    LiteralPropagationSubPipelinePass,
+    LiteralUnroll,
+    MakeFunctionToJitFunction,
+    NopythonRewrites,
+    RewriteDynamicRaises,
+    WithLifting,
+}
 
 
 class _KernelLibrary(JITCodeLibrary):  # type: ignore[misc]
@@ -81,9 +106,10 @@ class KernelCompiler(CompilerBase):  # type: ignore[misc]
     lowering = _KernelLowering
 
     def define_pipelines(self) -> list[Any]:
-        """Name the passes: numba's, with another one that makes code."""
+        """Name the passes: numba's, without those that find nothing in kernels, and with another one that makes code."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.passes = [(self.lowering if each is NativeLowering else each, what) for each, what in passes.passes]
+        kept = [(each, what) for each, what in passes.passes if each not in _USELESS]
+        passes.passes = [(self.lowering if each is NativeLowering else each, what) for each, what in kept]
         passes.finalize()
         return [passes]
 

@@ -1,12 +1,15 @@
 """What numba is asked to do for a kernel that calls a helper that calls another."""
 
+import gc
+import re
+
 import numpy as np
 import pytest
 from numba.core import config
 from numba.core.codegen import JITCPUCodegen
 from numba.core.config import _OptLevel
 
-from augury.backends.numba_cpu.kernels import jit, simd
+from augury.backends.numba_cpu.kernels import compiler, jit, simd, step
 
 
 def doubles():
@@ -48,3 +51,28 @@ def test_a_kernel_is_optimised_with_its_helpers_at_a_level_of_its_own_and_they_n
     assert {*levels} == {ours}
     assert len(n_runs) == 1
     assert len(n_modules) == 1  # of which there is machine code
+
+
+def test_what_the_passes_that_are_left_out_would_do_is_nothing(monkeypatch):
+    monkeypatch.setattr(jit._KernelCache, "load_overload", lambda *_: None)
+    made = []
+
+    def keep(_, __, compiled):
+        made.append(re.sub(r"(?<=B)\d+(?=[vB])|(?<=v)\d+(?=B)", "", compiled.library.get_llvm_str()))  # how many numba compiled
+
+    monkeypatch.setattr(jit._KernelCache, "save_overload", keep)
+    jit.address(jit.kernel(step.add_norm.py_func))
+    monkeypatch.setattr(compiler, "_USELESS", frozenset())
+    for name in ("share", "normalise"):  # compiled anew: they are the same objects for both
+        monkeypatch.setattr(step, name, jit.helper(getattr(step, name).py_func))
+    jit.address(jit.kernel(step.add_norm.py_func))
+    assert made[0] == made[1]
+
+
+def test_nothing_looks_for_garbage_while_a_kernel_is_compiled(monkeypatch):
+    monkeypatch.setattr(jit._KernelCache, "load_overload", lambda *_: None)
+    monkeypatch.setattr(jit._KernelCache, "save_overload", lambda *_: seen.append(gc.isenabled()))
+    seen = []
+    jit.address(doubles())
+    assert seen == [False]
+    assert gc.isenabled()
