@@ -220,6 +220,7 @@ class SlotStats:
     n_drafted: int = 0
     n_accepted: int = 0
     draft_lengths: tuple[int, ...] = ()  # tokens verified in each round after the prompt's
+    n_left: int | None = None  # tokens that it may still emit; None for any number
 
 
 @frozen
@@ -308,5 +309,6 @@ class EngineCounter:
             drafters = tuple(member.name for member in request.speculation.members)
             state: Literal["prompt", "decoding"] = "decoding" if n_emitted else "prompt"
             drafted = drafter, n_drafted, n_accepted, tuple(lengths[:n_rounds])  # the list grows at its end alone
-            slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters, *drafted)
+            n_left = None if request.max_tokens is None else request.max_tokens - n_emitted
+            slots[slot] = SlotStats(slot, state, request.id, len(request.prompt), n_held, n_emitted, drafters, *drafted, n_left)
         return EngineStats(tuple(slots), n_waiting, Counts(**counts), plain_s)

@@ -70,6 +70,11 @@ class AnswerReader:
         self.n_reasoning += self._is_reasoning
         return found
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer ended within a call."""
+        return self._parser.is_cut
+
     def read_whole(self, result: Result) -> Iterator[Delta]:
         """All that an answer comes to."""
         for token in result.pieces:

@@ -53,7 +53,7 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
     check_texts(prompts)
     # texts of biases are encoded, which may take too long for the event loop
     asked = await to_thread.run_sync(body.answers, server.engine.tokenizer, prompts, f"cmpl-{uuid4().hex}")
-    settings = generation_settings(server, asked[0])
+    settings = generation_settings(server, asked[0]) | {"stream": body.stream, "timings_per_token": body.timings_per_token}
     told = partial(_final, body, server, settings)
     has_limits = body.n_indent > 0 or body.t_max_predict_ms > 0
     until = _LineLimits(body.n_indent, body.t_max_predict_ms) if has_limits else None
@@ -79,6 +79,12 @@ def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any
         "seed": -1 if sampling["seed"] is None else sampling["seed"],
         "adaptive_target": -1.0,  # off, as it always is
         "adaptive_decay": 0.9,
+        "min_keep": 0,
+        "lora": [],
+        "grammar_lazy": False,
+        "grammar_triggers": [],
+        "preserved_tokens": [],
+        "backend_sampling": False,
         "logit_bias": [{"token": token, "bias": bias if isfinite(bias) else None} for token, bias in biases.items()],
         "n_predict": limit,
         "max_tokens": limit,

@@ -48,6 +48,9 @@ def _props(server: Server) -> dict[str, Any]:
         "eos_token": "" if tokenizer is None or tokenizer.eos is None else tokenizer.text(tokenizer.eos),
         "modalities": {"vision": False, "audio": False},
         "build_info": f"augury {metadata.version('augury')}",
+        "endpoint_slots": server.options.shows_slots,
+        "endpoint_props": server.options.takes_props,
+        "endpoint_metrics": server.metrics is not None,
         "speculative": engine.config["speculative"],
         "plain_per_second": engine.stats().plain_per_second,  # without drafts, as the planner expects it
         "n_ctx_train": engine.info.n_ctx_train,

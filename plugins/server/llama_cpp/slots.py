@@ -105,7 +105,13 @@ def _told(slot: SlotStats, n_ctx: int, *, is_speculative: bool) -> dict[str, Any
         "state": slot.state,
         "n_prompt_tokens": slot.n_prompt,
         "n_held": slot.n_held,
-        "next_token": [{"has_next_token": slot.state == "decoding", "n_decoded": slot.n_emitted}],
+        "next_token": [
+            {
+                "has_next_token": slot.state == "decoding",
+                "n_remain": -1 if slot.n_left is None else slot.n_left,
+                "n_decoded": slot.n_emitted,
+            }
+        ],
         "drafters": list(slot.drafters),
         "drafter": slot.drafter,
         "draft_n": slot.n_drafted,

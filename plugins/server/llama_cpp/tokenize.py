@@ -12,6 +12,7 @@ from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
 from augury.plugins.server.openai.chat import ChatRequest
+from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
 from augury.text.chat_template import ChatTemplate
 
@@ -60,8 +61,19 @@ async def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
 
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
-async def input_tokens(body: ChatRequest, server: Serving) -> dict[str, Any]:
+async def chat_input_tokens(body: ChatRequest, server: Serving) -> dict[str, Any]:
     """Say how many tokens a conversation has as a prompt."""
+    return await _input_tokens(body, server)
+
+
+@router.post("/v1/responses/input_tokens")
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def responses_input_tokens(body: ResponsesRequest, server: Serving) -> dict[str, Any]:
+    """Say the same of a conversation in the form of `/v1/responses`."""
+    return await _input_tokens(body, server)
+
+
+async def _input_tokens(body: ChatRequest | ResponsesRequest, server: Server) -> dict[str, Any]:
     _, params = await body.plan(server)
     return {"object": "response.input_tokens", "input_tokens": await n_prompt_tokens(server, params)}
 

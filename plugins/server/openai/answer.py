@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from pydantic import AliasChoices, Field
@@ -25,7 +25,7 @@ class StreamOptions(Fields):
     """What a stream tells beside its pieces."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")
 
 
 class OpenAIFields(EngineFields):
@@ -102,6 +102,7 @@ def logprob_entry(each: Token | TokenLogprob, top: Iterable[TokenLogprob] | None
     """A token's log-probability in the form of chat."""
     found = each.bytes or b""
     entry: dict[str, Any] = {
+        "id": each.token,  # as llama.cpp has it
         "token": found.decode(errors="replace"),
         "logprob": max(each.logprob or 0.0, _LEAST_LOGPROB),
         "bytes": list(found),

@@ -138,7 +138,8 @@ class ChatRequest(OpenAIFields):
             json_schema=None if self.response_format is None else self.response_format.schema_of_answer(),
             kwargs=kwargs | (self.chat_template_kwargs or {}),
         )
-        if (limit := self.max_completion_tokens or self.max_tokens) is not None:
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if limit is not None:
             params["max_tokens"] = limit
         if self.prediction is not None:
             params["prediction"] = text_of(self.prediction.content)
@@ -183,7 +184,7 @@ def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerRea
         "index": index,
         "message": message,
         "logprobs": None if entries is None else {"content": entries},
-        "finish_reason": finish_reason(result, has_calls=bool(answer.calls)),
+        "finish_reason": finish_reason(result, has_calls=bool(answer.calls) and not reader.is_cut),
     }
 
 
@@ -220,7 +221,8 @@ async def _events(
             yield event(chunk(index, delta, **(more if number == 0 else {})) | told)
         if isinstance(piece, Result):
             results[index] = piece
-            ended = chunk(index, {}, finish_reason=finish_reason(piece, has_calls=has_calls[index]))
+            reason = finish_reason(piece, has_calls=has_calls[index] and not readers[index].is_cut)
+            ended = chunk(index, {}, finish_reason=reason)
             yield event(ended | {"timings": timings(piece.stats)})
     if body.is_usage_streamed:
         n_reasoning = sum(reader.n_reasoning for reader in readers.values())

@@ -78,6 +78,12 @@ class ReasoningOptions(Fields):
     generate_summary: str | None = None
 
 
+class StreamOptions(Fields):
+    """What a stream tells beside its events."""
+
+    include_obfuscation: Literal[False] | None = Field(None, description="nothing is padded")
+
+
 class ResponsesRequest(EngineFields):
     """A conversation that is to be continued."""
 
@@ -85,6 +91,7 @@ class ResponsesRequest(EngineFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool = False
+    stream_options: StreamOptions | None = None
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] = "auto"
@@ -105,6 +112,20 @@ class ResponsesRequest(EngineFields):
         if not found:
             raise RequestError(400, "input holds no message", param="input")
         return found
+
+    async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
+        """How the answer is read, and what the conversation is to `Engine.submit`."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return await plan_chat(
+            server,
+            self.messages(),
+            tools=[_tool_of_chat(tool) for tool in self.tools or ()],
+            tool_choice=_choice_of_chat(self.tool_choice),
+            is_parallel=self.parallel_tool_calls,
+            has_form=self.has_form,
+            json_schema=self.schema_of_answer(),
+            kwargs={} if effort is None else {"reasoning_effort": effort},
+        )
 
     def schema_of_answer(self) -> dict[str, Any] | None:
         """What the answer must fit."""
@@ -142,17 +163,7 @@ def _text_of(content: str | list[InputPart]) -> str:
 @router.post("/responses", include_in_schema=False)
 async def responses(body: ResponsesRequest, http: Request, server: Serving) -> Any:
     """Answer a conversation."""
-    effort = None if body.reasoning is None else body.reasoning.effort
-    plan, params = await plan_chat(
-        server,
-        body.messages(),
-        tools=[_tool_of_chat(tool) for tool in body.tools or ()],
-        tool_choice=_choice_of_chat(body.tool_choice),
-        is_parallel=body.parallel_tool_calls,
-        has_form=body.has_form,
-        json_schema=body.schema_of_answer(),
-        kwargs={} if effort is None else {"reasoning_effort": effort},
-    )
+    plan, params = await body.plan(server)
     if body.max_output_tokens is not None:
         params["max_tokens"] = body.max_output_tokens
     begun = _response(body, server)
@@ -219,10 +230,11 @@ def _ended(begun: dict[str, Any], output: Output, reader: AnswerReader, result: 
         "output_tokens_details": {"reasoning_tokens": reader.n_reasoning},
         "total_tokens": stats.n_prompt + len(result.tokens),
     }
-    more = {"status": status, "output": output.items, "usage": usage, "timings": timings(stats)}
+    times = {"timings": timings(stats)}
+    more = {"status": status, "output": output.items, "usage": usage, "completed_at": int(time.time())} | times
     if not is_whole:
         more["incomplete_details"] = {"reason": "max_output_tokens"}
-    return [*events, {"type": f"response.{status}", "response": begun | more}]
+    return [*events, {"type": f"response.{status}", "response": begun | more} | times]
 
 
 async def _events(body: ResponsesRequest, plan: ChatPlan, begun: dict[str, Any], pieces: Pieces) -> AsyncIterator[bytes]:

@@ -82,6 +82,9 @@ _Reading = Generator[Delta | None, None, _T]
 class AnswerParser:
     """Reads one answer.
 
+    Attributes:
+        is_cut: Whether the answer ended within a call.
+
     >>> from augury.plugins.server.tools.format import FORMATS
     >>> parser = AnswerParser(FORMATS["hermes"], ("<think>", "</think>"))
     >>> text = '<think>Hm.</think>Look: <tool_call>{"name": "find", "arguments": {"x": 1}}</tool_call>'
@@ -109,6 +112,7 @@ class AnswerParser:
                 None for any; without any no calls are looked for.
             is_reasoning: Whether the prompt ends within reasoning.
         """
+        self.is_cut = False
         self._tools, self._tags, self._names, self._is_reasoning = tools, tags, names, is_reasoning
         self._has_tools = names is None or bool(names)
         self._text = ""  # that is not read yet, with control tokens
@@ -239,7 +243,7 @@ class AnswerParser:
                 yield from self._value(is_told=is_told)
                 has_arguments |= is_told
             elif self._is_whole:
-                self._text = ""
+                self._text, self.is_cut = "", True
                 return
             else:
                 yield None
@@ -273,6 +277,7 @@ class AnswerParser:
                 yield Delta(call=self._n_calls, arguments=piece)
             if not is_over:
                 yield None
+        self.is_cut |= depth > 0 or is_string
         if is_text and is_told:
             yield Delta(call=self._n_calls, arguments=_decoded(held, 0)[0])
 

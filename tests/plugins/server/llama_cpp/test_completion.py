@@ -29,6 +29,7 @@ def test_an_answer_is_told_whole(client):
     assert found["tokens_cached"] == 3 + 8 - 1
     settings = found["generation_settings"]
     assert (settings["n_predict"], settings["seed"], settings["temperature"]) == (8, 7, 0.0)
+    assert (settings["stream"], settings["lora"], settings["min_keep"]) == (False, [], 0)
     assert found["timings"]["effective"]["n_max"] == 3
     assert ask(client, "/completions", **SEA)["content"] == found["content"]
     assert ask(client, **SEA)["tokens"] == []

@@ -105,6 +105,7 @@ def test_a_slot_tells_what_it_does_and_who_drafts_in_it(client):
     assert found["drafter"] in found["drafters"]
     assert found["draft_n"] == sum(found["draft_lengths"]) >= found["draft_n_accepted"]
     assert found["next_token"][0]["n_decoded"] == 1 + len(found["draft_lengths"]) + found["draft_n_accepted"]
+    assert found["next_token"][0]["n_remain"] == 300 - found["next_token"][0]["n_decoded"]
     assert "prompt" not in found
     idle = client.get("/slots").json()[1]
     assert (idle["is_processing"], idle["drafter"], idle["draft_lengths"]) == (False, None, [])

@@ -40,6 +40,8 @@ def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(client):
     tokens = ask(client, "/tokenize", content=prompt)["tokens"]
     for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
         assert ask(client, path, **HELLO) == {"object": "response.input_tokens", "input_tokens": len(tokens)}
+    for path in ("/v1/responses/input_tokens", "/responses/input_tokens"):
+        assert ask(client, path, input="Hello")["input_tokens"] == len(tokens)
     found = ask(client, "/chat/completions", **HELLO, max_tokens=1)
     assert found["usage"]["prompt_tokens"] == len(tokens)
 
@@ -49,6 +51,7 @@ def test_the_server_tells_what_it_serves(client):
     assert (found["total_slots"], found["model_alias"], found["is_sleeping"]) == (4, "smollm2", False)
     assert found["default_generation_settings"]["n_ctx"] == 512
     assert found["default_generation_settings"]["params"]["temperature"] == 0
+    assert [found[f"endpoint_{name}"] for name in ("slots", "props", "metrics")] == [True, False, True]
     assert "im_start" in found["chat_template"]
     assert found["eos_token"] == "<|im_end|>"
     assert found["model_path"] == "smollm2-135m-instruct-q4_1.gguf"

@@ -145,6 +145,7 @@ def test_log_probabilities_are_told_of_every_token(ai, answer):
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == answer.choices[0].message.content
     for entry in entries:
         assert len(entry.top_logprobs) == 2
+        assert entry.id == entry.top_logprobs[0].id
         assert entry.logprob == entry.top_logprobs[0].logprob <= 0
     streamed = [chunk.choices[0].logprobs for chunk in ai.chat.completions.create(**asked, stream=True)]
     assert [entry for found in streamed if found for entry in found.content] == entries
@@ -205,6 +206,8 @@ def test_contents_may_come_in_parts_and_a_developer_is_the_system(ai):
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}}, "schema"),
         ({"messages": [{"role": "user", "content": "a b " * 600}]}, "a sequence can use 512"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"max_completion_tokens": 0}, "max_tokens is 0"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ],
 )
 def test_what_cannot_be_answered_is_a_bad_request(ai, more, told):

@@ -49,6 +49,8 @@ def test_a_stream_grows_to_the_same_response(ai, answer):
     ]
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == answer.output_text
     assert events[-1].response.output_text == answer.output_text
+    assert events[-1].timings == events[-1].response.timings
+    assert events[-1].response.completed_at >= events[-1].response.created_at
 
 
 def test_the_client_accumulates_a_stream(make_async_ai, answer):

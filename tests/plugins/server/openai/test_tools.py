@@ -41,6 +41,13 @@ def test_calls_that_must_be_made_fit_their_schema_streamed_and_not(ai, choice, n
     assert len(told["ids"] - {None}) == 1
 
 
+def test_a_call_that_a_stop_text_cuts_is_none_to_be_made(ai):
+    asked = ASKED | {"tools": TOOLS, "tool_choice": NAMED, "stop": ["days"]}
+    assert ai.chat.completions.create(**asked).choices[0].finish_reason == "stop"
+    *_, last = ai.chat.completions.create(**asked, stream=True)
+    assert last.choices[0].finish_reason == "stop"
+
+
 def test_a_call_and_what_it_returned_go_back(ai):
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome", "days": 1}'}}
     messages = [

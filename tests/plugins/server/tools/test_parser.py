@@ -112,6 +112,24 @@ def test_a_mark_that_begins_no_call_is_content():
     assert (answer.content, answer.calls) == ('{"name": 1}', [F])
 
 
+@pytest.mark.parametrize(
+    ("text", "is_cut"),
+    [
+        ('{"a": 1}}', False),
+        ('{"a": 1', True),
+        ('{"a": "1', True),
+        ('"{', True),
+        ('{"a": 1}', True),
+        ("{}}</tool_call> So", False),
+    ],
+)
+def test_whether_an_answer_ends_within_a_call_is_told(text, is_cut):
+    parser = AnswerParser(FORMATS["hermes"], THINK)
+    parser.push('<tool_call>{"name": "f", "arguments": ' + text)
+    parser.flush()
+    assert parser.is_cut == is_cut
+
+
 def test_arguments_that_are_no_json_end_where_their_braces_do():
     text = """<tool_call>{"name": "f", "arguments": {'a': [1, None]}}</tool_call> Done."""
     answer = both(text, FORMATS["hermes"], THINK)
