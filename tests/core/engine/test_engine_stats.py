@@ -21,8 +21,8 @@ def test_slots_and_the_queue_are_told_while_a_pass_goes_on():
             stats = engine.stats()
         finally:
             gate.open()
-        first = SlotStats(0, "prompt", "first", n_prompt=3, n_held=0, drafters=("scripted",), n_left=2)
-        assert stats.slots == (first, SlotStats(1))
+        told = SlotStats(0, "prompt", "first", n_prompt=3, n_held=0, drafters=("scripted",), n_left=2)
+        assert stats.slots == (told, SlotStats(1))
         assert (stats.n_running, stats.n_waiting, stats.counts) == (1, 1, Counts())
         first.result()
         waiting.result()
