@@ -213,7 +213,7 @@ def test_what_follows_a_guess_is_drafted_without_computing_anything_again(make, 
         assert n_certain == len(history), "what was guessed stays out of the state"
 
 
-@pytest.mark.parametrize("backend", ["toy", "toy-recurrent:is_hybrid=true", "toy-recurrent:keeps_aside=false"])
+@pytest.mark.parametrize("backend", ["toy-recurrent:is_hybrid=true", "toy-recurrent:keeps_aside=false"])
 def test_what_a_draft_model_drafts_ahead_leaves_no_trace(backend):
     ahead({"model": TINY_DRAFT, "backend": backend})
 

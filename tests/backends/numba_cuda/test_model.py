@@ -7,16 +7,20 @@ from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of, tree_of
 
 from augury import Engine, Placement, Registry
-from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded  # noqa: F401 - modules are no model's memory
+from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _loaded
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
+from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.tape import Tape, tokens_of
 from augury.blocks import Block
+from augury.drafters.draft_model import DraftModel
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
 from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
@@ -135,6 +139,34 @@ def test_speculation_changes_nothing(tiny):
     assert found == plain
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert drafted > accepted > 0, "the test must see right and wrong drafts"
+
+
+def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_pass(tiny, monkeypatch):
+    class Planner(DraftPlanner):
+        def n_ahead(self, slots, able, n_beside, begun_s):
+            return [2 for _ in able]  # what a simulator begins is over, so the planner would have no time left
+
+    def logged(name, call):
+        def log(*arguments, **keywords):
+            log_of.append(name if name != "draft" or not len(arguments[0][0].guess) else "ahead")
+            return call(*arguments, **keywords)
+
+        return log
+
+    flat, log_of, found = PassCosts([PassTime(1, 0, 1e3), PassTime(9, 0, 1e3)], 9), list[str](), []
+    monkeypatch.setattr("augury.engine.engine.planner_for", lambda *_: Planner(flat, [True]))
+    monkeypatch.setattr(_loaded.CudaModel, "forward", logged("begin", _loaded.CudaModel.forward))
+    monkeypatch.setattr(DevicePass, "wait", logged("wait", DevicePass.wait))
+    monkeypatch.setattr(DraftModel, "draft_together", logged("draft", DraftModel.draft_together))
+    draft = {"draft_model": tiny, "spec_options": {"draft-model": {"backend": "reference"}}}
+    for how in ({"spec_type": "none"}, {"spec_type": "draft-model", **draft}):
+        with Engine.load(tiny, backend="numba-cuda", n_ctx=64, draft_max=2, registry=REGISTRY, **how) as engine:
+            results = engine.generate([[208]], max_tokens=7, temperature=0.0, logprobs=1, ignore_eos=True)
+        found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
+    assert found[0] == found[1]
+    assert sum(result.stats.drafters["draft-model"].ahead_used for result in results) > 0
+    at = [i for i, each in enumerate(log_of) if each == "ahead"]
+    assert [(log_of[i - 1], log_of[i + 1]) for i in at] == [("begin", "wait")] * len(at)
 
 
 @pytest.mark.sample(1)
