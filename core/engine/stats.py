@@ -139,7 +139,8 @@ class RequestCounter:
         counts["used"] += 1
         counts["drafted"] += verdict.n_offered
         counts["accepted"] += verdict.n_accepted
-        counts["ahead_used"] += verdict.n_offered if is_ahead else 0
+        if is_ahead:
+            counts["ahead_used"] += verdict.n_offered
         for name, n in zip(_BY_POSITION, (depth, verdict.n_accepted), strict=True):
             places = counts[name]
             places.extend([0] * (depth - len(places)))

@@ -13,7 +13,7 @@ from augury.errors import UnsupportedError
 from augury.interfaces import Ask, Drafter
 from augury.speculation.ahead import draft_ahead
 from augury.speculation.drafter_guard import DrafterGuard, draft_for_all, warn
-from augury.speculation.drafts import RequestDrafters, SlotDraft
+from augury.speculation.drafts import AheadDraft, RequestDrafters, SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
 from augury.types import Draft, Verdict, read_only
 
@@ -149,7 +149,8 @@ class Drafting:
         asking = [slot for slot in slots if slot.limit > 0 and slot.drafters.guards]
         if asking and self._planner is not None:
             for slot in asking:
-                self._take_ahead(self._planner, slot)
+                if slot.drafters.ahead is not None:
+                    self._take_ahead(self._planner, slot, slot.drafters.ahead)
             self._plan(self._planner, asking, n_beside + len(slots) - len(asking))
         elif asking:
             self._take_first(asking)
@@ -227,7 +228,8 @@ class Drafting:
             slot.sequence.counter.drafted(guard.name, 0 if draft is None else len(draft), guard.seconds)
             if is_waited_for:
                 slot.draft_s += guard.seconds
-            slot.ahead = None if slot.ahead == index else slot.ahead
+            if slot.ahead == index:
+                slot.ahead = None  # asked for more
             if draft is None:
                 continue
             self._offer(slot, index, draft)
@@ -241,10 +243,10 @@ class Drafting:
             proposal, nodes = proposal.only(possible), possible if nodes is None else nodes[possible]
         slot.proposals[index], slot.origins[index] = proposal, (len(draft), nodes)
 
-    def _take_ahead(self, planner: DraftPlanner, slot: SlotDraft) -> None:
+    def _take_ahead(self, planner: DraftPlanner, slot: SlotDraft, ahead: AheadDraft) -> None:
         """A draft that was made ahead is proposed, if its guess was right."""
-        ahead, slot.drafters.ahead = slot.drafters.ahead, None
-        if ahead is None or ahead.drafter not in slot.drafters.members or not ahead.follows(slot.sequence.history):
+        slot.drafters.ahead = None
+        if ahead.drafter not in slot.drafters.members or not ahead.follows(slot.sequence.history):
             return
         planner.observe_proposal(ahead.drafter, slot.drafters)
         if len(draft := ahead.draft.cut(slot.limit)):

@@ -8,6 +8,7 @@ from attrs import frozen
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.drafts import SlotDraft
 from augury.speculation.planner import N_TEACHER_FORCED, DraftPlanner
+from augury.types import Draft
 
 DEPTH = 100
 
@@ -84,16 +85,21 @@ class Scenario:
         every = [self.fixed(index, k) for index in range(len(self.sources)) for k in range(1, self.n_max + 1)]
         return min([self.plain(), *every])
 
-    def play(self, planner=None):
-        """Seconds with the planner."""
+    def play(self, planner=None, *, overlaps=False):
+        """Seconds with the planner, on the CPU or on a device that leaves the CPU free to draft ahead."""
         planner = planner or self.planner()
         drafters = planner.new_request()
         for index, source in enumerate(self.sources):
             planner.observe_prompt(index, DEPTH, DEPTH * source.per_missed_s)
         self.choices = []
         position = seconds = 0
+        ahead = (None, None, 0)  # where a guess is right, who made it, and what it drafted after it
         while position < self.n_text:
             limit = min(self.n_max, self.n_text - position - 1)
+            ready = {}
+            if ahead[0] == position:
+                planner.observe_proposal(ahead[1], drafters)
+                ready = {ahead[1]: Draft([0] * min(ahead[2], limit))}
             proposals = {}
             offers = {}
             for index, source in enumerate(self.sources):
@@ -103,7 +109,7 @@ class Scenario:
                     seconds += source.per_ask_s
                 if limit and (index in proposals or planner.is_costly[index]):
                     offers[index] = limit
-            choice = slot_of(drafters, offers)
+            choice = slot_of(drafters, offers, proposals=ready)
             planner.choose([choice])
             if choice.teacher_forced is not None:
                 seconds += self._teacher_force(planner, drafters, choice.teacher_forced, position)
@@ -111,19 +117,34 @@ class Scenario:
                 source = self.sources[choice.drafter]
                 proposals[choice.drafter] = source.proposal(position, choice.k)
                 n_missed = drafters.n_missed[choice.drafter]
-                choice.draft_s = source.per_token_s * choice.k + source.per_missed_s * n_missed
-                planner.observe_draft(choice.drafter, drafters, choice.k, choice.draft_s)
+                if choice.k > len(ready.get(choice.drafter, ())):
+                    choice.draft_s = source.per_token_s * choice.k + source.per_missed_s * n_missed
+                    planner.observe_draft(choice.drafter, drafters, choice.k, choice.draft_s)
             if choice.drafter is not None:
                 choice.n_accepted = _n_right(proposals[choice.drafter][: choice.k])
             emitted = list(range(position, position + choice.n_accepted + 1))
             for index in range(len(self.sources)):
                 drafters.score(index, proposals.get(index), emitted)
             pass_s = self.costs[1 + choice.k]
+            ahead = self._draft_ahead(planner, choice, position, pass_s) if overlaps and choice.k else (None, None, 0)
             planner.observe_round([choice], DEPTH, 0, pass_s)
             self.choices.append((position, choice))
             seconds += pass_s + choice.draft_s
             position += choice.n_accepted + 1
         return seconds
+
+    def _draft_ahead(self, planner, choice, position, pass_s):
+        source, after = self.sources[choice.drafter], position + choice.k
+        choice.draft = Draft([0] * choice.k)
+        (n,) = planner.n_ahead([choice], [choice], 0, 0.0) if source.is_costly else (0,)
+        if not n:
+            return None, None, 0
+        ahead_s = source.per_token_s * (1 + n)
+        planner.observe_ahead(choice.drafter, 1 + n, ahead_s)
+        choice.ahead_s = ahead_s
+        choice.draft_s += max(ahead_s - pass_s, 0.0)
+        is_right = choice.n_accepted == choice.k and after < self.n_text and source.right[after]
+        return after + 1 if is_right else None, choice.drafter, n
 
     def _teacher_force(self, planner, drafters, index, position):
         source, is_right, took_s = self.sources[index], None, 0.0

@@ -54,6 +54,25 @@ def test_regret_against_the_best_fixed_length_is_under_five_percent(costs, chanc
     assert sum(scenario.play() for scenario in scenarios) <= 1.05 * sum(scenario.best_fixed() for scenario in scenarios)
 
 
+@pytest.mark.parametrize(
+    ("per_token_s", "chance", "gain"),
+    [
+        (0.05, 0.9, 1.08),
+        (0.2, 0.8, 1.15),
+        (0.3, 0.9, 1.2),
+        (0.5, 0.7, 1.15),
+        (0.1, 0.3, 0.995),
+        (0.3, 0.0, 0.995),
+        (0.8, 0.9, 1.0),
+    ],
+)
+def test_drafting_ahead_gains_where_a_model_is_often_right_and_costs_nothing_where_it_is_not(per_token_s, chance, gain):
+    costs = 1 + np.arange(18) / 100
+    source = Source(bernoulli(chance, 2000), per_token_s=per_token_s, per_missed_s=per_token_s / 10, is_costly=True)
+    scenario = Scenario(costs, [source])
+    assert scenario.play() >= gain * scenario.play(overlaps=True)
+
+
 @pytest.mark.parametrize("costs", [FAST, SLOW])
 def test_text_that_is_copied_in_stretches_is_drafted_better_than_any_fixed_length(costs):
     scenario = Scenario(costs, [Source(stretches(np.random.default_rng(2), N, mean_right=30, mean_wrong=10))])
