@@ -1,17 +1,20 @@
-"""The machine code of CUDA kernels, and what is wrong with it: `python tests/machine_code.py 9.0 OUT.json [MODULE]`.
+"""The machine code of CUDA kernels, and what is wrong with it: `python tests/machine_code.py OUT.json [MODULE]`.
 
 A process of its own compiles: there kernels are written in CUDA, in other tests in what simulates it. MODULE is a file with
 kernels to compile in place of augury's. Needs the dependency group `cuda`, and no GPU.
 """
 
+import itertools
 import json
 import re
 import runpy
 import subprocess
 import sys
+from bisect import bisect_right
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 # by words of kernels' names; `route` is one block, those of `recur` are one warp each
 # with 80, three blocks of 256 threads have room, or six of 128, with 128 two of 256; of `mix_streams` there is one for each
 # token
@@ -33,6 +36,15 @@ MOST_SHARED = {"matrix": 34 << 10, "attend_latent": 36 << 10}  # bytes; from 9.0
 OTHERS_SHARED = 9 << 10
 WITH_DOUBLES = {"sums_of_chunks"}
 LAST_BLOCKS = ("attend_f16", "attend_q", "attend_pooled")  # go on when all others have ended
+PATTERNS = {
+    "spills": r"\b(LDL|STL)\b",
+    "doubles": r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|MUFU\.RCP64H|[FI]2F\.F64|F2[FI]\S*\.F64)",
+    "wide_loads": r"\bLDG\S*\.128",
+    "dot_products": r"\bIDP\.4A",
+    "arrivals": r"\bMEMBAR\S*\.GPU\b[^}]*?\bATOMG\S*\.INC\.STRONG\.GPU\b[^}]*?\bCCTL\.IVALL\b",
+    "products_of_halves": r"\bHMMA\.16816\.F32",
+    "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
+}
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -72,49 +84,60 @@ def _problems_of_attention(name, found):
             yield f"{name} has {found['products_of_halves']} matrix instructions of halves, expected {n_wanted}"
 
 
-def report(kernels, capability):
-    """What there is to know about kernels, by name."""
+def report(kernels, capabilities):
+    """What there is to know about kernels, by capability and name."""
     from augury.backends.numba_cuda.aot import compile_kernel
 
-    told = {}
-    with TemporaryDirectory() as folder:
-        for kernel in kernels:
-            path = Path(folder) / f"{kernel.name}.cubin"
-            path.write_bytes(compile_kernel(kernel, capability).cubin)
-            told[kernel.name] = facts(path)
+    told = {capability: {} for capability in capabilities}
+    codes = {capability: [] for capability in capabilities}
+    for kernel in kernels:
+        for capability, binary in zip(capabilities, compile_kernel(kernel, capabilities), strict=True):
+            told[capability][kernel.name], code = usage_and_code(binary.cubin)
+            codes[capability].append(code)
+    for capability, found in told.items():
+        for facts, text in zip(found.values(), disassembled(codes[capability], capability), strict=True):
+            facts |= {name: len(re.findall(pattern, text)) for name, pattern in PATTERNS.items()}
     return told
 
 
-def facts(path):
-    usage, code = of_cuda("cuobjdump", "-res-usage", path), of_cuda("nvdisasm", "-c", "-ndf", path)
-    (numbers,) = re.findall(r"Function (?!__cuda)\S+\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
-    registers, stack, shared = map(int, numbers)
-    patterns = {
-        "spills": r"\b(LDL|STL)\b",
-        "doubles": r"\b(DADD|DMUL|DFMA|DSETP|DMNMX|MUFU\.RCP64H|[FI]2F\.F64|F2[FI]\S*\.F64)",
-        "wide_loads": r"\bLDG\S*\.128",
-        "dot_products": r"\bIDP\.4A",
-        "arrivals": r"\bMEMBAR\S*\.GPU\b[^}]*?\bATOMG\S*\.INC\.STRONG\.GPU\b[^}]*?\bCCTL\.IVALL\b",
-        "products_of_halves": r"\bHMMA\.16816\.F32",
-        "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
-    }
-    counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}
-    return {"registers": registers, "stack": stack, "shared": shared, **counts}
+def usage_and_code(cubin):
+    """The resources that a kernel uses, and the instructions of all its functions."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        (numbers,) = re.findall(
+            r"Function (?!__cuda)\S+\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", of_cuda("cuobjdump", "-res-usage", path)
+        )
+        of_cuda("cuobjdump", "-xtext", "all", path, cwd=folder)
+        code = b"".join(part.read_bytes() for part in sorted(Path(folder).glob("*.bin")))
+    return dict(zip(("registers", "stack", "shared"), map(int, numbers), strict=True)), code
 
 
-def of_cuda(tool, *words):
+def disassembled(codes, capability):
+    """The instructions of each kernel, by one process for all: to start it takes four times as long as what it does for one."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "code"
+        path.write_bytes(b"".join(codes))
+        lines = of_cuda("nvdisasm", "-ndf", "-b", "SM{}{}".format(*capability), path)
+    texts, ends = [[] for _ in codes], [*itertools.accumulate(map(len, codes))]
+    for at, instruction in re.findall(r"/\*([0-9a-f]{4,})\*/ +([^/]+);", lines):
+        texts[bisect_right(ends, int(at, 16))].append(instruction)
+    return ["\n".join(each) for each in texts]
+
+
+def of_cuda(tool, *words, cwd=None):
     import nvidia
 
     (found,) = [each for root in nvidia.__path__ for each in Path(root).glob(f"*/bin/{tool}")]
-    return subprocess.run([found, *words], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([found, *words], capture_output=True, text=True, check=True, cwd=cwd).stdout
 
 
 if __name__ == "__main__":
     from augury.backends.numba_cuda.aot import all_kernels
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-    major, minor = sys.argv[1].split(".")
     kernels = all_kernels()
-    if len(sys.argv) > 3:
-        kernels = [value for value in runpy.run_path(sys.argv[3]).values() if isinstance(value, Kernel)]
-    Path(sys.argv[2]).write_text(json.dumps(report(kernels, (int(major), int(minor)))))
+    if len(sys.argv) > 2:
+        kernels = [value for value in runpy.run_path(sys.argv[2]).values() if isinstance(value, Kernel)]
+    told = report(kernels, CAPABILITIES)
+    Path(sys.argv[1]).write_text(json.dumps({f"{major}.{minor}": found for (major, minor), found in told.items()}))

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 from xxhash import xxh3_128_hexdigest
@@ -49,24 +49,32 @@ class Binary:
     cubin: bytes
 
 
-def compile_kernel(kernel: Kernel, capability: tuple[int, int]) -> Binary:
-    """Compile a kernel for a compute capability, as (9, 0)."""
+def compile_kernel(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> list[Binary]:
+    """Compile a kernel for compute capabilities, as (9, 0); what takes longest, to type it, is done once."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    ptx = _ptx_of(kernel, capability)
-    (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
-    options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
-    return Binary(entry, bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code))
+    library, binaries = _library_of(kernel, capabilities[0]), []
+    for capability in capabilities:
+        ptx = library.get_asm_str(cc=capability)
+        (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
+        options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
+        cubin = Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code
+        binaries.append(Binary(entry, bytes(cubin)))
+    return binaries
 
 
-def _ptx_of(kernel: Kernel, capability: tuple[int, int]) -> str:
-    from numba import cuda, types
+def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
+    """A kernel typed and lowered, as `numba.cuda.compile_ptx` does before it makes PTX for one compute capability."""
+    from numba import types
+    from numba.cuda import compiler
 
     kinds = {letter: types.CPointer(getattr(types, name)) for letter, name in _ELEMENTS.items()}
     kinds |= {"i": types.int32, "r": types.float32}
+    signature = types.void(*(kinds[each] for each in kernel.parameters))
+    lower = compiler._compile_pyfunc_with_fixup  # noqa: SLF001 - what is public types anew for each capability
     with _device_of(capability):
-        ptx, _ = cuda.compile_ptx(kernel.function, types.void(*(kinds[each] for each in kernel.parameters)), cc=capability)
-    return str(ptx)
+        library, _ = lower(kernel.function, signature, device=False, cc=capability, abi="numba")
+    return library
 
 
 @contextmanager
@@ -125,7 +133,7 @@ class Compiler:
         return Binary(entry.decode(), cubin) if checksum == _checksum(entry, cubin) else None
 
     def _made(self, kernel: Kernel) -> Binary:
-        binary = compile_kernel(kernel, self.capability)
+        (binary,) = compile_kernel(kernel, [self.capability])
         entry = binary.entry.encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -269,9 +269,9 @@ def test_each_gpu_is_called_in_its_own_context(driver):
 def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
     made = []
 
-    def compile_kernel(kernel, capability):
+    def compile_kernel(kernel, capabilities):
         made.append(kernel.name)
-        return Binary(kernel.name, b"\n" + kernel.name.encode() + b"\n")
+        return [Binary(kernel.name, b"\n" + kernel.name.encode() + b"\n") for _ in capabilities]
 
     monkeypatch.setattr(aot, "compile_kernel", compile_kernel)
     kernels = list(KERNELS.values())[:3]
