@@ -253,7 +253,8 @@ class Drafter(Plugin, ABC):
     """Whether `draft_together` takes asks with a `guess`. Such a drafter may be asked while the target, on a device of its own,
     verifies a draft: for what follows if all of it is accepted, and for the target's next token before that. If the text goes
     on that way the rest becomes the next draft, otherwise it is thrown away. A later ask may have any history, as ever. Looked
-    at before every such ask; whoever draws its drafts at random says no, for others would be drawn without such asks."""
+    at before every such ask. Whoever makes passes of the `target` says no, for it is busy then, and so does whoever draws its
+    drafts at random, for others would be drawn without such asks."""
 
     memory_options: Mapping[str, str] = MappingProxyType({})
     """Options that the target's memory manager is given, where it has them and the user does not set them."""

@@ -26,6 +26,7 @@ class EngineContext(Context):
     Attributes:
         model: Whose passes.
         memory: Of its slots.
+        is_busy: Whether a pass was begun whose logits are still to be read: another one would write over them.
     """
 
     def __init__(self, model: Model, memory: MemoryManager) -> None:
@@ -34,6 +35,7 @@ class EngineContext(Context):
         self.info = model.info
         self.spec = model.state_spec
         self.is_asynchronous = model.is_asynchronous
+        self.is_busy = False
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
         self._last_drafts: dict[
             int, tuple[int, int, np.ndarray]
@@ -224,6 +226,11 @@ class EngineTarget(Target):
         """See `Target.forward`."""
         if not (isinstance(n_layers, int | np.integer) and 1 <= n_layers <= self.n_layers):
             raise OptionError(f"a pass through {n_layers!r} layers, expected 1 to {self.n_layers}")
+        if self._context.is_busy:
+            raise OptionError(
+                "a pass through the target's layers while the target verifies a draft; a drafter that makes such "
+                "passes does not draft ahead"
+            )
         spec, info = self._context.spec, self._context.info
         written = {slot: _checked(slot, tokens, spec, info) for slot, tokens in written.items()}
         if not written or not all(map(len, written.values())):

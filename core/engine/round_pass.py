@@ -48,7 +48,11 @@ class RoundPass:
         slots = [share.drafted for share in shares if share.drafted is not None] if context.is_asynchronous else []
         if slots:
             n_beside = sum(len(share.feed.tokens) for share in shares if share.drafted is None)
-            ahead_s = drafting.draft_ahead(slots, n_beside, begun_s)
+            context.is_busy = True
+            try:
+                ahead_s = drafting.draft_ahead(slots, n_beside, begun_s)
+            finally:
+                context.is_busy = False
         device_s = passed.wait()
         seconds = begun_s if device_s is None else device_s
         if ahead_s:

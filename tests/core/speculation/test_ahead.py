@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from toys import toy_engine
 
+from augury.engine.context import EngineTarget
 from augury.engine.engine import Engine
+from augury.errors import OptionError
 from augury.interfaces import Drafter
 from augury.passes import ArrayPass
 from augury.speculation.costs import PassCosts, PassTime
@@ -143,6 +145,26 @@ def test_where_it_fails_ahead_it_drafts_on_by_itself():
     assert len(writer.guesses) == 2, "once in a request"
     assert (stats.ahead, stats.failed) == (0, None)
     assert stats.accepted > 2
+
+
+def test_no_drafter_writes_over_the_logits_of_a_pass_that_is_computed():
+    errors = []
+
+    class Meddling(Writer):
+        def during(self, ask):
+            try:
+                self.target.forward({0: ask.history[-1:]}, 1)
+            except OptionError as error:
+                errors.append(str(error))
+                raise
+
+    with ahead_engine(Meddling, kind=Engine) as engine:
+        for writer in engine._drafters:
+            writer.target = EngineTarget(engine._worker._loop._context)
+        result = engine.generate([1, 2], max_tokens=20, temperature=0.0)
+    assert list(result.tokens) == ToyModel().plain([1, 2], 20)
+    assert len(errors) == 1
+    assert "while the target verifies a draft" in errors[0]
 
 
 @pytest.mark.parametrize(
