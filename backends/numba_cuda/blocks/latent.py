@@ -14,7 +14,8 @@ from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents
-from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, HEADS, LATENT_THREADS, MAX_LATENT
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
+from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
 from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, units_of, warps_of
@@ -66,6 +67,7 @@ class LatentAttentionEmitter(Emitter):
             **({} if self._own is None else self._own.buffers(n_splits)),
             "heads": 4 * MAX_TOKENS * sum(each.n_out for each in self._linears),
             "rows of heads": 4 * n_rows * max(block.latent_dim, block.values.n_out),
+            "counters": 4 * MAX_TOKENS * n_heads,
             "parts of attention": parts_bytes(n_splits, self._part_bytes(n_splits)),
             **Tape.operand_buffers("normed", block.kv.n_in),
             **Tape.operand_buffers("low", block.q.n_in),
@@ -109,13 +111,8 @@ class LatentAttentionEmitter(Emitter):
             n_bytes = 4 * MAX_TOKENS * block.n_heads * block.latent_dim
             absorbed = tape.weights.constant(("zeros", n_bytes), lambda: np.zeros(n_bytes, np.uint8))
         to = tape.operand("split heads", block.latent_dim, [block.values])
-        sizes = (block.n_heads, tape.size.n_splits, min(block.window or 0, FOREVER), block.latent_dim)
-        sinks = tape.inputs if block.sinks is None else tape.weights.vector(block.sinks)
-        places = (tape.buffers["parts of attention"], sinks)
         for first, n_merged in shares_of(n, self._part_bytes(tape.size.n_splits)):
-            self._attend(tape, heads, absorbed, first, n_merged)
-            more = (int(block.sinks is not None), first, n_merged)
-            emit_rows(tape, merge_latents, places, to, block.n_heads * n_merged, sizes, more)
+            self._attend(tape, heads, absorbed, to, first, n_merged)
         tape.multiply_tiles(to, [block.values], Rows(rows, block.values.n_out), tiles)
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
         gates, gate_size = rows, 0
@@ -165,20 +162,30 @@ class LatentAttentionEmitter(Emitter):
         turns = turns_of(tape.weights, rope, self.options.n_ctx)
         return turns, len(rope.frequencies), rope.offset, int(rope.is_interleaved)
 
-    def _attend(self, tape: Tape, heads: Rows, absorbed: Pointer, first: int, n: int) -> None:
+    def _attend(self, tape: Tape, heads: Rows, absorbed: Pointer, to: Operand, first: int, n: int) -> None:
         """Write attention of some tokens."""
         block, cache, n_splits = self.block, self._cache, tape.size.n_splits
-        factors, has_factors = heads.at, block.temperature is not None
+        factors, has_factors, has_sinks = heads.at, block.temperature is not None, int(block.sinks is not None)
         if block.temperature is not None:
             factors = factors_of(tape.weights, block.temperature, self.options.n_ctx)
         turns, *turned = self._turns(tape)
         chosen, block_size, stride, _ = choice(tape, self.chooser)
-        places = (absorbed, heads.at, turns, factors, cache.codes, cache.halves, chosen, tape.buffers["parts of attention"])
+        is_merged, window = n_splits <= MOST_MERGED, min(block.window or 0, FOREVER)
+        n_rows = 2 if block.n_heads > HEADS and not is_merged and (cache.kept_as, 2) in ATTEND_LATENT else 1
+        parts, sinks = (
+            tape.buffers["parts of attention"],
+            tape.inputs if block.sinks is None else tape.weights.vector(block.sinks),
+        )
+        places = (absorbed, heads.at, turns, factors, cache.codes, cache.halves, chosen, parts, tape.buffers["counters"], sinks)
+        operand, flags = (to.floats, to.quantised, to.factors, to.sums), (int(to.as_floats), int(to.as_bytes))
         sizes = (heads.width, block.n_heads, self._head_dim, block.latent_dim, block.cached_dim, *turned, int(has_factors))
-        seen = (self.options.n_ctx, min(block.window or 0, FOREVER), n_splits, block_size, stride, tape.size.n_tokens, first)
-        n_rows = 2 if block.n_heads > HEADS and (cache.kept_as, 2) in ATTEND_LATENT else 1
-        grid = (n_splits, -(-block.n_heads // (HEADS * n_rows)), n)
-        tape.add(ATTEND_LATENT[cache.kept_as, n_rows], grid, LATENT_THREADS, *places, *sizes, *seen, block.scale)
+        seen = (self.options.n_ctx, window, n_splits, block_size, stride, tape.size.n_tokens, first)
+        merge, grid = (has_sinks, to.width if is_merged else 0, *flags), (n_splits, -(-block.n_heads // (HEADS * n_rows)), n)
+        kernel = ATTEND_LATENT[cache.kept_as, n_rows]
+        tape.add(kernel, grid, LATENT_THREADS, *places, *operand, *sizes, *seen, *merge, block.scale)
+        if not is_merged:
+            of_merge = (block.n_heads, n_splits, window, block.latent_dim)
+            emit_rows(tape, merge_latents, (parts, sinks), to, block.n_heads * n, of_merge, (has_sinks, first, n))
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:
         """See `Emitter.slot_memory`."""

@@ -1,13 +1,8 @@
 """Latent attention: what is kept of a position is read once for many heads, which tensor cores multiply it with.
 
 A block takes one split of positions (see `attention`) and 16 or 32 heads of one token: the rows of an instruction are heads,
-never tokens, so what comes of a token depends on no other one. Queries and weights are two halves each, the nearest one and the
-nearest one of what is left, and so are values of a cache that are codes times scales: together they have the precision of a
-float32, less what is beyond the 25th binary place. Products of halves are exact, and the sums are float32.
-
-How matrices lie in an instruction's fragments is told by the PTX ISA, `mma.m16n8k16`. Lane 4 g + i takes row g of heads, and
-columns 2 i, 2 i + 1 of what is added up, and those 8 further on. Which dimensions these columns are is free: here those that
-the lane reads with one load of 16 bytes. So rows go from memory to registers as they are.
+never tokens, so what comes of a token depends on no other one. Of few splits the last block of some heads to end merges what
+all gave.
 """
 
 from __future__ import annotations
@@ -20,138 +15,46 @@ from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
     add,
     cuda,
+    div,
     exp,
-    float_of_half,
-    half_of_float,
+    fma,
+    is_last_block,
     kernel,
     lane,
     larger,
-    load16,
-    mma_halves,
     mul,
-    prmt,
     quad_max,
     quad_sum,
     quotient,
     together,
 )
-from augury.backends.numba_cuda.kernels.heads import turned_value
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, POSITIONS, SLOTS, cell_of, first_seen
+from augury.backends.numba_cuda.kernels.latent_fragments import (
+    HEADS,
+    LATENT_WARPS,
+    N_HELD,
+    OF_WARP,
+    STAGED,
+    STEP,
+    TILES,
+    VALUES,
+    fragments_of,
+    rest_of,
+    stage_of,
+    two_halves,
+    words_of,
+)
+from augury.backends.numba_cuda.kernels.quantise import quantise
 
-HEADS = 16  # rows of an instruction
-LATENT_WARPS = 8
-LATENT_THREADS = WARP * LATENT_WARPS
-_OF_WARP = SPLIT // LATENT_WARPS  # positions
-_TILES = _OF_WARP // 8  # of positions, of a warp
-_STEP = 32  # dimensions that one load of a lane's is of, beside those of its three neighbours
-_STAGED = 256  # dimensions of queries that are staged at once, or positions' weights
-_VALUES = 64  # dimensions that a warp mixes
-MAX_LATENT = _VALUES * LATENT_WARPS
+MOST_MERGED = 8  # splits that a block merges: to read what more gave 16 heads would take longer than a launch of many blocks
 _NONE = float("-inf")
-
-
-@lane
-def _two_halves(a, b):
-    """The words of two floats: of their nearest halves, and of the nearest halves of what is left of them."""
-    a, b = np.float32(a), np.float32(b)
-    low, high = half_of_float(a), half_of_float(b)
-    first = np.uint32(low | high << np.uint32(16))
-    low, high = half_of_float(add(a, -float_of_half(low))), half_of_float(add(b, -float_of_half(high)))
-    return first, np.uint32(low | high << np.uint32(16))
-
-
-@lane
-def _query(absorbed, heads, turns, at_absorbed, at_turned, at_turns, i, n_latent, dim, n_pairs, offset, is_interleaved, factor):
-    """Value i of a head's query, times its factor: first what was absorbed, then what is turned."""
-    if i < n_latent:
-        return mul(absorbed[at_absorbed + i], factor)
-    if i >= dim:
-        return np.float32(0)
-    return mul(turned_value(heads, at_turned, turns, i - n_latent, n_pairs, offset, is_interleaved, at_turns), factor)
-
-
-def _stage(n_rows):
-    n_words = n_rows * HEADS * _STAGED // 2
-
-    @lane
-    def stage_queries(
-        absorbed,
-        heads,
-        turns,
-        at_turns,
-        t,
-        n,
-        first_head,
-        n_heads,
-        stride,
-        head_dim,
-        n_latent,
-        dim,
-        n_pairs,
-        offset,
-        is_interleaved,
-        factor,
-        chunk,
-        thread,
-        staged,
-    ):
-        """Stage fragments of queries, of dimensions from `chunk` on: of each word the nearest halves, then what is left."""
-        n_turned = dim - n_latent
-        n_there = n_rows * HEADS // 2 * min(_STAGED, (dim - chunk + _STEP - 1) // _STEP * _STEP)
-        for word in range(thread, n_there, LATENT_THREADS):
-            place, part = word % WARP, word // WARP % 4
-            row, step = word // (4 * WARP) % n_rows, word // (4 * WARP * n_rows)
-            head = first_head + HEADS * row + place // 4 + 8 * (part % 2)
-            i = chunk + _STEP * (step // 2) + 8 * (place % 4) + 4 * (step % 2) + 2 * (part // 2)
-            a, b = np.float32(0), np.float32(0)
-            if head < n_heads:
-                at, turned = (head * n + t) * n_latent, t * stride + (head + 1) * head_dim - n_turned
-                a = _query(
-                    absorbed, heads, turns, at, turned, at_turns, i, n_latent, dim, n_pairs, offset, is_interleaved, factor
-                )
-                b = _query(
-                    absorbed, heads, turns, at, turned, at_turns, i + 1, n_latent, dim, n_pairs, offset, is_interleaved, factor
-                )
-            staged[word], staged[n_words + word] = _two_halves(a, b)
-
-    return stage_queries
-
-
-def _read(kind):
-    """The lane function that reads eight values of a cell, from the i-th on: four words of halves, and what is left of them."""
-    eight = EIGHT.get(kind)
-
-    @lane
-    def read(words, halves, cell, dim, i, held, at, rest):
-        if cell < 0 or i >= dim:
-            for j in range(4):
-                held[at + j] = np.uint32(0)
-                if rest:
-                    held[rest + at + j] = np.uint32(0)
-        elif eight is None:
-            held[at], held[at + 1], held[at + 2], held[at + 3] = load16(words, (cell * dim + i) >> 1)
-        else:
-            a, b, c, d, e, f, g, h = eight(words, halves, cell, dim, i)
-            held[at], held[rest + at] = _two_halves(a, b)
-            held[at + 1], held[rest + at + 1] = _two_halves(c, d)
-            held[at + 2], held[rest + at + 2] = _two_halves(e, f)
-            held[at + 3], held[rest + at + 3] = _two_halves(g, h)
-
-    return read
-
-
-@together
-def _add(sums, at, a, b, c, d, p, q):
-    sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = mma_halves(
-        a, b, c, d, p, q, sums[at], sums[at + 1], sums[at + 2], sums[at + 3]
-    )
 
 
 @lane
 def _most(sums, at, cells, column):
     """The largest of a row's scores that a lane has, once those of what is not seen are -inf."""
     most = np.float32(_NONE)
-    for tile in range(_TILES):
+    for tile in range(TILES):
         for i in range(2):
             score = np.float32(_NONE) if cells[column + 8 * tile + i] < 0 else sums[at + 4 * tile + i]
             sums[at + 4 * tile + i] = score
@@ -172,9 +75,32 @@ def _weigh(tile, sums, at, most):
 def _total(sums, at):
     """The sum of a row's weights that a lane has."""
     total = np.float32(0)
-    for tile in range(_TILES):
+    for tile in range(TILES):
         total = add(add(total, sums[at + 4 * tile]), sums[at + 4 * tile + 1])
     return total
+
+
+@lane
+def _share(parts, at, step, n, sink, shares, first):
+    """Write what each of n splits counts in a head's mix; returns the sum of the weights: see `splits.merged`."""
+    most = np.float32(sink)
+    for split in range(n):
+        most = larger(most, parts[at + split * step])
+    total = exp(add(np.float32(sink), -most))
+    for split in range(n):
+        share = exp(add(parts[at + split * step], -most))
+        shares[first + split] = share
+        total = fma(parts[at + split * step + 1], share, total)
+    return total
+
+
+@lane
+def _merged(parts, at, step, n, shares, first, total):
+    """A value of a head's mix."""
+    value = np.float32(0)
+    for split in range(n):
+        value = fma(parts[at + split * step], shares[first + split], value)
+    return div(value, total)
 
 
 def _for_each(n, function):
@@ -191,74 +117,19 @@ def _for_each(n, function):
     return all_of
 
 
-_weigh_tiles = _for_each(_TILES, _weigh)
+_weigh_tiles = _for_each(TILES, _weigh)
 
 
 def _attend(kind, n_rows):
-    rest_of_held = 0 if kind == "f16" else 4 * max(_TILES, 4)
-    n_words, n_held = n_rows * HEADS * _STAGED // 2, 2 * rest_of_held or 4 * max(_TILES, 4)
-    n_sums, n_values, n_heads_of_block = 4 * _TILES * n_rows, 32 * n_rows, HEADS * n_rows
-    n_staged, n_of_warps, stage_queries, read = 2 * n_words, LATENT_WARPS * n_heads_of_block, _stage(n_rows), _read(kind)
-
-    @together
-    def add_scores(staged, step, i, held, sums):
-        """Add to scores what 32 dimensions give."""
-        for half in range(2):
-            for row in range(n_rows):
-                at = ((2 * step + half) * n_rows + row) * 4 * WARP + i
-                a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
-                at += n_words
-                e, f, g, h = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
-                for tile in range(_TILES):
-                    p, q = held[4 * tile + 2 * half], held[4 * tile + 2 * half + 1]
-                    to = 4 * (row * _TILES + tile)
-                    _add(sums, to, a, b, c, d, p, q)
-                    _add(sums, to, e, f, g, h, p, q)
-                    if rest_of_held:
-                        at_rest = rest_of_held + 4 * tile + 2 * half
-                        _add(sums, to, a, b, c, d, held[at_rest], held[at_rest + 1])
-
-    @lane
-    def neighbours(held, at, tile):
-        """Dimension `tile` of two positions that are neighbours, and of the other two."""
-        chosen = np.uint32(0x7632 if tile % 2 else 0x5410)
-        at += tile // 2
-        return prmt(held[at], held[at + 4], chosen), prmt(held[at + 8], held[at + 12], chosen)
-
-    @together
-    def add_values(staged, step, i, held, sums):
-        """Add to the mix of 64 dimensions what 16 positions give, of which a lane holds four."""
-        for row in range(n_rows):
-            at = (step * n_rows + row) * 4 * WARP + i
-            a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
-            for tile in range(8):
-                p, q = neighbours(held, 0, tile)
-                _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
-                if rest_of_held:
-                    p, q = neighbours(held, rest_of_held, tile)
-                    _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
-            at += n_words
-            a, b, c, d = staged[at], staged[at + WARP], staged[at + 2 * WARP], staged[at + 3 * WARP]
-            for tile in range(8):
-                p, q = neighbours(held, 0, tile)
-                _add(sums, 4 * (8 * row + tile), a, b, c, d, p, q)
-
-    @lane
-    def read_keys(words, halves, cells, column, dim, i, held):
-        """Read 8 dimensions of a position of each tile of the warp."""
-        for tile in range(_TILES):
-            read(words, halves, cells[column + 8 * tile], dim, i, held, 4 * tile, rest_of_held)
-
-    @lane
-    def read_values(words, halves, cells, column, dim, i, held):
-        """Read 8 dimensions of four positions."""
-        for j in range(4):
-            read(words, halves, cells[column + j % 2 + 8 * (j // 2)], dim, i, held, 4 * j, rest_of_held)
+    read_keys, add_scores, read_values, add_values = fragments_of(kind, n_rows)
+    stage_queries, n_words, n_held = stage_of(n_rows), words_of(n_rows), N_HELD + rest_of(kind)
+    n_sums, n_values, n_heads_of_block = 4 * TILES * n_rows, 32 * n_rows, HEADS * n_rows
+    n_staged, n_of_warps, n_shares = 2 * n_words, LATENT_WARPS * n_heads_of_block, HEADS * MOST_MERGED
 
     @together
     def most_of_row(row, warp, i, sums, cells, most_of_warps):
         """The largest of the scores that a warp has of every eighth head."""
-        most = quad_max(_most(sums, 4 * (row // 2 * _TILES) + 2 * (row % 2), cells, _OF_WARP * warp + 2 * (i % 4)))
+        most = quad_max(_most(sums, 4 * (row // 2 * TILES) + 2 * (row % 2), cells, OF_WARP * warp + 2 * (i % 4)))
         if i % 4 == 0:
             most_of_warps[warp * n_heads_of_block + 8 * row + i // 4] = most
 
@@ -268,7 +139,7 @@ def _attend(kind, n_rows):
         most = most_of_warps[8 * row + i // 4]
         for other in range(1, LATENT_WARPS):
             most = larger(most, most_of_warps[other * n_heads_of_block + 8 * row + i // 4])
-        at = 4 * (row // 2 * _TILES) + 2 * (row % 2)
+        at = 4 * (row // 2 * TILES) + 2 * (row % 2)
         _weigh_tiles(sums, at, most)
         total = quad_sum(_total(sums, at))
         if i % 4 == 0:
@@ -279,12 +150,12 @@ def _attend(kind, n_rows):
     @lane
     def stage_weights(sums, warp, i, staged):
         """Stage fragments of weights: what a lane has of scores is what it has of them."""
-        for tile in range(_TILES):
+        for tile in range(TILES):
             for row in range(2 * n_rows):
-                at = 4 * (row // 2 * _TILES + tile) + 2 * (row % 2)
-                step, part = _TILES // 2 * warp + tile // 2, row % 2 + 2 * (tile % 2)
+                at = 4 * (row // 2 * TILES + tile) + 2 * (row % 2)
+                step, part = TILES // 2 * warp + tile // 2, row % 2 + 2 * (tile % 2)
                 word = ((step * n_rows + row // 2) * 4 + part) * WARP + i
-                staged[word], staged[n_words + word] = _two_halves(sums[at], sums[at + 1])
+                staged[word], staged[n_words + word] = two_halves(sums[at], sums[at + 1])
 
     @lane
     def store(parts, to, head_stride, sums, first_head, n_heads, first, n_latent, i):
@@ -304,7 +175,7 @@ def _attend(kind, n_rows):
         for j in range(n):
             sums[j] = np.float32(0)
 
-    @kernel("jffffwhjf" + 16 * "i" + "r", name=f"attend_latent_{kind}_{n_rows}", most_registers=128)
+    @kernel("jffffwhjfwffbfj" + 20 * "i" + "r", name=f"attend_latent_{kind}_{n_rows}", most_registers=128)
     def attend_latent(
         inputs,
         absorbed,
@@ -315,6 +186,12 @@ def _attend(kind, n_rows):
         halves,
         chosen,
         parts,
+        counters,
+        sinks,
+        out,
+        quantised,
+        unit_factors,
+        unit_sums,
         stride,
         n_heads,
         head_dim,
@@ -331,6 +208,10 @@ def _attend(kind, n_rows):
         chosen_stride,
         n,
         first_token,
+        has_sinks,
+        width,
+        as_floats,
+        as_bytes,
         scale,
     ):
         """What one split gives some heads of one token: (n_latent,) mixed, the largest score, and the sum of the weights.
@@ -344,6 +225,10 @@ def _attend(kind, n_rows):
             words, halves: Planes of a cache, see `cells`, (slots, length, …) of `dim` values each.
             chosen: (n, chosen_stride), not 0 for blocks of `block_size` positions that are seen; 0: all are.
             parts: (tokens from `first_token` on, n_heads, n_splits, n_latent + 2).
+            counters: One for each token and the heads of a block.
+            sinks: (n_heads,) scores with nothing to mix, if `has_sinks`.
+            out: (n_heads * n, width) what is merged, head by head; with a width of 0 nothing is.
+            quantised, unit_factors, unit_sums: Units, as many as `out` has.
             window: How many positions a token sees; 0: all.
             n: Tokens that there is room for.
         """
@@ -368,9 +253,9 @@ def _attend(kind, n_rows):
             cell = np.int32(inputs[SLOTS + t] * length + cell_of(inputs, t, position))
         cells[thread] = cell
         factor = mul(factors[last] if has_factors else np.float32(1), np.float32(scale))
-        has_seen = start + _OF_WARP * warp <= last and start + _OF_WARP * (warp + 1) > first
+        has_seen = start + OF_WARP * warp <= last and start + OF_WARP * (warp + 1) > first
         clear(sums, n_sums)
-        for chunk in range(0, dim, _STAGED):
+        for chunk in range(0, dim, STAGED):
             cuda.syncthreads()
             stage_queries(
                 absorbed,
@@ -395,8 +280,8 @@ def _attend(kind, n_rows):
             )
             cuda.syncthreads()
             if has_seen:
-                for step in range((min(_STAGED, dim - chunk) + _STEP - 1) // _STEP):
-                    read_keys(words, halves, cells, _OF_WARP * warp + i // 4, dim, chunk + _STEP * step + 8 * (i % 4), held)
+                for step in range((min(STAGED, dim - chunk) + STEP - 1) // STEP):
+                    read_keys(words, halves, cells, OF_WARP * warp + i // 4, dim, chunk + STEP * step + 8 * (i % 4), held)
                     add_scores(staged, step, i, held, sums)
         most_of_rows(warp, i, sums, cells, most_of_warps)
         cuda.syncthreads()  # all have read what is staged, too
@@ -413,12 +298,36 @@ def _attend(kind, n_rows):
             parts[to + thread * head_stride + n_latent] = most
             parts[to + thread * head_stride + n_latent + 1] = total
         values = cuda.local.array(n_values, np.float32)
-        if _VALUES * warp < n_latent:
+        if VALUES * warp < n_latent:
             clear(values, n_values)
             for step in range(max(0, first - start) // 16, min(SPLIT, last + 1 - start + 15) // 16):
-                read_values(words, halves, cells, 16 * step + 2 * (i % 4), dim, _VALUES * warp + 8 * (i // 4), held)
+                read_values(words, halves, cells, 16 * step + 2 * (i % 4), dim, VALUES * warp + 8 * (i // 4), held)
                 add_values(staged, step, i, held, values)
-            store(parts, to, head_stride, values, first_head, n_heads, _VALUES * warp, n_latent, i)
+            store(parts, to, head_stride, values, first_head, n_heads, VALUES * warp, n_latent, i)
+        if n_rows > 1:  # which are for many splits
+            return
+        first_split, n_seen = first // SPLIT, last // SPLIT + 1 - first // SPLIT
+        counter = t * quotient(n_heads + HEADS - 1, HEADS) + cuda.blockIdx.y
+        if width == 0 or not is_last_block(counters, counter, n_seen):
+            return
+        shares, part = cuda.shared.array(n_shares, np.float32), n_latent + 2
+        to = (((t - first_token) * n_heads + first_head) * n_splits + first_split) * part
+        if thread < HEADS and first_head + thread < n_heads:
+            sink = sinks[first_head + thread] if has_sinks else np.float32(_NONE)
+            at = to + thread * n_splits * part + n_latent
+            totals_of_warps[thread] = _share(parts, at, part, n_seen, sink, shares, thread * MOST_MERGED)
+        cuda.syncthreads()
+        n_units = width // WARP
+        for unit in range(warp, min(HEADS, n_heads - first_head) * n_units, LATENT_WARPS):
+            head = quotient(unit, n_units)
+            j, value, row = WARP * (unit - head * n_units) + i, np.float32(0), (first_head + head) * n + t
+            if j < n_latent:
+                at, total = to + head * n_splits * part + j, totals_of_warps[head]
+                value = _merged(parts, at, part, n_seen, shares, head * MOST_MERGED, total)
+            if as_floats:
+                out[row * width + j] = value
+            if as_bytes:
+                quantise(value, i, quantised, unit_factors, unit_sums, row * n_units + unit - head * n_units)
 
     return attend_latent
 
@@ -426,4 +335,4 @@ def _attend(kind, n_rows):
 ATTEND_LATENT = {
     (kind, n_rows): _attend(kind, n_rows) for kind in ("f16", *EIGHT) for n_rows in (1, 2) if kind == "f16" or n_rows == 1
 }
-"""Kernels by the type of the cache, and how many times 16 heads a block has."""
+"""Kernels by the type of the cache, and how many times 16 heads a block has: of more than 16 nothing is merged."""
