@@ -90,6 +90,12 @@ class Operand:
     as_floats: bool = False
     as_bytes: bool = False
 
+    def after(self, n: int) -> Operand:
+        """What comes after n whole rows."""
+        size = n * self.width
+        quantised, factors, sums = self.quantised.at(size), self.factors.at(4 * size // UNIT), self.sums.at(8 * size // UNIT)
+        return evolve(self, floats=self.floats.at(4 * size), quantised=quantised, factors=factors, sums=sums)
+
     def before(self, norm: Norm | None) -> Operand:
         """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
         return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
@@ -209,22 +215,24 @@ class Tape:
         if to.as_bytes:
             self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
 
-    def norm_parts(self, rows: Rows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None) -> None:
-        """Norm up to three parts of rows in place, given with their columns and sizes; the first may be put elsewhere."""
+    def norm_parts(
+        self, rows: Rows, parts: Sequence[tuple[Norm | None, int, int]], to: Operand | None = None, n_apart: int = 1
+    ) -> None:
+        """Norm up to three parts of rows in place, given with their columns and sizes.
+
+        The first `n_apart` of them, normed or as they are, are put elsewhere if there is such a place, each in MAX_TOKENS rows.
+        """
         if to is None and not any(norm for norm, _, _ in parts):
             return
+        n_apart, to = (0, Operand(rows.at, rows.at, rows.at, rows.at, 0)) if to is None else (n_apart, to)
         parts = [*parts, *[(None, 0, 0)] * (3 - len(parts))]
         weights = [rows.at if norm is None else self.weights.norm(norm) for norm, _, _ in parts]
-        kinds = [NOTHING if norm is None else norm_kind(norm) for norm, _, _ in parts]
+        kinds = [NOTHING if norm is None and i >= n_apart else norm_kind(norm) for i, (norm, _, _) in enumerate(parts)]
         eps = [0.0 if norm is None else norm.eps for norm, _, _ in parts]
-        if to is None:
-            to = Operand(rows.at, rows.at, rows.at, rows.at, 0)
-        else:
-            kinds[0] = norm_kind(parts[0][0])
         places = (rows.at, *weights, to.floats, to.quantised, to.factors, to.sums)
         sizes = [n for (_, at, size), kind in zip(parts, kinds, strict=True) for n in (at, size, kind)]
         flags = (rows.width, to.width, int(to.as_floats), int(to.as_bytes))
-        self.add(norm_parts, (self.size.n_tokens, 3), THREADS, *places, *flags, *sizes, *eps)
+        self.add(norm_parts, (self.size.n_tokens, 3), THREADS, *places, *flags, *sizes, n_apart, *eps)
 
     def leave(self, x: Operand, linear: Linear, post_norm: Norm | None = None) -> None:
         """Add the product of a matrix, or its norm, to the residual stream."""

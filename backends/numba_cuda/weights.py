@@ -178,9 +178,14 @@ class Weights:
 
         return self._hold((name, n_times, columns), make)
 
-    def taps(self, conv: Convolution) -> Pointer:
-        """What each channel's inputs count, the oldest first: (C, size), where some are passed over with zeros."""
-        return self._hold(conv, lambda: np.ascontiguousarray(conv.taps(self._floats(conv.weight, conv.shapes[conv.weight])).T))
+    def taps(self, *convs: Convolution) -> Pointer:
+        """What each channel's inputs count, the oldest first, (C, size), zeros where one is passed over; of all channels."""
+
+        def make() -> np.ndarray:
+            taps = [conv.taps(self._floats(conv.weight, conv.shapes[conv.weight])).T for conv in convs]
+            return np.concatenate(taps)
+
+        return self._hold(convs, make)
 
     def norm(self, norm: Norm, n_heads: int = 1) -> Pointer:
         """Of each of some heads a norm's weights, and its bias if it has one: (heads, 1 or 2, size)."""

@@ -79,7 +79,7 @@ class RecurrentEmitter(Emitter):
     def __init__(self, block: Block, options: ModelOptions) -> None:
         super().__init__(block, options)
         self._n_aside = max(options.draft_max, 1)
-        for state in block.states():
+        for state in self.states:
             is_matrix = len(state.shape) == 3
             if is_matrix and (state.shape[1] > recurrence.MAX_ROWS or state.shape[2] % recurrence.COLUMNS):
                 expected = f"keys of {recurrence.MAX_ROWS} at most and values in fours"
@@ -88,13 +88,19 @@ class RecurrentEmitter(Emitter):
                 found = f"a convolution of {state.shape[0] + 1} inputs"
                 raise UnsupportedError(f"{found}, backend numba-cuda computes 2 to {MAX_SIZE}; choose another one")
 
+    @property
+    def states(self) -> Sequence[SequenceState]:
+        """What it keeps of a sequence."""
+        states: Sequence[SequenceState] = self.block.states()
+        return states
+
     def bytes_per_sequence(self) -> int:
         """See `Emitter.bytes_per_sequence`."""
-        return sum(4 * state.size for state in self.block.states())
+        return sum(4 * state.size for state in self.states)
 
     def place(self, device: Device) -> None:
         """See `Emitter.place`."""
-        self._placed = [self._place(state, device) for state in self.block.states()]
+        self._placed = [self._place(state, device) for state in self.states]
 
     def _place(self, state: SequenceState, device: Device) -> PlacedState:
         n_slots, n_added = self.options.n_slots, 0 if len(state.shape) == 2 else state.shape[0] * state.shape[2]

@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     together,
     warp_sum,
 )
-from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS, ROWS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS, ROWS
 from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
 
 # What a norm does, a number for kernels; a bias, if any, comes after its weights.
@@ -138,8 +138,12 @@ def _put_normed(
     width,
     as_floats,
     as_bytes,
+    units_on,
 ):
-    """Store what a norm makes of `size` values of token t, and zeros up to `n_out`, as floats, as units, or both."""
+    """Store what a norm makes of `size` values of token t, and zeros up to `n_out`, as floats, as units, or both.
+
+    Floats go to `out[to]` and further, units where those of a token's row go, `units_on` further on.
+    """
     thread = cuda.threadIdx.x
     i = thread % WARP
     for unit in range(thread // WARP, (n_out + WARP - 1) // WARP, _WARPS):
@@ -147,7 +151,7 @@ def _put_normed(
         if as_floats and WARP * unit + i < n_out:
             out[to + WARP * unit + i] = value
         if as_bytes:
-            quantise(value, i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
+            quantise(value, i, quantised, factors, sums, units_on + unit_of(inputs, t, unit, width // WARP))
 
 
 @kernel("jfffffbfj" + 11 * "i" + "rr")
@@ -222,6 +226,7 @@ def norm_rows(
         width,
         as_floats,
         as_bytes,
+        0,
     )
 
 
@@ -231,7 +236,7 @@ def _norm_in_place(x, weight, start, size, first, mean, inverse, kind):
         x[start + i] = normed(x, start + i, weight, i, size, mean, inverse, kind)
 
 
-@kernel("jfffffbfj" + 13 * "i" + "rrr")
+@kernel("jfffffbfj" + 14 * "i" + "rrr")
 def norm_parts(
     inputs,
     x,
@@ -255,11 +260,15 @@ def norm_parts(
     third_at,
     third_size,
     third_kind,
+    n_apart,
     eps,
     second_eps,
     third_eps,
 ):
-    """Norm up to three parts of rows (n, stride) in place, a block for each; the first may go elsewhere, see `norm_rows`."""
+    """Norm up to three parts of rows (n, stride), a block for each: in place, but the first `n_apart` go elsewhere.
+
+    These become rows of products' input, as in `norm_rows`, each part in its own MAX_TOKENS rows of that.
+    """
     t, part = cuda.blockIdx.x, cuda.blockIdx.y
     parts = cuda.shared.array(_WARPS, np.float32)
     if t >= inputs[N_TOKENS]:
@@ -272,10 +281,10 @@ def norm_parts(
         return
     start = t * stride + at
     mean, inverse = moments(x, start, size, THREADS, kind, eps, parts)
-    if part > 0 or not (as_floats or as_bytes):
+    if part >= n_apart:
         _norm_in_place(x, weight, start, size, cuda.threadIdx.x, mean, inverse, kind)
         return
-    to = t * width
+    to = (part * MAX_TOKENS + t) * width
     _put_normed(
         inputs,
         x,
@@ -296,6 +305,7 @@ def norm_parts(
         width,
         as_floats,
         as_bytes,
+        part * MAX_TOKENS * (width // WARP),
     )
 
 

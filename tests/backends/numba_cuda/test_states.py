@@ -57,7 +57,14 @@ def test_families_are_near_the_reference(name):
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize(("family", "name"), [("mamba2-dense", "blk.0.ssm_out.weight"), ("jamba-dense", "blk.1.ssm_x.weight")])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mamba2-dense", "blk.0.ssm_out.weight"),
+        ("jamba-dense", "blk.1.ssm_x.weight"),
+        ("kimi-linear-moe", "blk.1.ssm_g_b.weight"),
+    ],
+)
 def test_many_tokens_share_a_pass(family, name, monkeypatch):
     file = tiny_file(family)
     data = quantize(file.tensors[name].data.view(np.float32).reshape(file.tensors[name].shape), GGMLQuantizationType.Q8_0)
