@@ -75,11 +75,13 @@ class CudaModel(Model):
             return self._pass(batch, tree, slice(0, n), parts)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self.info.n_vocab), np.float32)
+        before_s = 0.0
         for start in range(0, n, self._n_most):
             span = slice(start, min(start + self._n_most, n))
             first, end = np.searchsorted(batch.rows, (span.start, span.stop))
-            self._device.wait()
-            passed = self._pass(batch, tree, span, parts)
+            if start:
+                before_s += self._device.wait() or 0.0
+            passed = self._pass(batch, tree, span, parts, before_s)
             if first == 0 and end == n_rows and not features and span.stop == n:
                 return passed  # the last tokens alone have logits, as of a prompt
             logits[first:end] = passed.rows()
@@ -87,8 +89,8 @@ class CudaModel(Model):
                 values[span] = passed.features(name)
         return ArrayPass(logits, features)
 
-    def _pass(self, batch: Batch, tree: Tree | None, span: slice, parts: Parts) -> DevicePass:
-        """Begin to compute as many of a batch's tokens as a pass may have."""
+    def _pass(self, batch: Batch, tree: Tree | None, span: slice, parts: Parts, before_s: float = 0.0) -> DevicePass:
+        """Begin to compute as many of a batch's tokens as a pass may have; those before them took `before_s`."""
         positions = batch.positions[span]
         rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
         n = len(positions)
@@ -102,7 +104,7 @@ class CudaModel(Model):
         begun = self._chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
-        return DevicePass(self._chooser, self._told, row_slots, features, self.info.n_vocab, begun)
+        return DevicePass(self._chooser, self._told, row_slots, features, self.info.n_vocab, begun, before_s)
 
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start

@@ -30,9 +30,10 @@ class DevicePass(Pass):
         features: Mapping[str, tuple[Pointer, int, int]],
         n: int,
         begun: Begun,
+        before_s: float = 0.0,
     ) -> None:
         self._chooser, self._told, self._row_slots, self._features, self._n = chooser, told, row_slots, features, n
-        self._begun, self._n_rows = begun, len(row_slots)
+        self._begun, self._n_rows, self._before_s = begun, len(row_slots), before_s
         self._gathered = np.empty(0, np.float32)
         self._rows: dict[int, np.ndarray] = {}
         self._read: np.ndarray | None = None
@@ -43,7 +44,8 @@ class DevicePass(Pass):
     def wait(self) -> float | None:
         """See `Pass.wait`."""
         if not self._is_over:
-            self._seconds, self._is_over = self._chooser.device.wait(), True
+            own_s, self._is_over = self._chooser.device.wait(), True
+            self._seconds = None if own_s is None else self._before_s + own_s
             self._told = self._told.copy()
             self._found = self._chooser.found(self._n_rows, self._n, self._begun.wanted)
             self._gathered = self._chooser.gathered(sum(map(len, self._begun.ids.values())))

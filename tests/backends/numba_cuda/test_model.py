@@ -113,6 +113,14 @@ def test_of_a_long_context_fewer_tokens_share_a_pass():
     assert [tokens_of(size_of(1, n_ctx - 1).n_splits) for n_ctx in (64, 32768, 32769, 131072, 1 << 22)] == [64, 64, 16, 16, 8]
 
 
+def test_a_prompt_of_several_passes_takes_what_all_of_them_take(tiny, monkeypatch):
+    model = loaded(ModelFile.open(tiny), "numba-cuda")
+    model._n_most = 4
+    monkeypatch.setattr(model._device, "wait", lambda: 0.5)
+    assert model.forward(attrs.evolve(run_of(TOKENS), rows=np.int32([8]))).wait() == 1.5
+    assert model.forward(run_of(TOKENS[:4], slot=1)).wait() == 0.5
+
+
 def test_paths_of_trees_are_chains_and_accepted_ones_move(tiny):
     model = loaded(ModelFile.open(tiny), "numba-cuda")
     model.forward(run_of(TOKENS[:4]))
