@@ -174,7 +174,7 @@ def make_request(
             `on_prompt` (a callable that is given a `PromptProgress` when the prompt's processing begins, and after each of its
             passes, on the engine's thread);
             `cache_prompt` (reuse what a slot still holds), `slot` (wait for this one; None: any);
-            `speculative` (False, or {"n_max", "n_min", "p_min", "type", NAME: {...}}), `prediction` (a text or token ids that
+            `speculative` (a bool, or {"n_max", "n_min", "p_min", "type", NAME: {...}}), `prediction` (a text or token ids that
             the answer is expected to resemble, to draft from);
             `id` (a text by which results, logs and observers name the request; several may have the same, and without one it
             is made: req-1, req-2, ...).

@@ -223,22 +223,22 @@ class Speculation:
         serving = tuple(attrs.evolve(each, serves=None, is_serving=True) for each in self.members if each.serves in parameters)
         return attrs.evolve(self, members=serving + tuple(each for each in self.members if each.serves is None))
 
-    def override(self, params: Mapping[str, Any] | Literal[False] | None) -> Speculation:
+    def override(self, params: Mapping[str, Any] | Literal[True, False] | None) -> Speculation:
         """The same with what a request wants otherwise.
 
         Args:
-            params: False for no drafter, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the drafters loaded, beside
-                those that need no naming), and per-request options under a drafter's name.
+            params: False for no drafter, True or None for no wish, or `n_max`, `n_min`, `p_min`, `type` ("none" or some of the
+                drafters loaded, beside those that need no naming), and per-request options under a drafter's name.
 
         Raises:
             OptionError: A key is unknown, out of range, or can only be set when the engine is loaded.
         """
-        if params is None:
+        if params is None or params is True:
             return self
         if params is False:
             params = {"type": "none"}
         if not hasattr(params, "items"):
-            raise OptionError(f"speculative is {params!r}, expected False or a mapping such as {{'n_max': 8}}")
+            raise OptionError(f"speculative is {params!r}, expected True, False or a mapping such as {{'n_max': 8}}")
         params = self._by_name(params)
         members = [self._changed(member, params) for member in self.members]
         names = self._wanted(params.get("type", self.type))

@@ -83,7 +83,7 @@ AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
 class Message(Fields):
     """One message of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Annotated[list[AnyBlock], BeforeValidator(_blocks, json_schema_input_type=str | list[AnyBlock])]
 
     def for_template(self) -> list[dict[str, Any]]:
@@ -111,11 +111,15 @@ class Tool(Block):
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = Field(None, description="arguments fit the schema in any case")
+    eager_input_streaming: Literal[True] | None = Field(None, description="arguments are always told as they are written")
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The tool as chat templates know it."""
         function = {"name": self.name, "description": self.description or "", "parameters": self.input_schema}
-        return {"type": "function", "function": function}
+        return {"type": "function", "function": function | ({"strict": True} if self.strict else {})}
 
 
 class ToolChoice(Fields):

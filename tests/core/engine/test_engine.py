@@ -253,7 +253,7 @@ def test_an_idle_engine_uses_no_processor_time(engine):
         ([1], {"speculative": {"n_mx": 1}}, OptionError, "did you mean 'n_max'"),
         ([1], {"speculative": {"n_max": -1}}, OptionError, "n_max is -1"),
         ([1], {"speculative": {"type": "ngram-simple"}}, OptionError, "loaded with 'none'"),
-        ([1], {"speculative": 3}, OptionError, "expected False or a mapping"),
+        ([1], {"speculative": 3}, OptionError, "expected True, False or a mapping"),
     ],
 )
 def test_bad_requests_are_refused_with_what_was_expected(engine, prompt, params, error, message):

@@ -58,6 +58,7 @@ def test_auto_stands_alone():
 
 def test_a_request_may_call_drafters_what_spec_type_may():
     assert LOADED.override({"type": "certain"}).members == LOADED.members[:1]
+    assert LOADED.override(True) is LOADED.override(None) is LOADED
     assert LOADED.override({"type": "easy;certain;sure"}).type == "easy;sure"
     assert LOADED.override({"certain": {"p_min": 0.25}}).members[0].options == SureOptions(p_min=0.25)
     ((_, lookup),) = choose_drafters(Registry.discover(), "lookup")
@@ -75,7 +76,7 @@ def test_a_request_may_call_drafters_what_spec_type_may():
         ({"type": "certain:p_min=0.9"}, "type takes names alone"),
         ({"sure": {}, "certain": {}}, "certain is another name of sure, which is given, too"),
         ({"sure": {"depth": 4}}, "depth can only be set when the engine is loaded"),
-        (True, "speculative is True, expected False or a mapping"),
+        (3, "speculative is 3, expected True, False or a mapping"),
     ],
 )
 def test_what_a_request_cannot_have_is_refused(wishes, expected):

@@ -112,6 +112,21 @@ def test_a_tool_that_must_be_called_is_called_with_what_fits_its_schema(claude, 
     assert streamed.stop_reason == "tool_use"
 
 
+def test_strict_tools_are_held_to_their_schema(claude):
+    asked = {"model": "any", "max_tokens": 4, "messages": HELLO, "tool_choice": {"type": "auto"}}
+    from anthropic import BadRequestError
+
+    beyond = {"name": "f", "input_schema": {"type": "object", "not": {}}}
+    assert claude.messages.create(**asked, tools=[beyond | {"strict": False, "eager_input_streaming": True}])
+    with pytest.raises(BadRequestError, match="not"):
+        claude.messages.create(**asked, tools=[beyond | {"strict": True}])
+
+
+def test_a_system_message_may_stand_among_the_others(claude):
+    told = claude.messages.count_tokens(model="any", messages=[{"role": "system", "content": "Be brief."}, *HELLO])
+    assert told == claude.messages.count_tokens(model="any", system="Be brief.", messages=HELLO)
+
+
 def test_the_answers_of_tools_go_back_into_the_conversation(claude, client):
     call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "Sunny."}]}
