@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
-from augury.backends.numba_cuda.kernels.activation import NUMBERS
+from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
@@ -350,6 +350,16 @@ class Tape:
         numbers = (gate.number, *flags, *gate.numbers)
         gated: tuple[Pointer | float, ...] = (to.quantised, to.factors, to.sums, *numbers)
         self.steps.append(launch_of(matrix, x, Rows(to.floats, to.width), 0, tiles, GATED, which, gated, len(parts)))
+        return True
+
+    def multiply_heads(self, x: Operand, part: Matrices, to: Operand, tiles: Tiles) -> bool:
+        """Multiply heads' few rows by a matrix each, and put a token's products side by side, if one launch can do both."""
+        ((matrix, _),) = self.weights.several([part])
+        if part.n_out % UNIT or matrix.n_cuts > 1 or tiles.n > part.n or self.size.n_tokens > FEW_TOKENS:
+            return False
+        numbers = (NOT_ACTIVATED, 0, 0, int(to.as_floats), int(to.as_bytes), math.inf, 0.0, 0.0, 0.0, 0.0)
+        rows, gated = Rows(to.floats, part.n_out), (to.quantised, to.factors, to.sums, *numbers)
+        self.steps.append(launch_of(matrix, x, rows, part.n, tiles, GATED, OF_TILES, gated))
         return True
 
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:

@@ -113,12 +113,14 @@ class LatentAttentionEmitter(Emitter):
         to = tape.operand("split heads", block.latent_dim, [block.values])
         for first, n_merged in shares_of(n, self._part_bytes(tape.size.n_splits)):
             self._attend(tape, heads, absorbed, to, first, n_merged)
-        tape.multiply_tiles(to, [block.values], Rows(rows, block.values.n_out), tiles)
         mixed = tape.operand("mixed", block.o.n_in, [block.o])
-        gates, gate_size = rows, 0
-        if block.gate is not None:
-            gates, gate_size = heads.at.at(4 * columns[block.gate]), block.o.n_in // block.gate.n_out
-        emit_rows(tape, join_heads, (rows, gates), mixed, n, (block.values.n_out, block.o.n_in), (heads.width, gate_size))
+        if block.gate is not None or not tape.multiply_heads(to, block.values, mixed, tiles):
+            tape.multiply_tiles(to, [block.values], Rows(rows, block.values.n_out), tiles)
+            gates, gate_size = rows, 0
+            if block.gate is not None:
+                gates, gate_size = heads.at.at(4 * columns[block.gate]), block.o.n_in // block.gate.n_out
+            sizes = (block.values.n_out, block.o.n_in)
+            emit_rows(tape, join_heads, (rows, gates), mixed, n, sizes, (heads.width, gate_size))
         tape.leave(mixed, block.o)
 
     def _multiply(self, tape: Tape, heads: Rows, columns: Mapping[Linear, int]) -> None:

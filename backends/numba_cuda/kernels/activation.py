@@ -150,6 +150,7 @@ ACTIVATIONS = {
 """By the activation, lane functions (gate, four constants) and (up, the second constant)."""
 NUMBERS = {name: number for number, name in enumerate(ACTIVATIONS)}
 """What kernels know activations by."""
+NOT_ACTIVATED = len(NUMBERS)
 
 
 def _either(number, functions, others):

@@ -36,6 +36,7 @@ def put_gated(
     staged,
     n,
     place,
+    step,
     unit,
     size,
     out,
@@ -54,16 +55,16 @@ def put_gated(
     c,
     d,
 ):
-    """Activate a unit of each of n tokens, whose rows begin with `place`; of each 32 gates, then 32 ups are staged."""
+    """Activate a unit of each of n tokens, in every `step`-th row from `place` on; of each 32 gates, then 32 ups are staged."""
     thread = cuda.threadIdx.x
     i = thread % WARP
     for token in range(thread // WARP, n, cuda.blockDim.x // WARP):
         at = 2 * _UNIT * token + i
         value = _gated(staged, at, _UNIT * unit + i, size, kind, has_up, limits_activated, limit, a, b, c, d)
         if as_floats:
-            out[(place + token) * width + _UNIT * unit + i] = value
+            out[(place + token * step) * width + _UNIT * unit + i] = value
         if as_bytes:
-            quantise(value, i, quantised, factors, sums, (place + token) * (width // _UNIT) + unit)
+            quantise(value, i, quantised, factors, sums, (place + token * step) * (width // _UNIT) + unit)
 
 
 @lane

@@ -280,7 +280,7 @@ def _multiply(fmt, n_tokens):
 
         Or, if they are to be gated: the upper half of the rows of W are gates, and y = activation(gate) * up, as floats, as
         units, or both; without `has_up` all are gates. Then a block takes 32 rows of each half, which are not cut, and there
-        are few tokens.
+        are few tokens. What several matrices give a token may lie side by side: `column` is how many there are.
 
         Args:
             inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after
@@ -330,7 +330,8 @@ def _multiply(fmt, n_tokens):
             put_gated(
                 staged,
                 n_there,
-                t,
+                matrix if column else t,
+                max(1, column),
                 unit,
                 n_rows // (1 + has_up),
                 y,
