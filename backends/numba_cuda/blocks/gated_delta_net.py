@@ -54,7 +54,7 @@ class GatedDeltaNetEmitter(RecurrentEmitter):
         fed, y = Rows(buffers["fed"], self._width), Rows(buffers["recurred"], block.o.n_in)
         self._emit_convolution(tape)
         dt, a = (tape.weights.vector(part) for part in (block.dt, block.a))
-        columns = (fed.width, inputs.width, n, n_inputs, n_inputs + n, 1, 1, rows_of(block.alpha))
+        columns = (fed.width, inputs.width, n, n_inputs, n_inputs + n, 1, rows_of(block.alpha))
         units = Units(heads.n_key_heads, heads.key_dim, block.eps)
         self._add_decays(tape, decay, (fed.at, ends, dt, a), columns, n, units=units)
         self._emit_recurrence(tape)

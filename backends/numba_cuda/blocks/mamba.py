@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.feed_forward import activate
-from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
+from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, Steps
 from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrence import COLUMNS
@@ -44,14 +44,9 @@ class Mamba2Emitter(RecurrentEmitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, heads, buffers = self.block, self.block.recurrence, tape.buffers
-        n, n_channels = heads.n_heads, block.conv.n_channels
         gates, fed = Rows(buffers["inputs"], block.inputs.n_out), Rows(buffers["fed"], self._width)
         tape.multiply(tape.norm(block.norm, [block.inputs]), [(block.inputs, 0)], gates)
         self._emit_convolution(tape)
-        ends = gates.at.at(4 * (block.o.n_in + n_channels))
-        dt, a = (tape.weights.vector(part) for part in (block.dt, block.a))
-        sizes = (fed.width, gates.width, n, n_channels, n_channels + n, 1, 1, 0)
-        self._add_decays(tape, decay, (fed.at, ends, dt, a), sizes, n)
         self._emit_recurrence(tape)
         y, mixed = Rows(buffers["recurred"], block.o.n_in), tape.operand("mixed", block.o.n_in, [block.o])
         skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], heads.value_dim)
@@ -64,9 +59,13 @@ class Mamba2Emitter(RecurrentEmitter):
         self._emit_recurrence(tape)
 
     def _emit_convolution(self, tape: Tape) -> None:
-        block = self.block
-        x = Rows(tape.buffers["inputs"].at(4 * block.o.n_in), block.inputs.n_out)
-        self._convolve(tape, block.conv, self._placed[0], x, Rows(tape.buffers["fed"], self._width), has_silu=True)
+        block, (dt, a) = self.block, (tape.weights.vector(part) for part in (self.block.dt, self.block.a))
+        x, fed = (
+            Rows(tape.buffers["inputs"].at(4 * block.o.n_in), block.inputs.n_out),
+            Rows(tape.buffers["fed"], self._width),
+        )
+        steps = Steps(x.at.at(4 * block.conv.n_channels), dt, a, block.recurrence.n_heads, block.conv.n_channels)
+        self._convolve(tape, block.conv, self._placed[0], x, fed, has_silu=True, steps=steps)
 
     def _emit_recurrence(self, tape: Tape) -> None:
         heads, n_values, n_channels = self.block.recurrence, self.block.o.n_in, self.block.conv.n_channels
@@ -135,7 +134,7 @@ class MambaEmitter(RecurrentEmitter):
             activate(tape, gate, ends, None, betas, ends.width)
         else:
             a = tape.weights.vector(block.a)
-            sizes = (fed.width, ends.width, ends.width, beta + ends.width, beta, 0, 1, 0)
+            sizes = (fed.width, ends.width, ends.width, beta + ends.width, beta, 0, 0)
             self._add_decays(tape, decay, (fed.at, ends.at, a, a), sizes, ends.width)
 
     def emit_states(self, tape: Tape) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from augury.types import ModelOptions
 
-__all__ = ["FedRow", "PlacedState", "RecurrentEmitter", "Units", "columns_of"]
+__all__ = ["FedRow", "PlacedState", "RecurrentEmitter", "Steps", "Units", "columns_of"]
 
 
 @frozen(eq=False)
@@ -71,6 +71,17 @@ class Units:
     n_heads: int
     size: int
     eps: float
+
+
+@frozen(eq=False)
+class Steps:
+    """What decays and betas are made of, of so many heads, and the column where they go."""
+
+    ends: Pointer
+    dt: Pointer
+    a: Pointer
+    n: int
+    column: int
 
 
 class RecurrentEmitter(Emitter):
@@ -127,20 +138,23 @@ class RecurrentEmitter(Emitter):
         has_silu: bool = False,
         taps: Pointer | None = None,
         to: Operand | None = None,
+        steps: Steps | None = None,
     ) -> None:
         """Write a convolution of rows x; gates lie in rows as far apart. Its taps may be others than the file's.
 
-        What comes of it is in y, and, if products read it, in `to`.
+        What comes of it is in y, and, if products read it, in `to`. Beside it, what `steps` says, whose rows are as far apart.
         """
         taps = taps or tape.weights.taps(conv)
         bias = taps if conv.bias is None else tape.weights.flat(conv.bias, conv.shapes[conv.bias])
         places = (x.at, *(gates or (x.at, x.at)), taps, bias, state.values, state.saved, state.aside, y.at)
         flags = (int(gates is not None), int(conv.bias is not None), int(has_silu))
-        grid = (-(-conv.n_channels // CONVOLVE_THREADS), self._n_runs(tape))
+        steps = steps or Steps(x.at, x.at, x.at, 0, 0)
+        n_blocks = sum(-(-n // CONVOLVE_THREADS) for n in (conv.n_channels, steps.n))
         sizes = (x.width, y.width, conv.n_channels, conv.state.shape[0] + 1, self._n_aside)
         out = to or Operand(y.at, y.at, y.at, y.at, 0)
         read = (out.floats, out.quantised, out.factors, out.sums, out.width, int(out.as_floats), int(out.as_bytes))
-        tape.add(convolve, grid, CONVOLVE_THREADS, *places, *sizes, *flags, *read)
+        made = (steps.ends, steps.dt, steps.a, x.width, steps.n, steps.column)
+        tape.add(convolve, (n_blocks, self._n_runs(tape)), CONVOLVE_THREADS, *places, *sizes, *flags, *read, *made)
 
     def _recur(
         self, tape: Tape, heads: LinearRecurrence, state: PlacedState, row: FedRow, y: Pointer, table: Pointer | None = None

@@ -7,8 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.activation import silu
-from augury.backends.numba_cuda.kernels.dialect import SIMULATED, WARP, add, cuda, fma, kernel, lane, mul, remainder, together
+from augury.backends.numba_cuda.kernels.activation import silu, softplus
+from augury.backends.numba_cuda.kernels.dialect import (
+    SIMULATED,
+    WARP,
+    add,
+    cuda,
+    exp,
+    fma,
+    kernel,
+    lane,
+    mul,
+    remainder,
+    together,
+)
 from augury.backends.numba_cuda.kernels.inputs import (
     ACCEPTED,
     CELLS,
@@ -149,7 +161,18 @@ def _quantise_run(inputs, run, i, c, y, y_stride, n_channels, out, quantised, fa
             quantise(value, i % WARP, quantised, factors, sums, unit_of(inputs, t, c // WARP, width // WARP))
 
 
-@kernel("jfffffffffiiiiiiii" + "fbfj" + "iii")
+@lane
+def _step_run(inputs, run, i, ends, dt, a, y, ends_stride, y_stride, n_steps, step_at):
+    """What a run's tokens have in head i: decays exp(a * s), after those of all heads betas s, s = softplus(t + dt)."""
+    first = inputs[run + FIRST] + ORDER
+    for j in range(inputs[run + N]):
+        t = inputs[first + j]
+        step = softplus(add(ends[t * ends_stride + i], dt[i]))
+        y[t * y_stride + step_at + i] = exp(mul(step, a[i]))
+        y[t * y_stride + step_at + n_steps + i] = step
+
+
+@kernel("jfffffffffiiiiiiii" + "fbfjiii" + "fffiii")
 def convolve(
     inputs,
     x,
@@ -176,8 +199,16 @@ def convolve(
     width,
     as_floats,
     as_bytes,
+    ends,
+    dt,
+    a,
+    ends_stride,
+    n_steps,
+    step_at,
 ):
     """Convolve the tokens of all runs, and bring their states up to date: y = gate_out * silu(bias + conv(gate_in * x)).
+
+    Blocks beyond those of channels make decays and betas of heads, which are in rows of y, too, from `step_at` on.
 
     Args:
         inputs: Of the pass.
@@ -188,10 +219,15 @@ def convolve(
         aside: (slots, n_aside, n_channels).
         y: (n, y_stride).
         out: (n, width), of whole units, if products read y, too; as floats, as units, or both.
+        ends: (n, ends_stride), of n_steps heads.
+        dt, a: (n_steps,).
     """
     i, run = cuda.threadIdx.x, RUNS + cuda.blockIdx.y * RUN_FIELDS
     c = cuda.blockIdx.x * CONVOLVE_THREADS + i
     window = cuda.shared.array(_WINDOWS, np.float32)
+    n_blocks = (n_channels + CONVOLVE_THREADS - 1) // CONVOLVE_THREADS
+    if cuda.blockIdx.y < inputs[N_RUNS] and cuda.blockIdx.x >= n_blocks and c < n_blocks * CONVOLVE_THREADS + n_steps:
+        _step_run(inputs, run, c - n_blocks * CONVOLVE_THREADS, ends, dt, a, y, ends_stride, y_stride, n_steps, step_at)
     if cuda.blockIdx.y >= inputs[N_RUNS] or c // WARP * WARP >= n_channels:
         return
     _convolve_run(

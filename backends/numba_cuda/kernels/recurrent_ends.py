@@ -42,7 +42,7 @@ def _unit_head(rows, start, size, scale, eps):
     _scale(rows, start, size, i, div(np.float32(scale), root(total)))
 
 
-@kernel("jffff" + 11 * "i" + "rr")
+@kernel("jffff" + 10 * "i" + "rr")
 def decay(
     inputs,
     rows,
@@ -55,7 +55,6 @@ def decay(
     decay_at,
     beta_at,
     has_dt,
-    has_a,
     betas_at,
     n_units,
     n_scaled,
@@ -86,8 +85,7 @@ def decay(
     if has_dt:
         step = add(step, dt[i])
     step = softplus(step)
-    if has_a:
-        rows[t * stride + decay_at + i] = exp(mul(step, a[i]))
+    rows[t * stride + decay_at + i] = exp(mul(step, a[i]))
     rows[t * stride + beta_at + i] = sigmoid(ends[t * ends_stride + betas_at + i]) if betas_at else step
 
 
