@@ -90,8 +90,15 @@ version = "1.2"
 [tool.setuptools]
 py-modules = ["stranger_{name}"]
 """
-# pip takes longer to start than setuptools to build
-BUILD = "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1]); build_meta.build_wheel(sys.argv[2])"
+# pip takes longer to start than setuptools to build, and setuptools longer to be imported
+BUILD = """
+import os, sys
+from setuptools import build_meta
+_, folder, *projects = sys.argv
+for project in projects:
+    os.chdir(project)
+    build_meta.build_wheel(folder)
+"""
 PROMPT = ",".join(["40,41,42,43,44,45"] * 6)
 
 
@@ -111,13 +118,11 @@ class Environment:
             project.mkdir()
             (project / f"stranger_{name}.py").write_text(source)
             (project / "pyproject.toml").write_text(PROJECT.format(name=name))
-        builds = [
-            subprocess.Popen([sys.executable, "-c", BUILD, folder / name, folder], stdout=subprocess.DEVNULL)
-            for name in MODULES
-        ]
+        projects = [folder / name for name in MODULES]
+        build = subprocess.Popen([sys.executable, "-c", BUILD, folder, *projects], stdout=subprocess.DEVNULL)
         words = ["wheel", "-q", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "trail")]
         subprocess.run([sys.executable, "-m", "pip", *words], check=True)
-        assert [build.wait() for build in builds] == [0] * len(MODULES)
+        assert build.wait() == 0
         wheels = [str(path) for path in folder.glob("*.whl")]
         assert len(wheels) == len(MODULES) + 1
         words = ["--python", str(self.python), "install", "-q", "--no-index", "--no-deps", *wheels]

@@ -89,14 +89,14 @@ def test_several_prompts_are_several_answers_and_tokens_are_as_good_as_text(clie
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_an_answer_ends_with_a_line_when_its_time_is_up(client, is_streamed):
-    fields = {"prompt": "1.\n2.\n3.\n4.\n5.\n", "n_predict": 400, "ignore_eos": True, "n_cmpl": 2}
+    fields = {"prompt": "1.\n2.\n3.\n4.\n5.\n", "n_predict": 120, "ignore_eos": True, "n_cmpl": 2}
     limited = fields | {"t_max_predict_ms": 1}
     found = [each for each in events(client, **limited) if each["stop"]] if is_streamed else ask(client, **limited)
     for each in found:
         assert (each["stop_type"], each["has_new_line"]) == ("limit", True)
-        assert each["tokens_predicted"] < 400
+        assert each["tokens_predicted"] < 120
     unlimited = ask(client, **fields, t_max_predict_ms=10**6)
-    assert [each["tokens_predicted"] for each in unlimited] == [400, 400]
+    assert [each["tokens_predicted"] for each in unlimited] == [120, 120]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
