@@ -44,6 +44,7 @@ PATTERNS = {
     "products_of_halves": r"\bHMMA\.16816\.F32",
     "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
 }
+LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_[0-9]$"  # kernels that go on when all their blocks have ended
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -59,6 +60,8 @@ def problems(name, found):
         yield f"{name} has {found['doubles']} instructions of double precision, expected none"
     if name.startswith("attend"):
         yield from _problems_of_attention(name, found)
+    if re.match(LAST_BLOCKS, name) and not found["arrivals"]:
+        yield f"{name} has no fence, addition to a counter and fence in turn, by which its last block goes on"
     if "_matrix_" in name:
         n_wanted = int(name.rpartition("_")[2]) // 8 * (2 if re.search(r"Q[236]_K", name) else 1)
         if found["matrix_products"] != n_wanted:

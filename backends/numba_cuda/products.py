@@ -10,14 +10,8 @@ from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.gate import GATED_WARPS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.kernels.instructions import SIMULATED
-from augury.backends.numba_cuda.kernels.matmul import (
-    GATED,
-    HAS_BIAS,
-    HAS_SCALES,
-    MULTIPLY,
-    NOT_GATED,
-    TILES,
-)
+from augury.backends.numba_cuda.kernels.matmul import GATED, HAS_BIAS, HAS_SCALES, MULTIPLY, NOT_COMBINED, NOT_GATED
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.kernels.two_matrices import MULTIPLY_TWO
 
@@ -55,6 +49,7 @@ def launch_of(
     which: int,
     gated: tuple[Pointer | float, ...] = (),
     n_gated: int = 1,
+    combined: tuple[Pointer | float, ...] = (),
 ) -> Launch:
     """What multiplies by one matrix; see `kernels.matmul`."""
     if tiles.n_rows <= TILES[-1]:
@@ -64,6 +59,7 @@ def launch_of(
             n_wanted = n_warps * -(-matrix.n_rows // n_gated // UNIT)
         kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
         gated = gated or (to.at, to.at, to.at, *NOT_GATED)
+        combined = combined or (to.at, to.at, to.at, to.at, tiles.n_most, tiles.per_token, *NOT_COMBINED[2:])
     else:
         kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
         n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
@@ -71,7 +67,7 @@ def launch_of(
     places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
     sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, matrix.n_cuts, to.width, column)
     flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
-    return Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale, *gated))
+    return Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale, *gated, *combined))
 
 
 def launch_of_two(

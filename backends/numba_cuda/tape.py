@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.activation import NOT_ACTIVATED, NUMBERS
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS, UNIT
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import ADD, GATED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
+from augury.backends.numba_cuda.kernels.matmul import ADD, COMBINED, GATED, OF_OUTPUT, OF_TILES, OF_TOKENS, STORE
 from augury.backends.numba_cuda.kernels.norm import (
     AS_IS,
     BIASED,
@@ -103,11 +103,14 @@ class Operand:
 
 @frozen(eq=False)
 class Tiles:
-    """Which rows go through which of several matrices, a few at once; see `kernels.matmul`."""
+    """Which rows go through which of several matrices, a few at once; see `kernels.matmul`, and of routes `kernels.routes`."""
 
     at: Pointer
     n: int  # at most
     n_rows: int  # of one
+    n_most: int = 0  # rows that routes have room for
+    per_token: int = 0  # rows of routes that a token has
+    which: int = OF_TILES
 
 
 def tokens_of(n_splits: int) -> int:
@@ -337,7 +340,7 @@ class Tape:
             found = self.weights.several([part for part in parts if isinstance(part, Matrices)])
         else:
             found = self.weights.products([(part, i * size) for i, part in enumerate(parts) if isinstance(part, Linear)])
-        matrix, which = found[0][0], OF_TOKENS if tiles is None else OF_TILES
+        matrix, which = found[0][0], OF_TOKENS if tiles is None else tiles.which
         if len(found) != 1 or size % TILE_ROWS or matrix.n_cuts > 1:
             return False
         if tiles is None and matrix.n_rows * matrix.n_cols > _MOST_GATED:
@@ -365,7 +368,15 @@ class Tape:
     def multiply_tiles(self, x: Operand, parts: Sequence[Matrices], to: Rows, tiles: Tiles) -> None:
         """Multiply rows by matrices that their tiles choose, and store the products side by side."""
         for matrix, column in self.weights.several(parts):
-            self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, OF_TILES))
+            self.steps.append(launch_of(matrix, x, to, column, tiles, STORE, tiles.which))
+
+    def multiply_combined(
+        self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, combined: tuple[Pointer | float, ...]
+    ) -> None:
+        """Multiply rows by matrices that routes choose, and add up what comes of a token, by what `combined` says."""
+        ((matrix, column),) = self.weights.several([part])
+        places = (*combined[:3], self.buffers["counters"], tiles.n_most, tiles.per_token, *combined[3:])
+        self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, combined=places))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:
         """The rows of a pass, as many at once as share a reading of weights."""

@@ -19,8 +19,9 @@ from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.formats import FORMATS
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, TILES
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY
 from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES, MULTIPLY_MATRIX
 from augury.batch import Batch
 from augury.devices import Placement

@@ -27,7 +27,8 @@ from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_GATED, STORE, TILES
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_COMBINED, NOT_GATED, STORE
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.repack import n_units
@@ -168,7 +169,7 @@ def products():
             else:
                 kernel, n_blocks, n_threads = MULTIPLY_MATRIX[name, tile], n_rows // MATRIX_ROWS, MATRIX_THREADS
             sizes = (n_rows, n_cols // 32, n_cols // 256, n, 1, n_rows, 0, 0, STORE, 0, 1.0)
-            sizes += (y, y, y, *NOT_GATED) if tile in TILES else ()
+            sizes += (y, y, y, *NOT_GATED, y, y, y, y, *NOT_COMBINED) if tile in TILES else ()
             steps = [Launch(kernel, (n_blocks, 1, 1), n_threads, (at, w, x, x, x, y, y, *sizes)) for w in copies]
             program = gpu.program(steps, (told_by_host, best), (best, told_by_host))
             program.run()

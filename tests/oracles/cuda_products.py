@@ -10,8 +10,9 @@ from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_GATED, STORE, TILES
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_COMBINED, NOT_GATED, STORE
 from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.passes import DevicePass
 from augury.backends.numba_cuda.repack import n_units, repack
@@ -76,7 +77,7 @@ class Product:
         rows = [self.at[key] for key in ("w", "floats" if self.fmt.is_float else "bytes", "factors", "sums", "bias", "y")]
         sizes = (self.n_rows, self.n_cols // 32, -(-self.n_cols // 256), n_units(self.n_rows, self.n_cols), n_cuts)
         given = (self.at["inputs"], *rows, *sizes, self.n_rows, 0, 1, mode, 0, 0.5)
-        given += () if tile > TILES[-1] else (*[self.at["y"]] * 3, *NOT_GATED)
+        given += () if tile > TILES[-1] else (*[self.at["y"]] * 3, *NOT_GATED, *[self.at["y"]] * 4, *NOT_COMBINED)
         self.device.launch(Launch(kernel, (n_blocks, -(-self.n_tokens // tile), 1), n_threads, given))
         return self._read("y", (self.n_tokens, self.n_rows))
 

@@ -18,7 +18,7 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, 
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
-from augury.backends.numba_cuda.kernels.matmul import TILES
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.tape import Rows, Tape
 from augury.errors import UnsupportedError
 

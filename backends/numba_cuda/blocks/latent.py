@@ -16,8 +16,8 @@ from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import MAX_ROW, join_heads, merge_latents, prepare_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
-from augury.backends.numba_cuda.kernels.matmul import TILES
 from augury.backends.numba_cuda.kernels.norm import NOTHING
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, units_of, warps_of
 from augury.errors import UnsupportedError
 

@@ -8,12 +8,14 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.blocks.feed_forward import FeedForwardEmitter, activate
-from augury.backends.numba_cuda.kernels import experts
+from augury.backends.numba_cuda.kernels import experts, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import TILES
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
+from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.tape import WARPS, Gate, Rows, Tape, Tiles, units_of, warps_of
-from augury.blocks import Gating, Linear
+from augury.blocks import Gating, Linear, Matrices
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ class MixtureEmitter(Emitter):
             "router": 4 * MAX_TOKENS * (router.logits.n_out + 1),
             "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
             "weights of experts": 4 * (n_most + MAX_TOKENS),
-            "routes": 4 * experts.SECTIONS * n_most,
+            "routes": 4 * routes.SECTIONS * n_most,
+            "counters": 4 * max(1, -(-block.down.n_out // TILE_ROWS)),
             "experts' gate and up": 4 * n_rows * self._width,
             "experts' rows": 4 * n_most * block.down.n_out,
             "latents": 4 * MAX_TOKENS * block.up.n_in,
@@ -88,8 +91,9 @@ class MixtureEmitter(Emitter):
             self._emit_shared(tape, shared, tape.norm(shared.block.norm, shared.inputs))
         if router.norm is not None:
             self._emit_logits(tape, tape.norm(router.norm, [router.logits]))
-        parts = [*(linear for linear, _ in self._logits()), *(() if shared is None else shared.inputs)]
+        parts: list[Linear | Matrices] = [*(linear for linear, _ in self._logits()), *(() if shared is None else shared.inputs)]
         parts += [] if block.latent_down is None else [block.latent_down]
+        parts += [] if tape.size.n_tokens > FEW_TOKENS else [part for part in (block.gate, block.up) if part is not None]
         normed = evolve(tape.operand("normed", tape.x.width, parts), as_floats=True)  # what is gathered is made of floats
         tape.norm_seen(block.norm, normed)
         self._emit_logits(tape, normed, self._logits())
@@ -106,7 +110,7 @@ class MixtureEmitter(Emitter):
             self.emit_experts(tape, normed, to, besides, adds=to is tape.x)
         else:
             self.emit_experts(tape, normed, summed, besides, adds=False)
-            x = evolve(normed, floats=summed.at, width=summed.width)
+            x = evolve(normed, floats=summed.at, width=summed.width, as_bytes=False)
             self._adjugate.emit_experts(tape, x, to, summed.at, adds=to is tape.x)
         if block.post_norm is not None:
             tape.leave_rows(to, block.post_norm)
@@ -117,7 +121,7 @@ class MixtureEmitter(Emitter):
         if block.latent_down is not None:
             latents = Rows(tape.buffers["latents"], block.latent_down.n_out)
             tape.multiply(normed, ((block.latent_down, 0),), latents)
-            x = evolve(normed, floats=latents.at, width=latents.width)
+            x = evolve(normed, floats=latents.at, width=latents.width, as_bytes=False)
         self.emit_experts(tape, x, summed, None, adds=False)
         tape.norm_in_place(block.sum_norm, summed, summed.width)
         if block.latent_up is None:
@@ -165,35 +169,32 @@ class MixtureEmitter(Emitter):
         flags = (int(router.bias is not None), int(router.token_experts is not None), int(router.is_normalised), *groups)
         tape.add(experts.route, (1,), THREADS, *places, *sizes, *flags, int(block.shared_gate is not None), tile, router.scale)
         n_tiles = min(n_rows, n_experts + n_rows // tile)
-        return Tiles(buffers["routes"].at(4 * experts.TILES * self._n_most), n_tiles, tile)
+        return Tiles(buffers["routes"], n_tiles, tile, self._n_most, router.n_used)
 
     def emit_experts(self, tape: Tape, x: Operand, to: Rows, besides: Pointer | None, *, adds: bool) -> None:
         """Write the sum of what the experts give that the logits choose, and of other rows."""
         block, buffers, k, tiles = self.block, tape.buffers, self.block.router.n_used, self._route(tape)
         inputs = [part for part in (block.gate, block.up) if part is not None]
-        n_rows, size, weights, routes = (
-            tape.size.n_tokens * k,
-            block.down.n_in,
-            buffers["weights of experts"],
-            buffers["routes"],
-        )
+        size, weights = block.down.n_in, buffers["weights of experts"]
         gathered, hidden = tape.operand("gathered", block.up.n_in, inputs), tape.operand("experts' hidden", size, [block.down])
-        places = (x.floats, weights, gathered.floats, gathered.quantised, gathered.factors, gathered.sums, routes)
-        flags = (int(block.weighs_input), int(gathered.as_floats), int(gathered.as_bytes))
-        grid = (warps_of(units_of(x.width)), n_rows)
-        tape.add(experts.gather_rows, grid, WARP * WARPS, *places, self._n_most, k, x.width, *flags)
+        read, chosen = gathered, tiles
+        is_there = x.as_floats >= gathered.as_floats and x.as_bytes >= gathered.as_bytes and not block.weighs_input
+        if is_there and tape.size.n_tokens <= FEW_TOKENS and tiles.n_rows <= MOST_ROUTED:
+            read, chosen = x, evolve(tiles, which=OF_ROUTES)
+        else:
+            places = (x.floats, weights, gathered.floats, gathered.quantised, gathered.factors, gathered.sums, tiles.at)
+            flags = (int(block.weighs_input), int(gathered.as_floats), int(gathered.as_bytes))
+            grid = (warps_of(units_of(x.width)), tape.size.n_tokens * k)
+            tape.add(routes.gather_rows, grid, WARP * WARPS, *places, self._n_most, k, x.width, *flags)
         gate = Gate(block.activation, block.limit, block.limits_activated, block.constants)
-        if not tape.multiply_gated(gathered, inputs, hidden, gate, tiles):
+        if not tape.multiply_gated(read, inputs, hidden, gate, chosen):
             rows = Rows(buffers["experts' gate and up"], self._width)
-            tape.multiply_tiles(gathered, inputs, rows, tiles)
+            tape.multiply_tiles(read, inputs, rows, chosen)
             ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
             activate(tape, gate, rows, ups, hidden, size, per_token=k)
         rows = Rows(buffers["experts' rows"], block.down.n_out)
-        tape.multiply_tiles(hidden, [block.down], rows, tiles)
-        grid = (-(-rows.width // THREADS), tape.size.n_tokens)
-        operands = (rows.at, weights, routes, besides or to.at, to.at, self._n_most, k, rows.width, rows.width)
-        flags = (int(block.weighs_input), int(besides is not None), int(adds))
-        tape.add(experts.combine, grid, THREADS, *operands, *flags)
+        combined = (weights, besides or to.at, to.at, int(block.weighs_input), int(besides is not None), int(adds))
+        tape.multiply_combined(hidden, block.down, rows, tiles, combined)
 
     @property
     def _is_sum_apart(self) -> bool:

@@ -43,7 +43,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
 )
 
 WARP = 32
-SLICES = 8  # of a row of weights: see `matmul`
+SLICES = 8  # of a row of weights: see `sums`
 THREADS = 64 if SIMULATED else 256  # of a block that works on one token: simulated threads take time
 
 

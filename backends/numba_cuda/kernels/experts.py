@@ -1,12 +1,4 @@
-"""Which experts the tokens of a pass go to, and what becomes of their products.
-
-A pass of n tokens with k experts each has n * k rows, row t * k + j of token t. They are sorted by expert, then by row, so that
-those of one expert stand beside each other, in *places*; a few of them at a time are a tile, see `matmul`. What a row's
-products are does not depend on the others, and a token's sum is taken in the order of its experts' ranks.
-
-Routes are one array of int32, in sections of as many numbers as a pass has rows at most: the experts of rows, the places of
-rows, the rows of places, how many rows a tile has that begins at a place, and the tiles.
-"""
+"""Which experts the tokens of a pass go to, and by what weights; see `routes`."""
 
 from __future__ import annotations
 
@@ -21,7 +13,6 @@ from augury.backends.numba_cuda.kernels.dialect import (
     cuda,
     div,
     exp,
-    fma,
     kernel,
     lane,
     larger,
@@ -36,10 +27,9 @@ from augury.backends.numba_cuda.kernels.dialect import (
     warp_sum,
 )
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.routes import EXPERTS, PLACES, SOURCES, STARTS
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
-PLACES, SOURCES, STARTS, TILES, SECTIONS = 1, 2, 3, 4, 8
 _WARPS = THREADS // WARP
 _NEVER, _TAKEN = -1e30, -3e38
 _LEAST_SUM = 2.0**-14  # that weights are divided by
@@ -144,9 +134,9 @@ def _take_best(scores, start, n, i):
 @lane
 def _place(routes, n_most, n, tile, row):
     """Where a row comes to stand among n, and how many rows a tile has that begins with it."""
-    expert, place, index, count = routes[row], 0, 0, 0
+    expert, place, index, count = routes[EXPERTS * n_most + row], 0, 0, 0
     for other in range(n):
-        found = routes[other]
+        found = routes[EXPERTS * n_most + other]
         is_before = found == expert and other < row
         place += 1 if found < expert or is_before else 0
         index += 1 if is_before else 0
@@ -166,12 +156,11 @@ def _list_tile(routes, n_most, n, place):
         is_start = 1 if routes[STARTS * n_most + other] > 0 else 0
         total += is_start
         before += is_start if other < place else 0
-    tiles = TILES * n_most
-    routes[tiles + 1 + 3 * before] = routes[routes[SOURCES * n_most + place]]
-    routes[tiles + 2 + 3 * before] = place
-    routes[tiles + 3 + 3 * before] = place + size
+    routes[1 + 3 * before] = routes[EXPERTS * n_most + routes[SOURCES * n_most + place]]
+    routes[2 + 3 * before] = place
+    routes[3 + 3 * before] = place + size
     if before == total - 1:
-        routes[tiles] = total
+        routes[0] = total
 
 
 @kernel("jfffjfj" + 13 * "i" + "r")
@@ -207,7 +196,7 @@ def route(
         bias: (n_experts,) that is added to scores.
         table: (V, k), of tokens' ids what is chosen whatever the scores, if `has_table`.
         weights: (n, k + 1), at the end the shared expert's.
-        routes: See this module.
+        routes: See `routes`.
         n_most: Rows of a pass.
         tile: Rows of a tile.
         scale: Of weights.
@@ -234,7 +223,7 @@ def route(
             best = table[inputs[TOKENS + t] * k + j] if has_table else _take_best(values, scores, n_experts, i)
             expert = quotient(best, n_alike)
             if i == 0:
-                routes[t * k + j] = expert
+                routes[EXPERTS * n_most + t * k + j] = expert
                 weights[at + j] = values[to + expert]
         if i == 0:
             factor = np.float32(scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
@@ -242,57 +231,9 @@ def route(
             weights[at + k] = sigmoid(logits[start + n_experts]) if has_share else np.float32(1)
     cuda.syncthreads()
     if thread == 0:
-        routes[TILES * n_most] = 0
+        routes[0] = 0
     for row in range(thread, n * k, THREADS):
         _place(routes, n_most, n * k, tile, row)
     cuda.syncthreads()
     for place in range(thread, n * k, THREADS):
         _list_tile(routes, n_most, n * k, place)
-
-
-@kernel("jfffbfjjiiiiii")
-def gather_rows(inputs, x, weights, out, quantised, factors, sums, routes, n_most, k, width, has_weights, as_floats, as_bytes):
-    """The token of every place, as floats (rows, width), as units, or both; times its weight, if `has_weights`.
-
-    A warp takes 32 values.
-    """
-    thread, place = cuda.threadIdx.x, cuda.blockIdx.y
-    if place >= inputs[N_TOKENS] * k:
-        return
-    i = thread % WARP
-    unit = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
-    if WARP * unit >= width:
-        return
-    row = routes[SOURCES * n_most + place]
-    t = quotient(row, k)
-    value = x[t * width + WARP * unit + i]
-    if has_weights:
-        value = mul(value, weights[t + row])
-    if as_floats:
-        out[place * width + WARP * unit + i] = value
-    if as_bytes:
-        quantise(value, i, quantised, factors, sums, place * (width // WARP) + unit)
-
-
-@lane
-def _combined(rows, weights, routes, first, at, k, stride, i, is_weighed):
-    """Value i of the sum of a token's rows."""
-    total = np.float32(0)
-    for j in range(k):
-        weight = np.float32(1) if is_weighed else weights[at + j]
-        total = fma(rows[routes[first + j] * stride + i], weight, total)
-    return total
-
-
-@kernel("jffjffiiiiiii")
-def combine(inputs, rows, weights, routes, shared, y, n_most, k, size, stride, is_weighed, has_shared, adds):
-    """Y[t] = the weighted sum of a token's rows (places, stride), and the shared expert's (n, size), or that added."""
-    t = cuda.blockIdx.y
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if t >= inputs[N_TOKENS] or i >= size:
-        return
-    at = t * (k + 1)
-    total = _combined(rows, weights, routes, PLACES * n_most + t * k, at, k, stride, i, is_weighed)
-    if has_shared:
-        total = fma(shared[t * size + i], weights[at + k], total)
-    y[t * size + i] = add(y[t * size + i], total) if adds else total

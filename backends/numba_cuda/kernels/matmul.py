@@ -1,15 +1,6 @@
-"""Products of a matrix and a few tokens, in one order of additions, whichever kernel computes them.
-
-A row has 8 slices: slice s takes the units s, s + 8, s + 16 … of 32 weights in turn. A unit of a quantised type adds a whole
-number, exact in whatever order its bytes are multiplied, times factors; one of floats adds its products one after another. If
-rows are cut (`Matrix.n_cuts`, by the shape alone) each slice does so in every cut, and adds up the cuts in turn. Then
-neighbouring slices are added, then pairs of them, then fours. None of this depends on how many tokens there are, nor on the
-kernel: see `tensor_cores`.
-"""
+"""Products of a matrix and a few tokens, and what else their launch does: see `sums` for the order of additions."""
 
 from __future__ import annotations
-
-from functools import cache
 
 import numpy as np
 
@@ -17,72 +8,35 @@ from augury.backends.numba_cuda.kernels.dialect import (
     WARP,
     add,
     cuda,
-    dp4a,
-    float_of,
-    fma,
+    is_last_block,
     kernel,
     lane,
-    load8,
-    load16,
     mul,
     quotient,
     remainder,
     slice_sums,
-    together,
 )
 from augury.backends.numba_cuda.kernels.formats import (
     FORMATS,
-    TILE,
     TILE_ROWS,
     TILE_UNITS,
     UNIT,
-    floats_of,
-    weights_of,
-    words_of,
 )
 from augury.backends.numba_cuda.kernels.gate import put_gated, tile_of_gated
 from augury.backends.numba_cuda.kernels.inputs import N_ROWS, N_TOKENS
+from augury.backends.numba_cuda.kernels.routes import combine, token_at
+from augury.backends.numba_cuda.kernels.sums import TILES, add_cuts, sums_of_cut_of
 
-TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
+MOST_ROUTED = 4  # tokens of a tile whose rows are wherever routes say: of more, places would take too many registers
 MOST_CUTS = 8
-AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
-STORE, ADD, GATED = range(3)  # what is done with a product
-OF_TOKENS, OF_OUTPUT, OF_TILES = range(3)  # which rows of x are multiplied
+STORE, ADD, GATED, COMBINED = range(4)  # what is done with a product
+OF_TOKENS, OF_OUTPUT, OF_TILES, OF_ROUTES = range(4)  # which rows of x are multiplied
 HAS_BIAS, HAS_SCALES = 1, 2
 PARAMETERS = "jwwwwff" + 10 * "i" + "r"  # of a kernel, see `multiply`
 OF_GATED = "bfj" + 5 * "i" + 5 * "r"  # of those that also activate what they multiply
 NOT_GATED = (0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)  # the numbers among them
-
-
-def add_unit_of(fmt, offset):
-    """The lane function that adds a unit's products, of its whole numbers: the order of additions of quantised types.
-
-    `offset` is what is still to be taken off the weights.
-    """
-    has_least, has_two_scales = fmt.has_least, fmt.has_two_scales
-
-    @lane
-    def add_unit(total, low, high, x_low, x_high, x_factor, numbers):
-        factor, scale, other_scale, least, least_scale, other_least_scale = numbers
-        if has_two_scales:
-            whole = scale * (low - offset * x_low) + other_scale * (high - offset * x_high)
-            whole_least = least_scale * x_low + other_least_scale * x_high
-        else:
-            whole = scale * (low + high - offset * (x_low + x_high))
-            whole_least = least_scale * (x_low + x_high)
-        total = fma(np.float32(np.int32(whole)), mul(factor, x_factor), total)
-        if has_least:
-            total = fma(np.float32(np.int32(whole_least)), mul(least, x_factor), total)
-        return total
-
-    return add_unit
-
-
-@lane
-def cut_of(cut, n_steps, n_cuts):
-    """The first step of a cut of a row, and the end."""
-    size = quotient(n_steps + n_cuts - 1, n_cuts)
-    return min(n_steps, cut * size), min(n_steps, (cut + 1) * size)
+OF_COMBINED = "fffw" + 5 * "i"  # of those that also add up what several matrices give a token
+NOT_COMBINED = (0, 0, 0, 0, 0)  # the numbers among them
 
 
 @lane
@@ -101,134 +55,6 @@ def put(y, place, total, bias, row, has_bias, mode, scale):
     y[place] = add(y[place], value) if mode == ADD else value
 
 
-def _quantised_unit(fmt, n_tokens):
-    """Two lane functions: one reads a unit of weights, one adds its products."""
-    read, weights, add_unit = words_of(fmt), weights_of(fmt), add_unit_of(fmt, fmt.offset)
-    number_words, numbers = fmt.number_words, fmt.numbers
-
-    @lane
-    def read_unit(w, n, u):
-        return read(w, n, u), number_words(w, n, u)
-
-    @lane
-    def add_products(held, u, unit, n_units, x, factors, halves, t, sums):
-        a, b, c, d, e, f, g, h = weights(held[0])
-        of_unit = numbers(held[1], u)
-        for i in range(n_tokens):
-            place = (t + i) * n_units + unit
-            p, q, r, v = load16(x, 8 * place)
-            low, high = dp4a(b, r, dp4a(a, p, np.int32(0))), dp4a(f, v, dp4a(e, q, np.int32(0)))
-            p, q, r, v = load16(x, 8 * place + 4)
-            low, high = dp4a(d, r, dp4a(c, p, low)), dp4a(h, v, dp4a(g, q, high))
-            x_low, x_high = load8(halves, 2 * place)
-            x_factor = float_of(factors[place])
-            sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, of_unit)
-
-    return read_unit, add_products
-
-
-def _float_unit(fmt, n_tokens):
-    eight = floats_of(fmt.name)
-
-    @lane
-    def read_unit(w, n, u):
-        return w, n, u
-
-    @lane
-    def add_products(held, u, unit, n_units, x, factors, halves, t, sums):
-        w, n, u = held
-        for i in range(4):
-            a, b, c, d, e, f, g, h = eight(w, n, u, i)
-            for token in range(n_tokens):
-                at = ((t + token) * n_units + unit) * 32 + 8 * i
-                p, q, r, v = load16(x, at)
-                total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
-                total = fma(d, float_of(v), fma(c, float_of(r), total))
-                p, q, r, v = load16(x, at + 4)
-                total = fma(f, float_of(q), fma(e, float_of(p), total))
-                sums[token] = fma(h, float_of(v), fma(g, float_of(r), total))
-
-    return read_unit, add_products
-
-
-def _of_several(read, add_products, n):
-    """The same of n units of a slice: all are read first, so that many bytes are on their way at once."""
-    if n == 1:
-        return read, add_products
-    tiles = n // 2
-    read_half, add_half = _of_several(read, add_products, tiles)
-
-    @lane
-    def read_both(w, n, u):
-        return read_half(w, n, u), read_half(w, n, u + TILE * tiles)
-
-    @lane
-    def add_both(held, u, unit, n_units, x, factors, halves, t, sums):
-        add_half(held[0], u, unit, n_units, x, factors, halves, t, sums)
-        add_half(held[1], u + TILE * tiles, unit + TILE_UNITS * tiles, n_units, x, factors, halves, t, sums)
-
-    return read_both, add_both
-
-
-def sums_of(fmt, n_tokens):
-    """The lane function that adds to `sums` what the units of a lane's slice give, from step `begin` to `end`.
-
-    `first` is the lane's unit of step 0.
-    """
-    read_unit, add_products = (_float_unit if fmt.is_float else _quantised_unit)(fmt, n_tokens)
-    n_ahead = 1 if fmt.is_float else AHEAD[n_tokens]
-    read_several, add_several = _of_several(read_unit, add_products, n_ahead)
-
-    @lane
-    def sums_of_slice(w, n, first, n_units, begin, end, s, x, factors, halves, t, sums):
-        n_groups = quotient(max(0, min(end, n_units // TILE_UNITS) - begin), n_ahead)
-        u, unit = first + TILE * begin, TILE_UNITS * begin + s
-        if n_groups > 0:
-            held = read_several(w, n, u)
-            for i in range(n_groups):
-                ahead = held
-                if i + 1 < n_groups:
-                    ahead = read_several(w, n, u + TILE * n_ahead)
-                add_several(held, u, unit, n_units, x, factors, halves, t, sums)
-                held = ahead
-                u, unit = u + TILE * n_ahead, unit + TILE_UNITS * n_ahead
-        while unit < min(TILE_UNITS * end, n_units):
-            add_products(read_unit(w, n, u), u, unit, n_units, x, factors, halves, t, sums)
-            u, unit = u + TILE, unit + TILE_UNITS
-
-    return sums_of_slice
-
-
-@cache
-def sums_of_cut_of(fmt, n_tokens):
-    """The lane function that makes `sums` what a warp's cut of a tile of rows gives; nothing where there are no such rows."""
-    add_slice = sums_of(fmt, n_tokens)
-
-    @lane
-    def sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, t, i, sums):
-        for token in range(n_tokens):
-            sums[token] = np.float32(0)
-        begin, end = cut_of(cut, n_steps, n_cuts)
-        if tile >= 0 and TILE_ROWS * tile < n_rows:
-            first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
-            add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, t, sums)
-
-    return sums_of_cut
-
-
-@together
-def add_cuts(sums, staged, cut, n_cuts, n_tokens):
-    """Add to the sums of a row's first cut those of its others, in turn."""
-    i, first = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP * n_tokens
-    for token in range(n_tokens):
-        staged[(first + token) * WARP + i] = sums[token]
-    cuda.syncthreads()
-    if cut == 0:
-        for at in range(first + n_tokens, first + n_cuts * n_tokens, n_tokens):
-            for token in range(n_tokens):
-                sums[token] = add(sums[token], staged[(at + token) * WARP + i])
-
-
 @lane
 def put_rows(sums, n_tokens, tile, i, n_rows, t, n, y, stride, column, bias, first, has_bias, mode, scale):
     """Store a tile's products with at most n_tokens of n tokens, or add them; eight lanes share a row's."""
@@ -239,10 +65,18 @@ def put_rows(sums, n_tokens, tile, i, n_rows, t, n, y, stride, column, bias, fir
                 put(y, (t + token) * stride + column + row, sums[token], bias, first + row, has_bias, mode, scale)
 
 
+@lane
+def _rows_of_block(block, n_warps, n_cuts, n_rows):
+    """The first row that a block's warps multiply by, and how many there are."""
+    n = TILE_ROWS * quotient(n_warps, n_cuts)
+    return block * n, min(n, n_rows - block * n)
+
+
 def _multiply(fmt, n_tokens):
     sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
+    kind_of_rows = np.int32 if n_tokens <= MOST_ROUTED else np.int64  # of 64 bits the compiler sees that they are neighbours
 
-    @kernel(PARAMETERS + OF_GATED, name=f"multiply_{fmt.name}_{n_tokens}")
+    @kernel(PARAMETERS + OF_GATED + OF_COMBINED, name=f"multiply_{fmt.name}_{n_tokens}")
     def multiply(
         inputs,
         w,
@@ -275,6 +109,15 @@ def _multiply(fmt, n_tokens):
         b,
         c,
         d,
+        weights,
+        shared,
+        combined,
+        counters,
+        n_most,
+        per_token,
+        is_weighed,
+        has_shared,
+        adds,
     ):
         """Y[t, column + row] = scale * (W x[t]) + bias, or that added; a warp takes a cut of four rows and `n_tokens` tokens.
 
@@ -282,9 +125,11 @@ def _multiply(fmt, n_tokens):
         units, or both; without `has_up` all are gates. Then a block takes 32 rows of each half, which are not cut, and there
         are few tokens. What several matrices give a token may lie side by side: `column` is how many there are.
 
+        Or the last block that multiplies by some rows of all W adds up what comes of them, token by token.
+
         Args:
             inputs: Of the pass. Of tiles: how many, then of each which of several matrices W, its first row of x, the one after
-                its last.
+                its last; of routes the same, but rows of x are tokens, see `routes`.
             w: The planes of W, or of several, one below the other, each in whole tiles.
             x: Units of all tokens, see `quantise`: bytes, `factors`, and sums of `halves`; for weights that are floats, floats.
             n_rows, n_units, n_steps: Rows of W, units of a row, tiles along it.
@@ -294,10 +139,12 @@ def _multiply(fmt, n_tokens):
             y, stride, column: Where to.
             quantised, y_factors, y_sums: Units of what is gated.
             activation: And what follows it: see `gate`.
+            weights, shared, combined: And what follows: see `combine`.
+            counters: One for each block along the rows.
         """
         matrix, t = 0, cuda.blockIdx.y * n_tokens
         n_wanted = inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
-        if which == OF_TILES:
+        if which >= OF_TILES:
             if cuda.blockIdx.y >= inputs[0]:
                 return
             at = 3 * cuda.blockIdx.y
@@ -310,15 +157,18 @@ def _multiply(fmt, n_tokens):
         tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
         if mode == GATED:
             tile = tile_of_gated(thread // WARP, cuda.blockIdx.x, n_rows // (1 + has_up))
-        sums = cuda.local.array(n_tokens, np.float32)
-        sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, t, i, sums)
+        sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, kind_of_rows)
+        for token in range(n_tokens):
+            rows[token] = t + token
+            if which == OF_ROUTES and n_tokens <= MOST_ROUTED:
+                rows[token] = token_at(inputs, n_most, per_token, min(t + token, n_wanted - 1))
+        sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, rows, i, sums)
         is_there = tile >= 0 and TILE_ROWS * tile < n_rows
         staged = cuda.shared.array(n_staged, np.float32)
         if n_cuts > 1:
             add_cuts(sums, staged, cut, n_cuts, n_tokens)
-        if mode != GATED and (cut > 0 or not is_there):
-            return
-        slice_sums(sums, n_tokens)
+        if cut == 0:
+            slice_sums(sums, n_tokens)
         if mode == GATED:
             row = TILE_ROWS * tile + i % TILE_ROWS
             at = TILE_ROWS * (thread // WARP) + i % TILE_ROWS
@@ -351,7 +201,29 @@ def _multiply(fmt, n_tokens):
                 d,
             )
             return
-        put_rows(sums, n_tokens, tile, i, n_rows, t, n_wanted, y, stride, column, bias, matrix * n_rows, has_bias, mode, scale)
+        if cut == 0 and is_there:
+            first = matrix * n_rows
+            put_rows(sums, n_tokens, tile, i, n_rows, t, n_wanted, y, stride, column, bias, first, has_bias, mode, scale)
+        if mode == COMBINED and is_last_block(counters, cuda.blockIdx.x, inputs[0]):
+            first, n = _rows_of_block(cuda.blockIdx.x, cuda.blockDim.x // WARP, n_cuts, n_rows)
+            step = cuda.blockDim.x
+            combine(
+                inputs,
+                y,
+                weights,
+                shared,
+                combined,
+                n_most,
+                per_token,
+                stride,
+                first,
+                n,
+                thread,
+                step,
+                is_weighed,
+                has_shared,
+                adds,
+            )
 
     return multiply
 

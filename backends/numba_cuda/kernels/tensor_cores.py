@@ -24,7 +24,8 @@ from augury.backends.numba_cuda.kernels.dialect import (
 )
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, fragment_of
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import OF_OUTPUT, PARAMETERS, add_unit_of, cut_of, put
+from augury.backends.numba_cuda.kernels.matmul import OF_OUTPUT, PARAMETERS, put
+from augury.backends.numba_cuda.kernels.sums import add_unit_of, cut_of
 
 MATRIX_ROWS, _COLUMNS = 16, 8  # rows of weights and tokens of an instruction
 _TILES = (16, 32, 64)  # tokens that share one reading of the weights

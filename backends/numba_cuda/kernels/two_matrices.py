@@ -7,7 +7,8 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, kernel, quotient, remainder, slice_sums
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, TILES, add_cuts, put_rows, sums_of_cut_of
+from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, put_rows
+from augury.backends.numba_cuda.kernels.sums import TILES, add_cuts, sums_of_cut_of
 
 MOST_REGISTERS = {4: 112}  # by tokens: so that 16 warps have room, where the compiler takes 128 for 8.0 if left to itself
 
@@ -62,11 +63,13 @@ def _multiply_two(fmt, other, n_tokens):
         i = thread % WARP
         warp = block * (cuda.blockDim.x // WARP) + thread // WARP
         tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
-        sums = cuda.local.array(n_tokens, np.float32)
+        sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, np.int64)
+        for token in range(n_tokens):
+            rows[token] = t + token
         if is_other:
-            sums_of_other(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, t, i, sums)
+            sums_of_other(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, rows, i, sums)
         else:
-            sums_of_one(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, t, i, sums)
+            sums_of_one(w, n, tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, factors, halves, rows, i, sums)
         staged = cuda.shared.array(n_staged, np.float32)
         if n_cuts > 1:
             add_cuts(sums, staged, cut, n_cuts, n_tokens)

@@ -8,7 +8,8 @@ from augury.backends.numba_cuda import repack as repack_module
 from augury.backends.numba_cuda.device import SimulatedDevice
 from augury.backends.numba_cuda.kernels.embed import LOOK_UP
 from augury.backends.numba_cuda.kernels.formats import FORMATS, unit_at
-from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS, STORE, TILES
+from augury.backends.numba_cuda.kernels.matmul import ADD, OF_TOKENS, STORE
+from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES
 from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack

@@ -10,7 +10,7 @@ from augury import Registry
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
 from augury.backends.numba_cuda.blocks.mixture import GATINGS
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
-from augury.backends.numba_cuda.kernels import experts, inputs
+from augury.backends.numba_cuda.kernels import experts, inputs, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.reference.formula import choose_experts
 from augury.blocks import Gating, Integers, Layer, Linear, MixtureOfExperts, Router
@@ -91,11 +91,11 @@ def routed(router, logits, bias, table):
     device.launch(Launch(experts.route, (1, 1, 1), THREADS, (*at.values(), *sizes, *rest)))
     for name in ("weights", "routes"):
         device.read(at[name], arrays[name])
-    n, routes = N_TOKENS * N_USED, arrays["routes"]
-    chosen, places, sources = (routes[i, :n] for i in (0, experts.PLACES, experts.SOURCES))
+    n, told = N_TOKENS * N_USED, arrays["routes"]
+    chosen, places, sources = (told[i, :n] for i in (routes.EXPERTS, routes.PLACES, routes.SOURCES))
     assert np.array_equal(sources, np.argsort(chosen, kind="stable"))
     assert np.array_equal(places[sources], np.arange(n))
-    tiles = routes[experts.TILES :].reshape(-1)
+    tiles = told.reshape(-1)
     tiles = tiles[1 : 1 + 3 * tiles[0]].reshape(-1, 3)
     assert np.array_equal(np.concatenate([np.arange(first, end) for _, first, end in tiles]), np.arange(n))
     assert (tiles[:, 2] - tiles[:, 1] <= 2).all()

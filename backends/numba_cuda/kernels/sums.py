@@ -1,0 +1,192 @@
+"""Sums of products of rows and a few tokens, in one order of additions, whichever kernel computes them.
+
+A row has 8 slices: slice s takes the units s, s + 8, s + 16 … of 32 weights in turn. A unit of a quantised type adds a whole
+number, exact in whatever order its bytes are multiplied, times factors; one of floats adds its products one after another. If
+rows are cut (`Matrix.n_cuts`, by the shape alone) each slice does so in every cut, and adds up the cuts in turn. Then
+neighbouring slices are added, then pairs of them, then fours. None of this depends on how many tokens there are, nor on the
+kernel: see `tensor_cores`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from augury.backends.numba_cuda.kernels.dialect import (
+    WARP,
+    add,
+    cuda,
+    dp4a,
+    float_of,
+    fma,
+    lane,
+    load8,
+    load16,
+    mul,
+    quotient,
+    together,
+)
+from augury.backends.numba_cuda.kernels.formats import TILE, TILE_ROWS, TILE_UNITS, floats_of, weights_of, words_of
+
+TILES = (1, 2, 4, 8)  # tokens that share one reading of the weights
+AHEAD = {n: max(1, 2 // n) for n in TILES}  # units that a lane asks for before it multiplies, by tokens
+
+
+def add_unit_of(fmt, offset):
+    """The lane function that adds a unit's products, of its whole numbers: the order of additions of quantised types.
+
+    `offset` is what is still to be taken off the weights.
+    """
+    has_least, has_two_scales = fmt.has_least, fmt.has_two_scales
+
+    @lane
+    def add_unit(total, low, high, x_low, x_high, x_factor, numbers):
+        factor, scale, other_scale, least, least_scale, other_least_scale = numbers
+        if has_two_scales:
+            whole = scale * (low - offset * x_low) + other_scale * (high - offset * x_high)
+            whole_least = least_scale * x_low + other_least_scale * x_high
+        else:
+            whole = scale * (low + high - offset * (x_low + x_high))
+            whole_least = least_scale * (x_low + x_high)
+        total = fma(np.float32(np.int32(whole)), mul(factor, x_factor), total)
+        if has_least:
+            total = fma(np.float32(np.int32(whole_least)), mul(least, x_factor), total)
+        return total
+
+    return add_unit
+
+
+@lane
+def cut_of(cut, n_steps, n_cuts):
+    """The first step of a cut of a row, and the end."""
+    size = quotient(n_steps + n_cuts - 1, n_cuts)
+    return min(n_steps, cut * size), min(n_steps, (cut + 1) * size)
+
+
+def _quantised_unit(fmt, n_tokens):
+    """Two lane functions: one reads a unit of weights, one adds its products."""
+    read, weights, add_unit = words_of(fmt), weights_of(fmt), add_unit_of(fmt, fmt.offset)
+    number_words, numbers = fmt.number_words, fmt.numbers
+
+    @lane
+    def read_unit(w, n, u):
+        return read(w, n, u), number_words(w, n, u)
+
+    @lane
+    def add_products(held, u, unit, n_units, x, factors, halves, rows, sums):
+        a, b, c, d, e, f, g, h = weights(held[0])
+        of_unit = numbers(held[1], u)
+        for i in range(n_tokens):
+            place = rows[i] * n_units + unit
+            p, q, r, v = load16(x, 8 * place)
+            low, high = dp4a(b, r, dp4a(a, p, np.int32(0))), dp4a(f, v, dp4a(e, q, np.int32(0)))
+            p, q, r, v = load16(x, 8 * place + 4)
+            low, high = dp4a(d, r, dp4a(c, p, low)), dp4a(h, v, dp4a(g, q, high))
+            x_low, x_high = load8(halves, 2 * place)
+            x_factor = float_of(factors[place])
+            sums[i] = add_unit(sums[i], low, high, np.int32(x_low), np.int32(x_high), x_factor, of_unit)
+
+    return read_unit, add_products
+
+
+def _float_unit(fmt, n_tokens):
+    eight = floats_of(fmt.name)
+
+    @lane
+    def read_unit(w, n, u):
+        return w, n, u
+
+    @lane
+    def add_products(held, u, unit, n_units, x, factors, halves, rows, sums):
+        w, n, u = held
+        for i in range(4):
+            a, b, c, d, e, f, g, h = eight(w, n, u, i)
+            for token in range(n_tokens):
+                at = (rows[token] * n_units + unit) * 32 + 8 * i
+                p, q, r, v = load16(x, at)
+                total = fma(b, float_of(q), fma(a, float_of(p), sums[token]))
+                total = fma(d, float_of(v), fma(c, float_of(r), total))
+                p, q, r, v = load16(x, at + 4)
+                total = fma(f, float_of(q), fma(e, float_of(p), total))
+                sums[token] = fma(h, float_of(v), fma(g, float_of(r), total))
+
+    return read_unit, add_products
+
+
+def _of_several(read, add_products, n):
+    """The same of n units of a slice: all are read first, so that many bytes are on their way at once."""
+    if n == 1:
+        return read, add_products
+    tiles = n // 2
+    read_half, add_half = _of_several(read, add_products, tiles)
+
+    @lane
+    def read_both(w, n, u):
+        return read_half(w, n, u), read_half(w, n, u + TILE * tiles)
+
+    @lane
+    def add_both(held, u, unit, n_units, x, factors, halves, rows, sums):
+        add_half(held[0], u, unit, n_units, x, factors, halves, rows, sums)
+        add_half(held[1], u + TILE * tiles, unit + TILE_UNITS * tiles, n_units, x, factors, halves, rows, sums)
+
+    return read_both, add_both
+
+
+def sums_of(fmt, n_tokens):
+    """The lane function that adds to `sums` what the units of a lane's slice give, from step `begin` to `end`.
+
+    `first` is the lane's unit of step 0.
+    """
+    read_unit, add_products = (_float_unit if fmt.is_float else _quantised_unit)(fmt, n_tokens)
+    n_ahead = 1 if fmt.is_float else AHEAD[n_tokens]
+    read_several, add_several = _of_several(read_unit, add_products, n_ahead)
+
+    @lane
+    def sums_of_slice(w, n, first, n_units, begin, end, s, x, factors, halves, rows, sums):
+        n_groups = quotient(max(0, min(end, n_units // TILE_UNITS) - begin), n_ahead)
+        u, unit = first + TILE * begin, TILE_UNITS * begin + s
+        if n_groups > 0:
+            held = read_several(w, n, u)
+            for i in range(n_groups):
+                ahead = held
+                if i + 1 < n_groups:
+                    ahead = read_several(w, n, u + TILE * n_ahead)
+                add_several(held, u, unit, n_units, x, factors, halves, rows, sums)
+                held = ahead
+                u, unit = u + TILE * n_ahead, unit + TILE_UNITS * n_ahead
+        while unit < min(TILE_UNITS * end, n_units):
+            add_products(read_unit(w, n, u), u, unit, n_units, x, factors, halves, rows, sums)
+            u, unit = u + TILE, unit + TILE_UNITS
+
+    return sums_of_slice
+
+
+@cache
+def sums_of_cut_of(fmt, n_tokens):
+    """The lane function that makes `sums` what a warp's cut of a tile of rows gives; nothing where there are no such rows."""
+    add_slice = sums_of(fmt, n_tokens)
+
+    @lane
+    def sums_of_cut(w, n, tile, cut, n_rows, n_steps, n_cuts, matrix, n_units, x, factors, halves, rows, i, sums):
+        for token in range(n_tokens):
+            sums[token] = np.float32(0)
+        begin, end = cut_of(cut, n_steps, n_cuts)
+        if tile >= 0 and TILE_ROWS * tile < n_rows:
+            first = (matrix * ((n_rows + TILE_ROWS - 1) // TILE_ROWS) + tile) * n_steps * TILE + i
+            add_slice(w, n, first, n_units, begin, end, i // TILE_ROWS, x, factors, halves, rows, sums)
+
+    return sums_of_cut
+
+
+@together
+def add_cuts(sums, staged, cut, n_cuts, n_tokens):
+    """Add to the sums of a row's first cut those of its others, in turn."""
+    i, first = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP * n_tokens
+    for token in range(n_tokens):
+        staged[(first + token) * WARP + i] = sums[token]
+    cuda.syncthreads()
+    if cut == 0:
+        for at in range(first + n_tokens, first + n_cuts * n_tokens, n_tokens):
+            for token in range(n_tokens):
+                sums[token] = add(sums[token], staged[(at + token) * WARP + i])
