@@ -51,14 +51,13 @@ install: $(BIN)/python
 
 dev: $(BIN)/python
 	rm -rf build
-	$(PIP) --group dev
-	$(PIP) --no-build-isolation --editable . --config-settings editable_mode=strict
+	$(PIP) --group dev --no-build-isolation --editable . --config-settings editable_mode=strict
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "augury needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) --upgrade 'pip>=25.1' 'setuptools>=77'
 
 lint: dev
 	$(BIN)/ruff format --check .
