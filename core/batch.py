@@ -51,7 +51,7 @@ class Batch:
     is_drafted: np.ndarray | None = None  # (n,) bool: not taken into the state of the sequence; None: all are certain
     restores: np.ndarray | None = None  # (m,) int32: slots whose state of the sequence is set back to what was last saved
     saves: np.ndarray | None = None  # (m, 2) int32: slot, j: it is saved when j of the slot's tokens here were taken in
-    hidden: np.ndarray | None = None  # (n, E) float32, what stands in place of the embedding: after the layer before the first
+    hidden: np.ndarray | None = None  # (n, S * E) float32, in place of the embedding: what the layer before the first gives
     features: tuple[str, ...] = ()  # what else is wanted of every token, by its names in `Model.features`
 
     @classmethod
@@ -185,7 +185,14 @@ class Tree:
 
 
 def check_batch(
-    batch: Batch, n_tokens: int, info: ModelInfo, spec: StateSpec, features: Mapping[str, int], *, takes_hidden: bool = False
+    batch: Batch,
+    n_tokens: int,
+    info: ModelInfo,
+    spec: StateSpec,
+    features: Mapping[str, int],
+    *,
+    n_hidden: int | None = None,
+    takes_hidden: bool = False,
 ) -> None:
     """Refuse a pass over positions, slots, tokens, layers or features that a model does not have: kernels do not check.
 
@@ -195,6 +202,7 @@ def check_batch(
         info: `Model.info`.
         spec: `Model.state_spec`.
         features: `Model.features`.
+        n_hidden: See `ModelPlan.n_hidden`; None for the values of one residual stream.
         takes_hidden: Whether it embeds no tokens, and so has to be given hidden states.
 
     Raises:
@@ -208,7 +216,7 @@ def check_batch(
     if _is_outside(batch.tokens, n_tokens):
         raise OptionError(f"tokens from {batch.tokens.min()} to {batch.tokens.max()}, expected ids from 0 to {n_tokens - 1}")
     if takes_hidden or batch.layers is not None or batch.hidden is not None or batch.features:
-        _check_layers(batch, info, features, takes_hidden=takes_hidden)
+        _check_layers(batch, info, features, info.n_embd if n_hidden is None else n_hidden, takes_hidden=takes_hidden)
     if batch.accepted is not None and len(batch.accepted):
         _check_accepted(batch.accepted, spec)
     if spec.draft_max is not None and (batch.is_drafted is not None or batch.parents is not None):
@@ -222,13 +230,13 @@ def _is_outside(indices: np.ndarray, n: int) -> bool:
     return bool(len(indices) and indices.view(np.uint32).max() >= n)
 
 
-def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], *, takes_hidden: bool) -> None:
+def _check_layers(batch: Batch, info: ModelInfo, features: Mapping[str, int], n_hidden: int, *, takes_hidden: bool) -> None:
     first, end = batch.layers or (0, info.n_layers)
     if not 0 <= first <= end <= info.n_layers or (first == end and batch.hidden is None and not takes_hidden):
         raise OptionError(f"a pass through layers {first} to {end}, expected some of 0 to {info.n_layers}")
-    shape, found = (len(batch.tokens), info.n_embd), batch.hidden
+    shape, found = (len(batch.tokens), n_hidden), batch.hidden
     if found is not None and info.n_layers and "layer.0" not in features:
-        raise OptionError("hidden states are given to a model that has several residual streams; leave them out")
+        raise OptionError("hidden states are given to a model whose layers begin or trade residual streams; leave them out")
     if (first or takes_hidden) if found is None else found.shape != shape or found.dtype != np.float32:
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
         raise OptionError(f"hidden states for a pass from layer {first} on are {given}, expected float32 of shape {shape}")

@@ -63,7 +63,7 @@ class Model(SlotStates, ABC):
     is empty each number has a time of its own."""
     features: Mapping[str, int] = MappingProxyType({})
     """What `Batch.features` may ask for, and how many values each token has: `layer.I`, the residual stream after layer I,
-    counted from 0; `output`, what the output's matrix is multiplied with."""
+    counted from 0, or several of them one after the other; `output`, what the output's matrix is multiplied with."""
 
     is_asynchronous: bool = False
     """Whether it computes on a device of its own: `forward` begins a pass, and until `Pass.wait` the CPU is free to draft."""

@@ -58,6 +58,7 @@ class StagedBackend(Backend):
 
     def state_spec(self, plan: ModelPlan, options: ModelOptions) -> StateSpec:
         """What the slots of all stages will take."""
+        plan = plan.for_context(options.n_ctx)  # as it is loaded
         return _joined([each.backend.state_spec(plan.stage(each.first, each.end), options) for each in self._stages])
 
     def load(self, file: ModelFile, plan: ModelPlan, options: ModelOptions, progress: Progress) -> Model:
@@ -88,7 +89,8 @@ class StagedModel(Model):
         """Compute one pass."""
         started = perf_counter()
         # as a whole, before the first stage changes anything
-        check_batch(batch, self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
+        known = (self._plan.embedding.n_vocab, self.info, self.state_spec, self.features)
+        check_batch(batch, *known, n_hidden=self._plan.n_hidden)
         first, end = batch.layers or (0, self.info.n_layers)
         self._plan.check_start(first)
         hidden, features = batch.hidden, dict[str, np.ndarray]()
@@ -96,7 +98,7 @@ class StagedModel(Model):
         for stage, earlier in before:
             begin, until = max(first, stage.first), min(end, stage.end)
             if begin >= until:
-                _keep_accepted(earlier, batch)
+                _keep_accepted(earlier, batch, self._plan.n_hidden)
                 continue
             sent = f"layer.{until - 1}"
             wanted = {name: _of_stage(name, stage) for name in (*batch.features, sent) if _is_in(name, begin, until)}
@@ -197,11 +199,11 @@ def _part(batch: Batch, model: Model, layers: tuple[int, int], hidden: np.ndarra
     return attrs.evolve(part, accepted=accepted, is_drafted=None, restores=None, saves=None)
 
 
-def _keep_accepted(model: Model, batch: Batch) -> None:
+def _keep_accepted(model: Model, batch: Batch, n_hidden: int) -> None:
     """Let a stage that a pass does not go through do what concerns all layers; see `Batch`."""
     saves = None if batch.saves is None else batch.saves[batch.saves[:, 1] == 0]
     if any(each is not None and len(each) for each in (batch.accepted, batch.restores, saves)):
-        none, given = np.empty(0, np.int32), np.empty((0, model.info.n_embd), np.float32)
+        none, given = np.empty(0, np.int32), np.empty((0, n_hidden), np.float32)
         nothing = Batch(none, none, none, none, accepted=batch.accepted, restores=batch.restores, saves=saves)
         model.forward(_part(nothing, model, (0, model.info.n_layers), given, ()))
 

@@ -142,12 +142,11 @@ class Lowering:
             self._embedding.emit(writing)
         if embedded is not None:
             writing.copy(space.x, embedded)
-        if takes_hidden:
-            writing.take_hidden()
+        streams = self._streams.on(writing, self._arena)
+        streams.begin(takes_hidden=takes_hidden)
         first, other = self.plan.embedding.other, space.other
         if first is not None and other is not None:
             writing.begin_other(other, first)
-        streams = self._streams.on(writing, self._arena)
         for i in range(*layers):
             layer = self.plan.layers[i]
             if layer.turn is not None and other is not None:
@@ -161,10 +160,10 @@ class Lowering:
             if layer.norm is not None:
                 writing.norm_x(layer.norm)
             if f"layer.{i}" in features:
-                writing.give_features(f"layer.{i}", None)
+                writing.give_features(f"layer.{i}", streams.all())
         streams.read(self.plan.output.residual)
         if "output" in features:
-            writing.give_features("output", self.plan.output.norm)
+            writing.give_features("output", writing.norm(self.plan.output.norm))
         self._output.emit(writing)
         return writing.program()
 

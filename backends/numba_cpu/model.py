@@ -97,7 +97,7 @@ class NumbaCpuModel(Model):
         """Compute one pass."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
-        check_batch(batch, *self._known, takes_hidden=self._takes_hidden)
+        check_batch(batch, *self._known, n_hidden=self._plan.n_hidden, takes_hidden=self._takes_hidden)
         if batch.layers is not None:
             self._plan.check_start(batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)

@@ -72,7 +72,7 @@ class Streams:
         return up(self._n * (2 + self._n), 16)
 
     def on(self, tape: Tape, arena: Arena) -> TapeStreams:
-        """Their records on a tape, where they begin as x."""
+        """Their records on a tape."""
         return TapeStreams(tape, arena, self._n, self._n_weights)
 
 
@@ -88,9 +88,20 @@ class TapeStreams:
             return
         self._all, self._normed = (self._rows(name, n_streams * self._size) for name in ("streams", "normed streams"))
         self._weights = self._rows("weights of streams", n_weights)
-        tape.norm_x(None)
-        places = (*self._place(tape.space.x), *self._place(self._all), n_streams, self._size)
-        self._add("streams", streams.repeat_rows, *places)
+
+    def begin(self, *, takes_hidden: bool) -> None:
+        """Write what they begin as: hidden states, or each as x."""
+        tape = self._tape
+        if takes_hidden:
+            tape.take_hidden(tape.space.x if self._n == 1 else self._all)
+        elif self._n > 1:
+            tape.norm_x(None)
+            places = (*self._place(tape.space.x), *self._place(self._all), self._n, self._size)
+            self._add("streams", streams.repeat_rows, *places)
+
+    def all(self) -> Rows:
+        """What goes on to the next layer: x with all that was left to be added to it, or the streams one after the other."""
+        return self._tape.norm(None) if self._n == 1 else self._all
 
     def read(self, connection: Connection | None) -> None:
         """Write what the next block sees."""

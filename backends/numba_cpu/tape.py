@@ -153,14 +153,13 @@ class Tape:
             self._rows[-1][1] = 1
         return Program(np.array(self._rows, np.int64), self._works, self.logits, self._features, self._hidden)
 
-    def take_hidden(self) -> None:
-        """Write that x is what `Program.at` will say. Compiled when it is first used, as `give_features` is."""
+    def take_hidden(self, to: Rows) -> None:
+        """Write that rows are what `Program.at` will say. Compiled when it is first used, as `give_features` is."""
         self._hidden = len(self._rows)
-        self.copy(Rows(0, 0, self.space.x.width), self.space.x)
+        self.copy(Rows(0, 0, to.width), to)
 
-    def give_features(self, name: str, norm: Norm | None) -> None:
-        """Write that x, or its norm where one is given, goes where `Program.at` will say, of all tokens."""
-        rows = self.norm(norm)  # adds to x what was left
+    def give_features(self, name: str, rows: Rows) -> None:
+        """Write that rows go where `Program.at` will say, of all tokens."""
         self._features[name] = len(self._rows)
         operands = (rows.address, rows.stride, 0, 0, rows.width, 0)
         self.add(Work("features"), step.copy_rows, *operands, is_private=self.space.is_private)

@@ -105,14 +105,16 @@ class Lowering:
     def allocate(self, device: Device) -> None:
         """Allocate what passes work in and what slots keep."""
         n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
-        needed = dict.fromkeys(("x", "y", *self._asides(), *self.plan.features), 4 * MAX_TOKENS * n_embd)
+        needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
+        needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
         if any(len(_first_norms(layer)) > 1 for layer in self.plan.layers):
             needed |= Tape.operand_buffers("normed beside", n_embd)
         for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
             for name, n_bytes in each.items():
                 needed[name] = max(n_bytes, needed.get(name, 0))
         self.buffers = {name: device.allocate(n_bytes, "scratch").at(0) for name, n_bytes in needed.items()}
-        self.hidden = self.buffers.get("given", self.buffers["x"])
+        self._passed_on = self.buffers.get("streams", self.buffers["x"])  # from layer to layer
+        self.hidden = self.buffers.get("given", self._passed_on)
         self.inputs = device.allocate(4 * SIZE, "scratch").at(0)
         for emitter in self._emitters:
             emitter.place(device)
@@ -140,11 +142,12 @@ class Lowering:
         """What such a program does."""
         tape = Tape(size, self._weights, self.buffers, self.inputs, self.plan.embedding.n_embd)
         self._emit_embedding(tape, takes_hidden=parts.takes_hidden)
-        self._streams.begin(tape)
+        self._streams.begin(tape, takes_hidden=parts.takes_hidden)
         for i in range(*parts.layers):
             self._emit_layer(tape, i)
             if (name := f"layer.{i}") in parts.features:
-                tape.copy(tape.x.at, self.buffers[name], 4 * size.n_tokens * tape.x.width)
+                passed_on = tape.x.at if self.plan.embedding.n_streams == 1 else self._passed_on
+                tape.copy(passed_on, self.buffers[name], 4 * size.n_tokens * self.plan.n_hidden)
         self._streams.read(tape, self.plan.output.residual)
         if "output" in parts.features:
             at = self.buffers["output"]
@@ -174,11 +177,11 @@ class Lowering:
     def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
         """Write what x begins as, and what else the embedding makes."""
         n_bytes, first = 4 * tape.size.n_tokens * tape.x.width, self.plan.embedding.other
-        if not takes_hidden or self.hidden is not self.buffers["x"]:
+        if not takes_hidden or self.hidden is not self._passed_on:
             self._embedding.emit(tape)
         if "embedded" in self.buffers:
             tape.copy(tape.x.at, self.buffers["embedded"], n_bytes)
-        if takes_hidden and self.hidden is not self.buffers["x"]:
+        if takes_hidden and self.hidden is not self._passed_on:
             tape.copy(self.hidden, tape.x.at, n_bytes)
         if first is not None:
             row = Rows(self._weights.vector(first), tape.x.width)

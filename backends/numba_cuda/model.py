@@ -62,7 +62,7 @@ class CudaModel(Model):
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
         known = (self._n_tokens_known, self.info, self.state_spec, self.features)
-        check_batch(batch, *known, takes_hidden=self._takes_hidden)
+        check_batch(batch, *known, n_hidden=self._lowering.plan.n_hidden, takes_hidden=self._takes_hidden)
         self._lowering.plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         self._device.wait()  # until the staging arrays are free

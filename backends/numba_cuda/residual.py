@@ -52,7 +52,7 @@ class Streams:
             most = f"{MAX_STREAMS} of them, or {MAX_MIXED} that layers begin"
             raise UnsupportedError(f"{max(self._n, n_begun + 1)} residual streams, backend numba-cuda computes at most {most}")
         self._n_begun = n_begun
-        if self._n > 1 and plan.output.residual is None:
+        if self._n > 1 and plan.output.weight is not None and plan.output.residual is None:
             raise UnsupportedError("several residual streams, of which the output reads one; use backend reference")
         for layer in plan.layers:
             _check(layer, self._n)
@@ -72,13 +72,13 @@ class Streams:
             **Tape.operand_buffers(_NORMED, self._n * self._n_embd),
         }
 
-    def begin(self, tape: Tape) -> None:
-        """Write that all streams begin as x."""
+    def begin(self, tape: Tape, *, takes_hidden: bool) -> None:
+        """Write that all streams begin as x, unless they are given."""
         if self._n == 1:
             return
         x, size = tape.x, self._n_embd
         tape.settle()
-        for i in range(self._n):
+        for i in range(0 if takes_hidden else self._n):
             sizes = (size, self._n * size, size, 0.0, 1.0)
             grid = (-(-size // WARP), tape.size.n_tokens)
             tape.add(blend_rows, grid, WARP, tape.buffers[_ALL].at(4 * i * size), x.at, *sizes)

@@ -59,23 +59,25 @@ class ReferenceModel(Model):
         """Compute one pass."""
         weights = self._open()
         given, n_known = self._plan.embedding.weight is None, self._plan.embedding.n_vocab
-        check_batch(batch, n_known, self.info, self.state_spec, self.features, takes_hidden=given)
+        known = (n_known, self.info, self.state_spec, self.features)
+        check_batch(batch, *known, n_hidden=self._plan.n_hidden, takes_hidden=given)
         self._plan.check_start(0 if batch.layers is None else batch.layers[0])
         tree = None if batch.parents is None else Tree(batch, self.state_spec.n_ctx)
         for cache in self._caches.values():
             cache.begin(batch)
         embedded = embed(self._plan.embedding, weights, batch)
-        x = embedded if batch.hidden is None else batch.hidden.astype(np.float64)
+        streams = np.repeat(embedded[:, None], n_streams := self._plan.embedding.n_streams, axis=1)
+        if batch.hidden is not None:
+            streams = batch.hidden.astype(np.float64).reshape(len(batch.tokens), n_streams, -1)
         first = self._plan.embedding.other
-        other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), x.shape)
+        other = np.zeros(0) if first is None else np.broadcast_to(weights.vector(first.weight), embedded.shape)
         features: dict[str, np.ndarray] = {}
-        streams = np.repeat(x[:, None], self._plan.embedding.n_streams, axis=1)
         inputs = layer_inputs(self._plan.embedding, weights, batch, embedded)
         for i in range(*(batch.layers or (0, self.info.n_layers))):
             if (turn := self._plan.layers[i].turn) is not None:
                 streams, other = streams + other[:, None], (streams[:, -1] if turn is Turn.CHANGE else other)
             hidden = self._through(i, weights, batch, tree, streams, embedded, inputs).astype(np.float32)
-            features[f"layer.{i}"] = hidden[:, -1]
+            features[f"layer.{i}"] = hidden.reshape(len(hidden), -1)
             streams = hidden.astype(np.float64)  # so that a pass from here on, which is given a feature, computes the same
         x = read(self._plan.output.residual, weights, streams)
         normed = each_normed(x, self._plan.output.norm, weights)

@@ -108,18 +108,22 @@ class ModelPlan:
     def features(self) -> dict[str, int]:
         """What a backend can tell of every token beside logits, and how wide; see `Model.features`.
 
-        With several residual streams one of them alone says nothing.
+        Layers give all of their residual streams, one after the other, but for those that layers begin or trade.
         """
-        n_embd = self.embedding.n_embd
-        of_output = {} if self.output.weight is None else {"output": n_embd}
-        if self._has_streams:
+        of_output = {} if self.output.weight is None else {"output": self.embedding.n_embd}
+        if self._changes_streams:
             return of_output
-        return {f"layer.{i}": n_embd for i in range(len(self.layers))} | of_output
+        return {f"layer.{i}": self.n_hidden for i in range(len(self.layers))} | of_output
 
     @property
-    def _has_streams(self) -> bool:
-        """Whether there is more than one residual stream."""
-        return self.embedding.n_streams > 1 or any(layer.turn or layer.residual for layer in self.layers)
+    def n_hidden(self) -> int:
+        """How many values each token has between two layers, in all residual streams that the embedding begins."""
+        return self.embedding.n_streams * self.embedding.n_embd
+
+    @property
+    def _changes_streams(self) -> bool:
+        """Whether layers begin residual streams, or trade two of them."""
+        return any(layer.turn or (layer.residual and self.embedding.n_streams == 1) for layer in self.layers)
 
     def blocks(self) -> Iterator[Block]:
         """All blocks in order."""
@@ -182,10 +186,10 @@ class ModelPlan:
     def cuts(self) -> tuple[int, ...]:
         """Before which layers it can be cut into stages, the number of layers included, which is before the output.
 
-        A stage is handed the residual stream and nothing else: there is to be one, and no layer may read what an earlier stage
-        keeps of its tokens.
+        A stage is handed the residual streams and nothing else: all of them begin as the embedding, and no layer may read what
+        an earlier stage keeps of its tokens.
         """
-        return () if self._has_streams else tuple(cut for cut in range(1, len(self.layers) + 1) if self._is_cut(cut))
+        return () if self._changes_streams else tuple(cut for cut in range(1, len(self.layers) + 1) if self._is_cut(cut))
 
     def _is_cut(self, cut: int) -> bool:
         mixers = [mixer for layer in self.layers[cut:] for mixer in layer.mixers]
@@ -201,7 +205,7 @@ class ModelPlan:
         """
         layers, embedding, output = self.layers[first:end], self.embedding, self.output
         if first and not any(layer.skip or isinstance(block, LayerInput) for layer in layers for block in layer.blocks):
-            embedding = Embedding(None, embedding.n_vocab, embedding.n_embd)
+            embedding = Embedding(None, embedding.n_vocab, embedding.n_embd, n_streams=embedding.n_streams)
         if end <= len(self.layers):
             output = Output(None, None)
         return evolve(self, embedding=embedding, layers=tuple(_moved(layer, first) for layer in layers), output=output)

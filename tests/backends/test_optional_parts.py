@@ -477,7 +477,13 @@ def test_choices_that_kernels_do_not_follow_are_refused(changes, message):
         load("numba-cpu", with_layers(mixer=attrs.evolve(WIDE, **{"indexer": BLOCKS, **changes})))
 
 
-@pytest.mark.parametrize("name", ["skip", "parallel with a skip", "norm of a layer", "no norm before"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("skip", "parallel with a skip", "norm of a layer", "no norm before"),
+        *("hyper-connections that mix streams", "gated hyper-connections"),
+    ],
+)
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_two_passes_of_a_layer_each_are_one_of_both(backend, name):
     model, tokens = load(backend, VARIANTS[name]), some_tokens(9)

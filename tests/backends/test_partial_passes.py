@@ -225,5 +225,5 @@ def test_hidden_states_of_one_of_two_streams_are_refused(load):
     hidden = np.zeros((3, 256), np.float32)
 
     assert list(model.features) == ["output"]
-    with pytest.raises(OptionError, match="several residual streams"):
+    with pytest.raises(OptionError, match="begin or trade residual streams"):
         model.forward(attrs.evolve(run_of(some_tokens(3)), layers=(2, 6), hidden=hidden))

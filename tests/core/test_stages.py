@@ -3,7 +3,7 @@
 import attrs
 import numpy as np
 import pytest
-from oracles.models import tiny_file
+from oracles.models import file_for_plans, tiny_file
 from oracles.passes import run_of, tree_of
 from oracles.states import Text, assert_same_state, play
 
@@ -23,7 +23,9 @@ CUTS = {
     "gemma4-e": (1, 2, 3, 4, 11, 12),
     "talkie-dense": (1, 2),
     "hrm_text-dense": (),
+    "kimi-k3-moe": (),
 }
+STREAMS = {"deepseek4-moe": (1, 2, 3, 4), "hy_v4-moe": (2,), "glm5-next-moe": (1, 2), "qwen4exp-moe": (1, 2, 3)}
 TOKENS = np.random.default_rng(3).integers(0, 100, 9).astype(np.int32)
 
 
@@ -61,22 +63,34 @@ def all_that_passes_tell(model):
     yield model.forward(attrs.evolve(run_of([3], start=13, slot=2), features=names[-1:])).features(names[-1])
 
 
-@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
-@pytest.mark.parametrize("name", [name for name, cuts in CUTS.items() if cuts])
-def test_stages_of_one_backend_are_the_whole_model_to_the_bit(name, backend):
+def check_stages(name, backend, cuts):
+    """See that a model in two stages is the whole model."""
     whole = staged(name, backend)
     right = [array.copy() for array in all_that_passes_tell(whole)]
     whole.close()
-    for cut in CUTS[name]:
+    for cut in cuts:
         model = staged(name, backend, backend, at=(cut,))
         for found, expected in zip(all_that_passes_tell(model), right, strict=True):
             assert np.array_equal(found, expected)
         model.close()
 
 
-@pytest.mark.parametrize("name", CUTS)
-def test_a_model_is_cut_where_the_residual_stream_is_all_that_goes_on(name):
-    assert plan_of(tiny_file(name), REGISTRY).cuts() == CUTS[name]
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+@pytest.mark.parametrize("name", [name for name, cuts in CUTS.items() if cuts])
+def test_stages_of_one_backend_are_the_whole_model_to_the_bit(name, backend):
+    check_stages(name, backend, CUTS[name])
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_several_residual_streams_go_from_stage_to_stage(name, backend):
+    check_stages(name, backend, STREAMS[name])
+
+
+@pytest.mark.parametrize("name", [*CUTS, *STREAMS])
+def test_a_model_is_cut_where_residual_streams_are_all_that_goes_on(name):
+    assert plan_of(file_for_plans(name), REGISTRY).cuts() == (CUTS | STREAMS)[name]
 
 
 @pytest.mark.parametrize("name", ["llama-dense", "jamba-dense"])  # of which one stage has a state per sequence

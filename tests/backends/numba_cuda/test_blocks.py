@@ -115,6 +115,15 @@ def test_streams_that_blocks_would_add_to_otherwise_are_refused():
             load("numba-cuda", attrs.evolve(plan, layers=(attrs.evolve(plan.layers[0], **layer), plan.layers[1])))
 
 
+@pytest.mark.parametrize("name", ["hyper-connections that mix streams", "gated hyper-connections"])
+def test_streams_go_from_stage_to_stage(name):
+    plan, batch = VARIANTS[name], run_of(TOKENS[:3])
+    whole = load("numba-cuda", plan).forward(batch).rows()
+    first, last = (load("numba-cuda", plan.stage(*ends)) for ends in ((0, 1), (1, 3)))
+    hidden = first.forward(attrs.evolve(batch, features=("layer.0",))).features("layer.0")
+    assert np.array_equal(last.forward(attrs.evolve(batch, hidden=hidden)).rows(), whole)
+
+
 def test_a_tree_and_parts_of_layers_are_as_a_chain_of_all():
     plan = VARIANTS["parallel with a skip"]
     parallel, sharing = plan.layers[1], VARIANTS["keys and values of another layer"].layers[1]
