@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REASONING_FORMATS", "ChatFormat", "ChatPlan"]
 
+_NAME = re.compile(r"[\w.:/@-]{1,256}")  # which every format can write and read
 _N_BEGINNINGS = 64  # sets of variables that are remembered; clients may think of ever more
 
 REASONING_FORMATS = ("none", "deepseek", "auto")
@@ -166,6 +168,8 @@ def _described(tool: Any) -> Mapping[str, Any]:
         raise OptionError(
             f'a tool is {tool!r}, expected {{"type": "function", "function": {{"name": ..., "parameters": ...}}}}'
         )
+    if not _NAME.fullmatch(function["name"]):
+        raise OptionError(f"a tool is named {function['name']!r}, expected letters, digits and any of _-.:/@, 256 at most")
     if not isinstance(function.get("parameters") or {}, Mapping):
         raise OptionError(f"the parameters of tool {function['name']!r} are no JSON schema")
     return function

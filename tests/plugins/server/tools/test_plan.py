@@ -208,6 +208,8 @@ def test_control_tokens_are_text_to_the_parser_where_the_format_is_written_with_
     ("asked", "told"),
     [
         ({"tools": [{"name": "f"}]}, "a tool is .*expected"),
+        *(({"tools": [{"function": {"name": name}}]}, "a tool is named") for name in ("", 'a"b', "a b", "a\n", "f" * 257)),
+        ({"tools": [{"function": {"name": "files/größe:v1.2@x-y_z"}}]}, None),
         ({"tools": [{"function": {"name": "f", "parameters": []}}], "tool_choice": "none"}, None),
         ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "the parameters of tool 'f' are no JSON schema"),
         ({"tool_choice": "required"}, "tool_choice is 'required', but there are no tools"),
