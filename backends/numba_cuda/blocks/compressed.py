@@ -10,7 +10,7 @@ import numpy as np
 from augury.backends.numba_cuda.blocks.attention import NOT_MERGED, parts_bytes, shares_of
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
-from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of, emit_choice
+from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
 from augury.backends.numba_cuda.blocks.latent import emit_rows, tiles_of
 from augury.backends.numba_cuda.blocks.pooling import Pooler
 from augury.backends.numba_cuda.cache import Cache
@@ -53,15 +53,16 @@ class CompressedAttentionEmitter(Emitter):
         self._rows = Cache("cache_type_k", 1, block.head_dim, options)
         self._pooler = None if block.pooling is None else Pooler(block.pooling, "cache_type_k", options)
         self._chooser = chooser_of(block.indexer, options)
+        pooled = [] if self._pooler is None else self._pooler.linears
+        chosen = [] if self._chooser is None else self._chooser.linears
+        # products side by side: queries and keys, what is pooled, what queries are made of, what is compared
+        self._linears = [block.q, block.kv, *pooled, block.q_down, *chosen]
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block, n_mixed = self.block, self.block.n_heads * self.block.head_dim
         n_rows = MAX_TOKENS * block.groups.n + TILES[-1]  # a tile reads as many rows as it has room for
-        compared = [] if self._pooler is None else [self._pooler.linears]
-        compared += [] if self._chooser is None else [self._chooser.linears]
-        widths = {"down": block.q_down.n_out, "heads": n_mixed + block.head_dim, "mixed heads": n_mixed}
-        widths["compared"] = max([sum(each.n_out for each in linears) for linears in compared], default=0)
+        widths = {"heads": sum(each.n_out for each in self._linears), "mixed heads": n_mixed}
         return {
             **({} if self._pooler is None else self._pooler.buffers()),
             **({} if self._chooser is None else self._chooser.buffers(n_splits)),
@@ -100,24 +101,21 @@ class CompressedAttentionEmitter(Emitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, buffers, n_ctx, n_mixed = self.block, tape.buffers, self.options.n_ctx, self.block.n_heads * self.block.head_dim
-        pooled = [] if self._pooler is None else self._pooler.linears
-        chosen = [] if self._chooser is None else self._chooser.linears
-        normed = tape.norm(block.norm, [block.q_down, block.kv, *pooled, *chosen[1:]])
-        down, rows = Rows(buffers["down"], block.q_down.n_out), Rows(buffers["heads"], n_mixed + block.head_dim)
-        tape.multiply(normed, ((block.q_down, 0),), down)
-        tape.multiply(normed, ((block.kv, n_mixed),), rows)
-        low = tape.operand("low", block.q.n_in, [block.q, *chosen[:1]])
-        tape.put(down, down.width, low, block.q_norm)
-        tape.multiply(low, ((block.q, 0),), rows)
+        columns = np.cumsum([0, *(each.n_out for each in self._linears)]).tolist()
+        products, rows = [*zip(self._linears, columns, strict=False)], Rows(buffers["heads"], columns[-1])
+        n_pooled = 0 if self._pooler is None else len(self._pooler.linears)
+        at_pooled, at_down, at_chosen = (rows.at.at(4 * columns[i]) for i in (2, 2 + n_pooled, 3 + n_pooled))
+        asking, others = [products[0], *products[3 + n_pooled :][:1]], [*products[1 : 3 + n_pooled], *products[4 + n_pooled :]]
+        tape.multiply(tape.norm(block.norm, [each for each, _ in others]), others, rows)
+        low = tape.operand("low", block.q.n_in, [each for each, _ in asking])
+        tape.put(Rows(at_down, rows.width), block.q_down.n_out, low, block.q_norm)
+        tape.multiply(low, asking, rows)
         heads = (Heads(block.n_heads, block.head_dim, block.head_norm), Heads(1, block.head_dim, block.kv_norm, self._rows))
         prepare(tape, rows, n_ctx, *heads, rope=block.rope)
         if self._pooler is not None:
-            columns = np.cumsum([0, *(each.n_out for each in pooled)]).tolist()
-            products = Rows(buffers["compared"], columns[-1])
-            tape.multiply(normed, list(zip(pooled, columns[:-1], strict=True)), products)
-            self._pooler.emit(tape, products)
+            self._pooler.emit(tape, Rows(at_pooled, rows.width))
         if self._chooser is not None:
-            emit_choice(tape, self._chooser, low, normed)
+            self._chooser.emit(tape, Rows(at_chosen, rows.width))
         mixed = Rows(buffers["mixed heads"], n_mixed)
         for first, n in shares_of(tape.size.n_tokens, self._part_bytes(tape.size.n_splits)):
             self._attend(tape, rows, mixed, first, n)
@@ -154,9 +152,10 @@ class CompressedAttentionEmitter(Emitter):
         to, rows = tape.operand("split heads", groups.n_in, [groups]), Rows(tape.buffers["rows of heads"], groups.n_out)
         sizes = (mixed.width, groups.n_in, groups.n_in)
         emit_rows(tape, split_heads, (mixed.at,), to, groups.n * n, sizes)
-        tape.multiply_tiles(to, [groups], rows, tiles_of(tape, groups.n))
-        joined = tape.operand("mixed", block.o.n_in, [block.o])
-        emit_rows(tape, join_heads, (rows.at, rows.at), joined, n, (rows.width, block.o.n_in), (0, 0))
+        joined, tiles = tape.operand("mixed", block.o.n_in, [block.o]), tiles_of(tape, groups.n)
+        if not tape.multiply_heads(to, groups, joined, tiles):
+            tape.multiply_tiles(to, [groups], rows, tiles)
+            emit_rows(tape, join_heads, (rows.at, rows.at), joined, n, (rows.width, block.o.n_in), (0, 0))
         return joined
 
     def slot_memory(self, slot: int, n: int) -> Sequence[Part]:

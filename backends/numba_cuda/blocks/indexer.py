@@ -6,25 +6,24 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.pooling import Pooler
 from augury.backends.numba_cuda.cache import Cache
 from augury.backends.numba_cuda.kernels.attention import SPLIT
-from augury.backends.numba_cuda.kernels.choice import CHOOSE_BLOCKS, SCORE, choose
+from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
 from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.tape import Rows, tokens_of
 from augury.blocks import BlockIndexer, PoolIndexer
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
-    from augury.backends.numba_cuda.tape import Operand, Tape
+    from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import Indexer, Linear
     from augury.types import ModelOptions
 
-__all__ = ["Chooser", "choice", "chooser_of", "emit_choice"]
+__all__ = ["Chooser", "choice", "chooser_of"]
 
 
 class Chooser(ABC):
@@ -48,7 +47,8 @@ class Chooser(ABC):
 
     def buffers(self, n_splits: int) -> dict[str, int]:
         """See `Emitter.buffers`."""
-        return dict.fromkeys(("scores of blocks", "chosen blocks"), 4 * tokens_of(n_splits) * self.n_lists * self.n_blocks)
+        n_bytes = 4 * tokens_of(n_splits) * self.n_lists * self.n_blocks
+        return {**dict.fromkeys(("scores of blocks", "chosen blocks"), n_bytes), "tokens' counters": 4 * MAX_TOKENS}
 
     @abstractmethod
     def emit(self, tape: Tape, rows: Rows) -> None:
@@ -133,9 +133,8 @@ def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_c
     n_heads, n_most = chooser.linears[0].n_out // dim, min(chooser.n_blocks, tape.size.n_splits * SPLIT // chooser.size)
     sizes = (rows.width, n_heads, dim, shares, chooser.size, chooser.n_ctx, chooser.n_blocks)
     grid = (-(-n_most // THREADS), n_tokens)
-    places = (rows.at, keys.codes, keys.halves, scores)
-    tape.add(SCORE[keys.kept_as], grid, THREADS, *places, *sizes, n_chosen, 1 / math.sqrt(dim))
-    tape.add(choose, (n_tokens,), THREADS, scores, tape.buffers["chosen blocks"], chooser.size, n_chosen, chooser.n_blocks)
+    places = (rows.at, keys.codes, keys.halves, scores, tape.buffers["chosen blocks"], tape.buffers["tokens' counters"])
+    tape.add(CHOOSE[keys.kept_as], grid, THREADS, *places, *sizes, n_chosen, 1 / math.sqrt(dim))
 
 
 def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: ModelOptions) -> Chooser | None:
@@ -145,15 +144,6 @@ def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: Mo
     if isinstance(indexer, PoolIndexer):
         return PoolChooser(indexer, options)
     return BlockChooser(indexer, options) if isinstance(indexer, BlockIndexer) else PositionChooser(indexer, options)
-
-
-def emit_choice(tape: Tape, chooser: Chooser, asking: Operand, normed: Operand) -> None:
-    """Write a choice, with the products that it takes: of what attention's queries are made of, and of norm(x)."""
-    (q, *others), columns = chooser.linears, np.cumsum([0, *(each.n_out for each in chooser.linears)]).tolist()
-    rows = Rows(tape.buffers["compared"], columns[-1])
-    tape.multiply(asking, ((q, 0),), rows)
-    tape.multiply(normed, list(zip(others, columns[1:-1], strict=True)), rows)
-    chooser.emit(tape, rows)
 
 
 def choice(tape: Tape, chooser: Chooser | None) -> tuple[Pointer, int, int, int]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
     from augury.backends.numba_cuda.tape import Operand
-    from augury.blocks import LatentAttention, Linear
+    from augury.blocks import LatentAttention
     from augury.types import ModelOptions
 
 __all__ = ["LatentAttentionEmitter", "emit_rows", "tiles_of"]
@@ -95,12 +95,11 @@ class LatentAttentionEmitter(Emitter):
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, n = self.block, tape.size.n_tokens
-        starts = np.cumsum([0, *(each.n_out for each in self._linears)]).tolist()
-        columns = dict(zip(self._linears, starts, strict=False))
-        heads = Rows(tape.buffers["heads"], starts[-1])
+        columns = np.cumsum([0, *(each.n_out for each in self._linears)]).tolist()
+        heads, n_compared = Rows(tape.buffers["heads"], columns[-1]), 0 if self._own is None else len(self._own.linears)
         self._multiply(tape, heads, columns)
         to = tape.operand("split heads", block.keys.n_in, [block.keys])
-        self._prepare(tape, heads, columns[block.kv], to)
+        self._prepare(tape, heads, columns[1 + n_compared], to)
         if self._own is not None:
             self._own.emit(tape, Rows(heads.at.at(4 * block.q.n_out), heads.width))
         rows, tiles = tape.buffers["rows of heads"], tiles_of(tape, block.n_heads)
@@ -118,24 +117,22 @@ class LatentAttentionEmitter(Emitter):
             tape.multiply_tiles(to, [block.values], Rows(rows, block.values.n_out), tiles)
             gates, gate_size = rows, 0
             if block.gate is not None:
-                gates, gate_size = heads.at.at(4 * columns[block.gate]), block.o.n_in // block.gate.n_out
+                gates, gate_size = heads.at.at(4 * columns[2 + n_compared]), block.o.n_in // block.gate.n_out
             sizes = (block.values.n_out, block.o.n_in)
             emit_rows(tape, join_heads, (rows, gates), mixed, n, sizes, (heads.width, gate_size))
         tape.leave(mixed, block.o)
 
-    def _multiply(self, tape: Tape, heads: Rows, columns: Mapping[Linear, int]) -> None:
+    def _multiply(self, tape: Tape, heads: Rows, columns: Sequence[int]) -> None:
         """Write the products of norm(x), and of what queries are made of."""
-        block = self.block
+        block, products = self.block, [*zip(self._linears, columns, strict=False)]
         if block.q_down is None:
-            tape.multiply(tape.norm(block.norm, self._linears), [*columns.items()], heads)
+            tape.multiply(tape.norm(block.norm, self._linears), products, heads)
             return
         n_asking = 1 if self._own is None else 2
-        asking, others = self._linears[:n_asking], self._linears[n_asking:]
-        normed = tape.norm(block.norm, others)
-        tape.multiply(normed, [(each, columns[each]) for each in others], heads)
-        low = tape.operand("low", block.q.n_in, asking)
-        tape.put(Rows(heads.at.at(4 * columns[block.q_down]), heads.width), block.q.n_in, low, block.q_norm)
-        tape.multiply(low, [(each, columns[each]) for each in asking], heads)
+        tape.multiply(tape.norm(block.norm, self._linears[n_asking:]), products[n_asking:], heads)
+        low = tape.operand("low", block.q.n_in, self._linears[:n_asking])
+        tape.put(Rows(heads.at.at(4 * columns[-2]), heads.width), block.q.n_in, low, block.q_norm)
+        tape.multiply(low, products[:n_asking], heads)
 
     def _prepare(self, tape: Tape, heads: Rows, column: int, to: Operand) -> None:
         """Write what is kept of tokens, and what the first parts of queries are multiplied as."""

@@ -12,6 +12,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     bits_of,
     cuda,
     fma,
+    is_last_block,
     kernel,
     lane,
     larger,
@@ -97,49 +98,64 @@ def _score(dot):
     return score_of
 
 
-def _score_kernel(kind, dot):
+def _choose(kind, dot):
     score_of = _score(dot)
 
-    @kernel("jfwhf" + 8 * "i" + "r", name=f"score_{kind}")
-    def score(inputs, rows, keys, halves, scores, stride, n_heads, dim, shares, size, length, n_blocks, n_chosen, share):
-        """Score blocks of `size` positions that a token sees whole, where not all are chosen; a thread for each.
+    @kernel("jfwhfjw" + 8 * "i" + "r", name=f"choose_{kind}")
+    def choose(
+        inputs,
+        rows,
+        keys,
+        halves,
+        scores,
+        chosen,
+        counters,
+        stride,
+        n_heads,
+        dim,
+        shares,
+        size,
+        length,
+        n_blocks,
+        n_chosen,
+        share,
+    ):
+        """Write 1 for those blocks of `size` positions with the highest scores of all that a token sees whole.
+
+        And for the one after. A thread scores one, where not all are chosen; the last block of threads to end chooses.
 
         Args:
             inputs: Of the pass.
             rows: (n, stride), each n_heads queries of `dim` values, from column `shares` on their weights; 0: each is `share`.
             keys, halves: Planes of keys, see `cells`, (slots, length, …), by the cells of the last positions of blocks.
-            scores: (n, n_blocks).
+            scores, chosen: (n, n_blocks), the first to work in.
+            counters: One for each token.
             n_chosen: Blocks, at most.
         """
         t = cuda.blockIdx.y
         if t >= inputs[N_TOKENS]:
             return
         block, n_seen = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, quotient(inputs[POSITIONS + t] + 1, size)
-        if block >= n_seen or n_seen <= n_chosen:
+        n_there = quotient(n_seen + THREADS - 1, THREADS) if n_seen > n_chosen else 1
+        if cuda.blockIdx.x >= n_there:
             return
-        base, position = inputs[SLOTS + t] * length, (block + 1) * size - 1
-        scores[t * n_blocks + block] = score_of(
-            inputs, t, rows, t * stride, keys, halves, base, n_heads, dim, shares, share, position
-        )
+        if n_chosen < n_seen and block < n_seen:
+            base, position = inputs[SLOTS + t] * length, (block + 1) * size - 1
+            scores[t * n_blocks + block] = score_of(
+                inputs, t, rows, t * stride, keys, halves, base, n_heads, dim, shares, share, position
+            )
+        if not is_last_block(counters, t, n_there):
+            return
+        parts = cuda.shared.array(_WARPS, np.float32)
+        _choose_best(scores, t * n_blocks, n_seen, n_chosen, chosen, parts)
+        if cuda.threadIdx.x == 0:
+            chosen[t * n_blocks + n_seen] = 1
 
-    return score
+    return choose
 
 
-SCORE = {kind: _score_kernel(kind, dot) for kind, dot in {**DOT, "f32": dot_f32}.items()}
+CHOOSE = {kind: _choose(kind, dot) for kind, dot in {**DOT, "f32": dot_f32}.items()}
 """Kernels by the type of the cache of keys."""
-
-
-@kernel("jfjiii")
-def choose(inputs, scores, chosen, size, n_chosen, n_blocks):
-    """Write 1 for those blocks (n, n_blocks) with the highest scores of all that a token sees whole, and for the one after."""
-    t = cuda.blockIdx.x
-    if t >= inputs[N_TOKENS]:
-        return
-    parts = cuda.shared.array(_WARPS, np.float32)
-    n_seen = quotient(inputs[POSITIONS + t] + 1, size)
-    _choose_best(scores, t * n_blocks, n_seen, n_chosen, chosen, parts)
-    if cuda.threadIdx.x == 0:
-        chosen[t * n_blocks + n_seen] = 1
 
 
 def _choose_blocks(kind):
