@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from augury.backends.numba_cuda.device import Pointer
-    from augury.backends.numba_cuda.tape import Operand, Rows, Tiles
+    from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
     from augury.backends.numba_cuda.weights import Matrix
 
 __all__ = ["WARPS", "launch_of", "launch_of_two", "tile_of"]

@@ -26,6 +26,7 @@ from augury.backends.numba_cuda.kernels.norm import (
     norm_rows,
 )
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
 from augury.blocks import Linear, Matrices, NormKind
 
 if TYPE_CHECKING:
@@ -68,49 +69,6 @@ class Size:
 
     n_tokens: int
     n_splits: int
-
-
-@frozen(eq=False)
-class Rows:
-    """Rows of floats, one per token."""
-
-    at: Pointer
-    width: int
-
-
-@frozen(eq=False)
-class Operand:
-    """Rows that matrices are multiplied with, (n, width): floats, units of bytes with factors and sums, or both."""
-
-    floats: Pointer
-    quantised: Pointer
-    factors: Pointer
-    sums: Pointer
-    width: int  # in whole units
-    as_floats: bool = False
-    as_bytes: bool = False
-
-    def after(self, n: int) -> Operand:
-        """What comes after n whole rows."""
-        size = n * self.width
-        quantised, factors, sums = self.quantised.at(size), self.factors.at(4 * size // UNIT), self.sums.at(8 * size // UNIT)
-        return evolve(self, floats=self.floats.at(4 * size), quantised=quantised, factors=factors, sums=sums)
-
-    def before(self, norm: Norm | None) -> Operand:
-        """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
-        return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
-
-
-@frozen(eq=False)
-class Tiles:
-    """Which rows go through which of several matrices, a few at once; see `kernels.matmul`, and of routes `kernels.routes`."""
-
-    at: Pointer
-    n: int  # at most
-    n_rows: int  # of one
-    n_most: int = 0  # rows that routes have room for
-    per_token: int = 0  # rows of routes that a token has
-    which: int = OF_TILES
 
 
 def tokens_of(n_splits: int) -> int:

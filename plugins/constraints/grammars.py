@@ -187,6 +187,4 @@ class Choice(Guided):
 @hookimpl
 def augury_constraints() -> list[type[Constraint]]:
     """Offer them all."""
-    from augury.plugins.constraints.reasoning import ReasoningBudget  # which may hold one of those above
-
-    return [JsonSchema, Regex, Grammar, Choice, ReasoningBudget]
+    return [JsonSchema, Regex, Grammar, Choice]

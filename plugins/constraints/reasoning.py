@@ -11,6 +11,7 @@ from attrs import frozen
 
 from augury.constraint import Constraint, ConstraintSession
 from augury.errors import OptionError
+from augury.hookspecs import hookimpl
 from augury.options import option
 from augury.plugins.constraints.grammars import Grammar, GrammarOptions
 
@@ -111,3 +112,9 @@ class ReasoningBudget(Constraint):
         is_within_character = bool(self._decoder.getstate()[0])
         if not self._is_over and self._n_left is not None and self._n_left <= 0 and not is_within_character:
             self._due, self._is_over = list(self._closing), True
+
+
+@hookimpl
+def augury_constraints() -> list[type[Constraint]]:
+    """Offer it."""
+    return [ReasoningBudget]

@@ -1,0 +1,59 @@
+"""Rows of a pass, and what steps read and write of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from augury.backends.numba_cuda.kernels.formats import UNIT
+from augury.backends.numba_cuda.kernels.matmul import OF_TILES
+
+if TYPE_CHECKING:
+    from augury.backends.numba_cuda.device import Pointer
+    from augury.blocks import Norm
+
+__all__ = ["Operand", "Rows", "Tiles"]
+
+
+@frozen(eq=False)
+class Rows:
+    """Rows of floats, one per token."""
+
+    at: Pointer
+    width: int
+
+
+@frozen(eq=False)
+class Operand:
+    """Rows that matrices are multiplied with, (n, width): floats, units of bytes with factors and sums, or both."""
+
+    floats: Pointer
+    quantised: Pointer
+    factors: Pointer
+    sums: Pointer
+    width: int  # in whole units
+    as_floats: bool = False
+    as_bytes: bool = False
+
+    def after(self, n: int) -> Operand:
+        """What comes after n whole rows."""
+        size = n * self.width
+        quantised, factors, sums = self.quantised.at(size), self.factors.at(4 * size // UNIT), self.sums.at(8 * size // UNIT)
+        return evolve(self, floats=self.floats.at(4 * size), quantised=quantised, factors=factors, sums=sums)
+
+    def before(self, norm: Norm | None) -> Operand:
+        """What is to be written where a norm comes in between, if one does; see `Tape.norm_operand`."""
+        return self if norm is None else evolve(self, as_floats=True, as_bytes=False)
+
+
+@frozen(eq=False)
+class Tiles:
+    """Which rows go through which of several matrices, a few at once; see `kernels.matmul`, and of routes `kernels.routes`."""
+
+    at: Pointer
+    n: int  # at most
+    n_rows: int  # of one
+    n_most: int = 0  # rows that routes have room for
+    per_token: int = 0  # rows of routes that a token has
+    which: int = OF_TILES
