@@ -44,7 +44,7 @@ PATTERNS = {
     "products_of_halves": r"\bHMMA\.16816\.F32",
     "matrix_products": r"\bIMMA\.16(816|832)\.S8\.S8",
 }
-LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_[0-9]$"  # kernels that go on when all their blocks have ended
+LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_[0-9]$|route_"  # kernels that go on when all their blocks have ended
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 

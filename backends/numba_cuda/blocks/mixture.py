@@ -12,9 +12,10 @@ from augury.backends.numba_cuda.kernels import experts, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import MOST_ROUTED, OF_ROUTES
+from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.tape import WARPS, Gate, Rows, Tape, Tiles, units_of, warps_of
+from augury.backends.numba_cuda.products import WARPS, tile_of
+from augury.backends.numba_cuda.tape import Gate, Rows, Tape, Tiles, units_of, warps_of
 from augury.blocks import Gating, Linear, Matrices
 from augury.errors import UnsupportedError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Pointer
     from augury.backends.numba_cuda.tape import Operand
+    from augury.backends.numba_cuda.weights import Matrix
     from augury.blocks import MixtureOfExperts
     from augury.types import ModelOptions
 
@@ -89,40 +91,42 @@ class MixtureEmitter(Emitter):
         block, shared, router = self.block, self._shared, self.block.router
         if shared is not None and shared.block.norm is not None:
             self._emit_shared(tape, shared, tape.norm(shared.block.norm, shared.inputs))
+        tiles = None
         if router.norm is not None:
-            self._emit_logits(tape, tape.norm(router.norm, [router.logits]))
+            tiles = self._emit_logits(tape, tape.norm(router.norm, [router.logits]))
         parts: list[Linear | Matrices] = [*(linear for linear, _ in self._logits()), *(() if shared is None else shared.inputs)]
         parts += [] if block.latent_down is None else [block.latent_down]
         parts += [] if tape.size.n_tokens > FEW_TOKENS else [part for part in (block.gate, block.up) if part is not None]
         normed = evolve(tape.operand("normed", tape.x.width, parts), as_floats=True)  # what is gathered is made of floats
         tape.norm_seen(block.norm, normed)
-        self._emit_logits(tape, normed, self._logits())
+        tiles = self._emit_logits(tape, normed, self._logits()) or tiles or self.route(tape)
         if shared is not None and shared.block.norm is None:
             self._emit_shared(tape, shared, normed)
         to = tape.x if block.post_norm is None else Rows(tape.buffers["y"], tape.x.width)
         summed = Rows(tape.buffers["experts' sum"], block.down.n_out)
         besides = tape.buffers["shared expert"] if self._is_shared_apart else None
         if self._is_sum_apart:
-            self._emit_sum(tape, normed, summed, to)
+            self._emit_sum(tape, normed, summed, to, tiles)
             if besides is not None:
                 tape.blend(to, Rows(besides, to.width), 1.0, 1.0)
         elif self._adjugate is None:
-            self.emit_experts(tape, normed, to, besides, adds=to is tape.x)
+            self.emit_experts(tape, normed, to, besides, tiles, adds=to is tape.x)
         else:
-            self.emit_experts(tape, normed, summed, besides, adds=False)
+            self.emit_experts(tape, normed, summed, besides, tiles, adds=False)
             x = evolve(normed, floats=summed.at, width=summed.width, as_bytes=False)
-            self._adjugate.emit_experts(tape, x, to, summed.at, adds=to is tape.x)
+            tiles = self._adjugate.route(tape)
+            self._adjugate.emit_experts(tape, x, to, summed.at, tiles, adds=to is tape.x)
         if block.post_norm is not None:
             tape.leave_rows(to, block.post_norm)
 
-    def _emit_sum(self, tape: Tape, normed: Operand, summed: Rows, to: Rows) -> None:
+    def _emit_sum(self, tape: Tape, normed: Operand, summed: Rows, to: Rows, tiles: Tiles) -> None:
         """Write the experts' sum, normed, of fewer values where it is so, and brought back to as many as before."""
         block, x = self.block, normed
         if block.latent_down is not None:
             latents = Rows(tape.buffers["latents"], block.latent_down.n_out)
             tape.multiply(normed, ((block.latent_down, 0),), latents)
             x = evolve(normed, floats=latents.at, width=latents.width, as_bytes=False)
-        self.emit_experts(tape, x, summed, None, adds=False)
+        self.emit_experts(tape, x, summed, None, tiles, adds=False)
         tape.norm_in_place(block.sum_norm, summed, summed.width)
         if block.latent_up is None:
             tape.blend(to, summed, float(to is tape.x), 1.0)
@@ -141,11 +145,17 @@ class MixtureEmitter(Emitter):
         tape.multiply(hidden, ((down, 0),), apart)
         tape.norm_in_place(shared.block.post_norm, apart, apart.width)
 
-    def _emit_logits(self, tape: Tape, x: Operand, logits: Sequence[tuple[Linear, int]] | None = None) -> None:
-        """Write logits of the router, or others in their columns."""
-        n_experts = self.block.router.logits.n_out
-        some = ((self.block.router.logits, 0),) if logits is None else logits
-        tape.multiply(x, some, Rows(tape.buffers["router"], n_experts + 1))
+    def _emit_logits(self, tape: Tape, x: Operand, logits: Sequence[tuple[Linear, int]] | None = None) -> Tiles | None:
+        """Write logits of the router, or others in their columns; of few tokens and with all of them, the choice as well."""
+        block, n = self.block, tape.size.n_tokens
+        some = ((block.router.logits, 0),) if logits is None else logits
+        found = tape.weights.products(some)
+        if len(found) == 1 and len(some) == 1 + (block.shared_gate is not None) and n <= FEW_TOKENS:
+            matrix, _ = found[0]
+            if matrix.format.name == "F32":
+                return self.route(tape, matrix, x)
+        tape.multiply(x, some, Rows(tape.buffers["router"], block.router.logits.n_out + 1))
+        return None
 
     def _logits(self) -> list[tuple[Linear, int]]:
         """What logits are made of norm(x) by: the router's matrix, and that of the shared expert, each with its column."""
@@ -153,8 +163,8 @@ class MixtureEmitter(Emitter):
         made = [] if router.norm is not None or router.is_early else [(router.logits, 0)]
         return made if gate is None else [*made, (Linear(gate.weight, gate.size, 1), router.logits.n_out)]
 
-    def _route(self, tape: Tape) -> Tiles:
-        """Choose experts, and put rows together that go to one."""
+    def route(self, tape: Tape, matrix: Matrix | None = None, x: Operand | None = None) -> Tiles:
+        """Choose experts, and put rows together that go to one; perhaps by logits that are to be made of x first."""
         block, buffers, router = self.block, tape.buffers, self.block.router
         n_experts, n_rows = router.logits.n_out, tape.size.n_tokens * router.n_used
         # of as many rows as experts are likely to have; of more, an expert's weights are read again, from a nearer memory
@@ -167,13 +177,22 @@ class MixtureEmitter(Emitter):
         sizes = (self._n_most, n_experts, n_experts + 1, router.n_used, GATINGS[router.gating])
         groups = (router.n_groups, router.n_groups_used, router.n_alike)
         flags = (int(router.bias is not None), int(router.token_experts is not None), int(router.is_normalised), *groups)
-        tape.add(experts.route, (1,), THREADS, *places, *sizes, *flags, int(block.shared_gate is not None), tile, router.scale)
+        told: tuple[Pointer | float, ...] = (*places, *sizes, *flags, int(block.shared_gate is not None), tile, router.scale)
+        if matrix is None or x is None:
+            tape.add(experts.route, (1,), THREADS, *told)
+        else:
+            at_once, n_warps = tile_of(matrix, tape.size.n_tokens), max(WARPS, matrix.n_cuts)
+            n_blocks = -(-matrix.n_tiles * matrix.n_cuts // n_warps)
+            told += (matrix.words, x.floats, matrix.bias or x.floats, buffers["counters"], matrix.n_rows, matrix.n_units)
+            told += (matrix.n_steps, matrix.n, matrix.n_cuts, 0 if matrix.bias is None else HAS_BIAS, n_blocks, matrix.scale)
+            grid = (n_blocks, -(-tape.size.n_tokens // at_once))
+            tape.add(experts.ROUTE[at_once], grid, WARP * n_warps, *told)
         n_tiles = min(n_rows, n_experts + n_rows // tile)
         return Tiles(buffers["routes"], n_tiles, tile, self._n_most, router.n_used)
 
-    def emit_experts(self, tape: Tape, x: Operand, to: Rows, besides: Pointer | None, *, adds: bool) -> None:
-        """Write the sum of what the experts give that the logits choose, and of other rows."""
-        block, buffers, k, tiles = self.block, tape.buffers, self.block.router.n_used, self._route(tape)
+    def emit_experts(self, tape: Tape, x: Operand, to: Rows, besides: Pointer | None, tiles: Tiles, *, adds: bool) -> None:
+        """Write the sum of what the experts give that were chosen, and of other rows."""
+        block, buffers, k = self.block, tape.buffers, self.block.router.n_used
         inputs = [part for part in (block.gate, block.up) if part is not None]
         size, weights = block.down.n_in, buffers["weights of experts"]
         gathered, hidden = tape.operand("gathered", block.up.n_in, inputs), tape.operand("experts' hidden", size, [block.down])

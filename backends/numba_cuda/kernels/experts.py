@@ -6,13 +6,13 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.activation import sigmoid, softplus
 from augury.backends.numba_cuda.kernels.dialect import (
-    THREADS,
     WARP,
     add,
     better,
     cuda,
     div,
     exp,
+    is_last_block,
     kernel,
     lane,
     larger,
@@ -20,17 +20,20 @@ from augury.backends.numba_cuda.kernels.dialect import (
     quotient,
     remainder,
     root,
+    slice_sums,
     together,
     warp_barrier,
     warp_best,
     warp_max,
     warp_sum,
 )
+from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS, TOKENS
+from augury.backends.numba_cuda.kernels.matmul import MOST_CUTS, STORE, put_rows
 from augury.backends.numba_cuda.kernels.routes import EXPERTS, PLACES, SOURCES, STARTS
+from augury.backends.numba_cuda.kernels.sums import TILES, add_cuts, sums_of_cut_of
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SQRT_SOFTPLUS = range(4)
-_WARPS = THREADS // WARP
 _NEVER, _TAKEN = -1e30, -3e38
 _LEAST_SUM = 2.0**-14  # that weights are divided by
 
@@ -163,8 +166,7 @@ def _list_tile(routes, n_most, n, place):
         routes[0] = total
 
 
-@kernel("jfffjfj" + 13 * "i" + "r")
-def route(
+def _route(
     inputs,
     logits,
     values,
@@ -187,7 +189,7 @@ def route(
     tile,
     scale,
 ):
-    """Choose the experts of all tokens, weigh them, and sort rows by expert. There is one block, whose warps take tokens.
+    """Choose the experts of all tokens, weigh them, and sort rows by expert. One block does it, whose warps take tokens.
 
     Args:
         inputs: Of the pass.
@@ -202,8 +204,8 @@ def route(
         scale: Of weights.
     """
     thread = cuda.threadIdx.x
-    i, n = thread % WARP, inputs[N_TOKENS]
-    for t in range(thread // WARP, n, _WARPS):
+    i, n, n_threads = thread % WARP, inputs[N_TOKENS], cuda.blockDim.x
+    for t in range(thread // WARP, n, n_threads // WARP):
         start, to, at = t * width, t * (2 * n_experts + n_groups), t * (k + 1)
         top, total = warp_max(_largest(logits, start, n_experts, i)), np.float32(1)
         if gating == SOFTMAX:
@@ -232,8 +234,124 @@ def route(
     cuda.syncthreads()
     if thread == 0:
         routes[0] = 0
-    for row in range(thread, n * k, THREADS):
+    for row in range(thread, n * k, n_threads):
         _place(routes, n_most, n * k, tile, row)
     cuda.syncthreads()
-    for place in range(thread, n * k, THREADS):
+    for place in range(thread, n * k, n_threads):
         _list_tile(routes, n_most, n * k, place)
+
+
+_OF_ROUTE = "jfffjfj" + 13 * "i" + "r"
+
+
+route, _route_together = kernel(_OF_ROUTE, name="route")(_route), together(_route)
+
+
+def _multiply_and_route(fmt, n_tokens):
+    sums_of_cut, n_staged = sums_of_cut_of(fmt, n_tokens), MOST_CUTS * WARP * n_tokens
+
+    @kernel(_OF_ROUTE + "wwfw" + 7 * "i" + "r", name=f"route_{fmt.name}_{n_tokens}")
+    def multiply_and_route(
+        inputs,
+        logits,
+        values,
+        bias,
+        table,
+        weights,
+        routes,
+        n_most,
+        n_experts,
+        width,
+        k,
+        gating,
+        has_bias,
+        has_table,
+        is_normalised,
+        n_groups,
+        n_groups_used,
+        n_alike,
+        has_share,
+        tile,
+        scale,
+        w,
+        x,
+        product_bias,
+        counters,
+        n_rows,
+        n_units,
+        n_steps,
+        n,
+        n_cuts,
+        has_product_bias,
+        n_blocks,
+        product_scale,
+    ):
+        """Write the logits, as `multiply` does; then the last block chooses experts by them, see `_route`.
+
+        Args:
+            counters: One.
+            n_blocks: Along the rows of W.
+        """
+        t, n_there = cuda.blockIdx.y * n_tokens, inputs[N_TOKENS]
+        if t >= n_there:
+            return
+        thread = cuda.threadIdx.x
+        i = thread % WARP
+        warp = cuda.blockIdx.x * (cuda.blockDim.x // WARP) + thread // WARP
+        row_tile, cut = quotient(warp, n_cuts), remainder(warp, n_cuts)
+        sums, rows = cuda.local.array(n_tokens, np.float32), cuda.local.array(n_tokens, np.int64)
+        for token in range(n_tokens):
+            rows[token] = t + token
+        sums_of_cut(w, n, row_tile, cut, n_rows, n_steps, n_cuts, 0, n_units, x, x, x, rows, i, sums)
+        staged = cuda.shared.array(n_staged, np.float32)
+        if n_cuts > 1:
+            add_cuts(sums, staged, cut, n_cuts, n_tokens)
+        if cut == 0:
+            slice_sums(sums, n_tokens)
+            put_rows(
+                sums,
+                n_tokens,
+                row_tile,
+                i,
+                n_rows,
+                t,
+                n_there,
+                logits,
+                width,
+                0,
+                product_bias,
+                0,
+                has_product_bias,
+                STORE,
+                product_scale,
+            )
+        if is_last_block(counters, 0, n_blocks * quotient(n_there + n_tokens - 1, n_tokens)):
+            _route_together(
+                inputs,
+                logits,
+                values,
+                bias,
+                table,
+                weights,
+                routes,
+                n_most,
+                n_experts,
+                width,
+                k,
+                gating,
+                has_bias,
+                has_table,
+                is_normalised,
+                n_groups,
+                n_groups_used,
+                n_alike,
+                has_share,
+                tile,
+                scale,
+            )
+
+    return multiply_and_route
+
+
+ROUTE = {n_tokens: _multiply_and_route(FORMATS["F32"], n_tokens) for n_tokens in TILES}
+"""Kernels by how many tokens share a reading of the router's matrix, which has float32 in files of every type."""
