@@ -207,8 +207,10 @@ class RecurrentEmitter(Emitter):
         places = (y.at, (values or y).at, skip or y.at, gates.at, weight, to.floats, to.quantised, to.factors, to.sums)
         sizes = (y.width, (values or y).width, gates.width, group, step, to.width)
         flags = (int(skip is not None), int(norm is not None), int(is_gated_first), int(is_sigmoid), int(to.as_bytes))
-        eps, (kept, kept_sizes) = 0.0 if norm is None else norm.eps, self._kept
-        tape.add(gate_groups, (tape.size.n_tokens,), THREADS, *places, *kept, *sizes, *flags, *kept_sizes, eps)
+        eps, (kept, kept_sizes), n_groups = 0.0 if norm is None else norm.eps, self._kept, y.width // group
+        per_block = n_groups if group % WARP else THREADS // WARP
+        grid = (tape.size.n_tokens, -(-n_groups // per_block))
+        tape.add(gate_groups, grid, THREADS, *places, *kept, *sizes, *flags, *kept_sizes, per_block, eps)
 
     def _n_runs(self, tape: Tape) -> int:
         return min(tape.size.n_tokens, self.options.n_slots)

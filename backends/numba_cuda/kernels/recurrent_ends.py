@@ -168,14 +168,14 @@ def _norm_group(
 
 
 @lane
-def _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, first):
+def _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, first, step):
     """Keep keys and steps of a drafted token aside, where no recurrence reads any more what was there."""
     place = inputs[SLOTS + t] * n_aside + remainder(inputs[CELLS + t], n_aside)
-    for i in range(first, n_kept, THREADS):
+    for i in range(first, n_kept, step):
         aside[place * n_kept + i] = x[t * stride + (key_at + i if i < n_keys else step_at + i - n_keys)]
 
 
-@kernel("jffffffbfjff" + 17 * "i" + "r")
+@kernel("jffffffbfjff" + 18 * "i" + "r")
 def gate_groups(
     inputs,
     y,
@@ -206,9 +206,10 @@ def gate_groups(
     step_at,
     n_aside,
     n_kept,
+    per_block,
     eps,
 ):
-    """Y += skip * values; y = norm(y) times the activated gates, or the other way round; a block for each token.
+    """Y += skip * values; y = norm(y) times the activated gates, or the other way round; a block for some groups of a token.
 
     Besides, what drafted tokens have fed the recurrence is kept aside, as this comes after it.
 
@@ -220,17 +221,22 @@ def gate_groups(
         weight: Of the norm, of a group; weights of the next one come after `step`.
         out: (n, width), of which units are made.
         group: Values that are normed together.
+        per_block: Groups of a block, which are whole units unless it has all groups.
         x: (n, stride), what tokens feed, from `key_at` on keys, from `step_at` on steps.
         aside: (slots, n_aside, n_kept).
     """
-    t, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    t, thread, block = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockIdx.y
     if t >= inputs[N_TOKENS]:
         return
+    n_groups = size // group
+    n_blocks = (n_groups + per_block - 1) // per_block
     if inputs[STATES + t] >= 0:
-        _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, thread)
+        own, step_of_all = block * THREADS + thread, n_blocks * THREADS
+        _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n_kept, own, step_of_all)
     i = thread % WARP
     y_at, values_at, gates_at, to = t * size, t * values_stride, t * gates_stride, t * width
-    for number in range(thread // WARP, size // group, _WARPS):
+    end = min(n_groups, (block + 1) * per_block)
+    for number in range(block * per_block + thread // WARP, end, _WARPS):
         first = number * group
         total = warp_sum(
             _skip(y, values, skip, gates, y_at, values_at, gates_at, first, group, i, has_skip, is_gated_first, is_sigmoid)
@@ -240,9 +246,11 @@ def gate_groups(
         _norm_group(
             y, weight, gates, out, y_at, gates_at, to, first, group, at, i, inverse, has_norm, is_gated_first, is_sigmoid
         )
-    if thread < width - size:
+    is_last = block == n_blocks - 1
+    if is_last and thread < width - size:
         out[to + size + thread] = np.float32(0)
     cuda.syncthreads()
     if as_bytes:
-        for unit in range(thread // WARP, width // WARP, _WARPS):
+        last = width // WARP if is_last else end * group // WARP
+        for unit in range(block * per_block * group // WARP + thread // WARP, last, _WARPS):
             quantise(out[to + WARP * unit + i], i, quantised, factors, sums, unit_of(inputs, t, unit, width // WARP))
