@@ -8,6 +8,7 @@ from attrs import frozen
 
 from augury.backends.numba_cuda import choosing
 from augury.backends.numba_cuda.blocks import EMITTERS, KNOWN
+from augury.backends.numba_cuda.blocks.asked import columns_of, multiply_first
 from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.device import Launch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from augury.backends.numba_cuda.blocks.asked import Asked
     from augury.backends.numba_cuda.blocks.emitter import Part
     from augury.backends.numba_cuda.device import Device, Pointer, Program
     from augury.backends.numba_cuda.kernels.dialect import Kernel
@@ -107,6 +109,9 @@ class Lowering:
         n_embd, largest = self.plan.embedding.n_embd, size_of(1, self.state_spec.n_ctx - 1)
         needed = dict.fromkeys(("x", "y", *self._asides()), 4 * MAX_TOKENS * n_embd)
         needed |= {name: 4 * MAX_TOKENS * width for name, width in self.plan.features.items()}
+        widths = [columns_of(self._first_products(i))[-1] for i in range(len(self._layers))]
+        if any(widths):
+            needed["asked"] = 4 * MAX_TOKENS * max(widths)
         if any(len(_first_norms(layer)) > 1 for layer in self.plan.layers):
             needed |= Tape.operand_buffers("normed beside", n_embd)
         for each in (self._streams.buffers(), *(emitter.buffers(largest.n_splits) for emitter in self._emitters)):
@@ -174,6 +179,12 @@ class Lowering:
         if plan.embedding.layer_inputs is not None or any(layer.skip for layer in plan.layers):
             yield "given"
 
+    def _first_products(self, i: int) -> list[Asked]:
+        """What several mixers of a layer begin with, of one norm: the first one's last, since its v is of another type."""
+        layer = self.plan.layers[i]
+        emitters = self._layers[i][: len(layer.mixers)] if len(layer.mixers) > 1 and len(_first_norms(layer)) == 1 else []
+        return [emitter.asked for emitter in reversed(emitters) if emitter.asked is not None]
+
     def _emit_embedding(self, tape: Tape, *, takes_hidden: bool) -> None:
         """Write what x begins as, and what else the embedding makes."""
         n_bytes, first = 4 * tape.size.n_tokens * tape.x.width, self.plan.embedding.other
@@ -201,6 +212,8 @@ class Lowering:
         before = tape.x
         if norms := _first_norms(layer):
             tape.norm_first(norms)
+            if asked := self._first_products(i):
+                multiply_first(tape, tape.norm(norms[0], ()), asked)
         elif layer.is_parallel or layer.beside or layer.apart:
             before = tape.put_aside()
         for block, emitter in zip(layer.blocks, self._layers[i], strict=True):

@@ -104,12 +104,14 @@ class Tape:
         inputs: What a pass is told, see `kernels.inputs`.
         x: The residual stream, which blocks add to.
         seen: What blocks read: the residual stream, or what was put aside of it.
+        made: Products that blocks side by side begin with, by the names of their buffers; see `blocks.asked`.
     """
 
     def __init__(self, size: Size, weights: Weights, buffers: Mapping[str, Pointer], inputs: Pointer, n_embd: int) -> None:
         self.steps: list[Launch | Copy] = []
         self.size, self.weights, self.buffers, self.inputs = size, weights, buffers, inputs
         self.x = self.seen = Rows(buffers["x"], n_embd)
+        self.made: dict[str, Rows] = {}
         self._left: tuple[Rows, Norm | None, bool] | None = None  # what the next norm adds to x, as it is or normed, or trades
         self._normed: dict[Norm | None, Operand] = {}  # what blocks see that stand side by side, by their norms
 
@@ -231,6 +233,7 @@ class Tape:
         """Let blocks see x."""
         self.seen = self.x
         self._normed.clear()
+        self.made.clear()
 
     def blend(self, x: Rows, y: Rows, a: float, b: float, *, is_one_row: bool = False) -> None:
         """Write that x = a * x + b * y, of rows as wide as those of x; y may be one row for all."""

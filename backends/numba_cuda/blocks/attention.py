@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from augury.backends.numba_cuda.blocks.asked import Asked, products
 from augury.backends.numba_cuda.blocks.emitter import Emitter, Part
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.indexer import choice, chooser_of
@@ -95,11 +96,16 @@ class AttentionEmitter(Emitter):
         own = [] if self.block.source is not None else self.caches
         return own if self._chooser is None else [*own, *self._chooser.caches]
 
+    @property
+    def asked(self) -> Asked:
+        """See `Emitter.asked`."""
+        return Asked("heads", list(zip(self._linears, self._columns, strict=True)), self._width)
+
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
-        block, made = self.block, Rows(tape.buffers["heads"], self._width)
-        normed, rows = tape.norm(block.norm, self._linears), Rows(made.at.at(4 * self._heads_at), self._width)
-        tape.multiply(normed, list(zip(self._linears, self._columns, strict=True)), made)
+        block = self.block
+        made = products(tape, tape.norm(block.norm, self._linears), self.asked)
+        rows = Rows(made.at.at(4 * self._heads_at), made.width)
         is_kept = block.source is None
         if block.has_joint_norms:
             if block.clamp is not None or block.is_rope_first:

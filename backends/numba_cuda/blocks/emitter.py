@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from augury.backends.numba_cuda.blocks.asked import Asked
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.tape import Tape
     from augury.types import ModelOptions
@@ -48,6 +49,11 @@ class Emitter(ABC):
 
     def begin(self, tape: Tape) -> None:  # noqa: B027 - most see what blocks before have added
         """Write the steps of its own that come before all of its layer's."""
+
+    @property
+    def asked(self) -> Asked | None:
+        """The products of norm(x) that it begins with, if it lets others share their launch; see `asked`."""
+        return None
 
     @abstractmethod
     def emit(self, tape: Tape) -> None:

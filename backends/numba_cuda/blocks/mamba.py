@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from augury.backends.numba_cuda.blocks.asked import Asked, products
 from augury.backends.numba_cuda.blocks.feed_forward import activate
 from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, Steps
 from augury.backends.numba_cuda.kernels.formats import UNIT
@@ -41,12 +42,16 @@ class Mamba2Emitter(RecurrentEmitter):
             **Tape.operand_buffers("mixed", block.o.n_in),
         }
 
+    @property
+    def asked(self) -> Asked:
+        """See `Emitter.asked`."""
+        return Asked("inputs", [(self.block.inputs, 0)], self.block.inputs.n_out)
+
     def emit(self, tape: Tape) -> None:
         """See `Emitter.emit`."""
         block, heads, buffers = self.block, self.block.recurrence, tape.buffers
-        gates, fed = Rows(buffers["inputs"], block.inputs.n_out), Rows(buffers["fed"], self._width)
-        tape.multiply(tape.norm(block.norm, [block.inputs]), [(block.inputs, 0)], gates)
-        self._emit_convolution(tape)
+        gates, fed = products(tape, tape.norm(block.norm, [block.inputs]), self.asked), Rows(buffers["fed"], self._width)
+        self._emit_convolution(tape, gates)
         self._emit_recurrence(tape)
         y, mixed = Rows(buffers["recurred"], block.o.n_in), tape.operand("mixed", block.o.n_in, [block.o])
         skip = tape.weights.flat(block.d.weight, block.d.shapes[block.d.weight], heads.value_dim)
@@ -55,15 +60,12 @@ class Mamba2Emitter(RecurrentEmitter):
 
     def emit_states(self, tape: Tape) -> None:
         """See `Emitter.emit_states`."""
-        self._emit_convolution(tape)
+        self._emit_convolution(tape, Rows(tape.buffers["inputs"], self.asked.width))
         self._emit_recurrence(tape)
 
-    def _emit_convolution(self, tape: Tape) -> None:
+    def _emit_convolution(self, tape: Tape, inputs: Rows) -> None:
         block, (dt, a) = self.block, (tape.weights.vector(part) for part in (self.block.dt, self.block.a))
-        x, fed = (
-            Rows(tape.buffers["inputs"].at(4 * block.o.n_in), block.inputs.n_out),
-            Rows(tape.buffers["fed"], self._width),
-        )
+        x, fed = Rows(inputs.at.at(4 * block.o.n_in), inputs.width), Rows(tape.buffers["fed"], self._width)
         steps = Steps(x.at.at(4 * block.conv.n_channels), dt, a, block.recurrence.n_heads, block.conv.n_channels)
         self._convolve(tape, block.conv, self._placed[0], x, fed, has_silu=True, steps=steps)
 

@@ -26,10 +26,10 @@ from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
 
 REGISTRY = Registry.discover()
-# biases, norms of heads, fused matrices, ropes that are scaled; what stands in the way of residual streams
+# biases, norms of heads, fused matrices, ropes that are scaled; what stands in the way of residual streams; two mixers
 FAMILIES = (
     *("llama-dense", "llama-fused", "llama-yarn", "qwen2-dense", "qwen3-dense", "phi3-dense", "mistral3-dense", "gemma2-dense"),
-    *("gemma4-e", "hrm_text-dense", "mpt-dense", "hy_v4-moe"),
+    *("gemma4-e", "hrm_text-dense", "mpt-dense", "hy_v4-moe", "falcon-h1-dense"),
 )
 TOKENS = np.random.default_rng(1).integers(0, N_VOCAB, 9).astype(np.int32)
 

@@ -1,0 +1,53 @@
+"""Products that mixers begin with: by themselves, or in one launch for mixers side by side that see the same rows."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
+from augury.backends.numba_cuda.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from augury.backends.numba_cuda.rows import Operand
+    from augury.backends.numba_cuda.tape import Tape
+    from augury.blocks import Linear
+
+__all__ = ["Asked", "columns_of", "multiply_first", "products"]
+
+
+@frozen(eq=False)
+class Asked:
+    """Products of the same rows by matrices, each with its column, and how wide a row of them is, in a buffer of a name."""
+
+    name: str
+    products: Sequence[tuple[Linear, int]]
+    width: int
+
+
+def columns_of(asked: Sequence[Asked]) -> list[int]:
+    """Where in one row the products of several blocks begin, each in whole tiles of matrices, and where they end."""
+    return list(accumulate((-(-each.width // TILE_ROWS) * TILE_ROWS for each in asked), initial=0))
+
+
+def products(tape: Tape, x: Operand, asked: Asked) -> Rows:
+    """What a block begins with, written unless `multiply_first` has done so."""
+    if asked.name not in tape.made:
+        rows = Rows(tape.buffers[asked.name], asked.width)
+        tape.multiply(x, asked.products, rows)
+        return rows
+    return tape.made[asked.name]
+
+
+def multiply_first(tape: Tape, x: Operand, asked: Sequence[Asked]) -> None:
+    """Write what several blocks begin with, all in one row, until `Tape.go_on`."""
+    columns = columns_of(asked)
+    rows, found = Rows(tape.buffers["asked"], columns[-1]), []
+    for each, first in zip(asked, columns, strict=False):
+        tape.made[each.name] = Rows(rows.at.at(4 * first), rows.width)
+        found += [(linear, first + column) for linear, column in each.products]
+    tape.multiply(x, found, rows)
