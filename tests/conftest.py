@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from itertools import combinations_with_replacement
 from random import Random
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
 from hypothesis import settings
@@ -55,6 +55,11 @@ def pytest_configure(config):
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or else each of hundreds of processes would compile all that it imports
     sys.dont_write_bytecode = False
     os.environ.pop("COLUMNS", None)  # the width of whoever runs the tests, which pytest-xdist tells its processes
+    if "TINY_MODELS" not in os.environ:  # where `oracles.models` writes what all processes that are started from here read
+        folder = TemporaryDirectory(prefix="augury-models-", ignore_cleanup_errors=True)
+        os.environ["TINY_MODELS"] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop("TINY_MODELS"))
     settings.load_profile("full" if config.getoption("full") or config.getoption("rest") else "sample")
 
 

@@ -1,10 +1,12 @@
 """What `make test` leaves out of large matrices is a sample that `--full` completes, and no property has a deadline."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
 import pytest
+from oracles import models
 
 pytest_plugins = "pytester"
 
@@ -76,3 +78,9 @@ def test_a_file_and_an_id_are_names_and_a_folder_is_none(suite):
     suite("folder.py").assert_outcomes(passed=9, deselected=4)
     suite("folder.py/test_cases.py").assert_outcomes(passed=10, deselected=3)
     suite("folder.py", "folder.py/test_cases.py::test_costly").assert_outcomes(passed=10, deselected=3)
+
+
+def test_a_tiny_model_is_written_once_for_all_processes():
+    path = models.tiny_model("llama-dense")
+    assert path.parent == Path(os.environ["TINY_MODELS"])
+    models._written(path, lambda _: pytest.fail("it is there"))

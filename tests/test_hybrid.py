@@ -60,8 +60,9 @@ def plain(target, backend, n):
 @pytest.mark.parametrize("target", RECURRENT)
 def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memory):
     n = 60 if backend == "numba-cpu" else 16
-    how = {"spec_type": specs(target)[drafter], "spec_fixed": True, "draft_max": 7, "slots": slots, "memory": memory}
-    with load(target, backend, threads=2, **how) as engine:
+    how = {"spec_type": specs(target)[drafter], "spec_fixed": True, "slots": slots, "memory": memory}
+    how |= {"draft_max": 5, "threads": 1 if slots == 1 else 2}  # longer drafts only have more that is rejected
+    with load(target, backend, **how) as engine:
         results, found = answers(engine, n, *WAYS)
     assert found == plain(target, backend, n)
     assert all(each.failed is None for result in results for each in result.stats.drafters.values())

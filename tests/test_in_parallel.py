@@ -22,7 +22,7 @@ MODELS = [*itertools.product(RECURRENT, MANAGERS), ("llama-dense", "auto")]
 
 
 def loader(model, backend, memory="auto"):
-    how = {"registry": REGISTRY, "n_ctx": 192, "spec_fixed": True, "draft_max": 6, "threads": 2}
+    how = {"registry": REGISTRY, "n_ctx": 192, "spec_fixed": True, "draft_max": 4, "threads": 2}
     return lambda **more: Engine.load(model, backend=backend, memory=memory, **how, **more)
 
 

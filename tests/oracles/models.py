@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -59,12 +61,12 @@ def tiny_model(name: str) -> Path:
     """The GGUF file of a tiny model."""
     if name.endswith(STORED_TYPES):
         return DATA / f"{name}.gguf"
-    path = Path(_folder().name) / f"{name}.gguf"
+    path = _folder() / f"{name}.gguf"
     if name in ORACLES:
-        _write_from_head(DATA / f"{name}.head", path)
+        _written(path, functools.partial(_write_from_head, DATA / f"{name}.head"))
     else:
         source, _, kind = name.rpartition("-")
-        _write_quantised(tiny_model(source), path, gguf.GGMLQuantizationType[kind.upper()])
+        _written(path, functools.partial(_write_quantised, tiny_model(source), gguf.GGMLQuantizationType[kind.upper()]))
     return path
 
 
@@ -83,8 +85,8 @@ def architecture_of(name: str) -> str:
 @functools.cache
 def file_for_plans(name: str) -> ModelFile:
     """A model of `ORACLES` whose matrices hold zeros, which takes no time to write: plans depend on metadata and shapes."""
-    path = Path(_folder().name) / f"{name}.plan.gguf"
-    _write_from_head(DATA / f"{name}.head", path, most=4096)
+    path = _folder() / f"{name}.plan.gguf"
+    _written(path, functools.partial(_write_from_head, DATA / f"{name}.head", most=4096))
     return ModelFile.open(path)
 
 
@@ -136,13 +138,25 @@ def with_layers(file: ModelFile, n_layers: int) -> ModelFile:
     return ModelFile(file.path, file.paths, file.n_bytes, metadata, tensors)
 
 
+def _folder() -> Path:
+    """A folder that all processes of a test run share (see conftest.py), or else one that is removed with the process."""
+    return Path(os.environ.get("TINY_MODELS") or _own_folder().name)
+
+
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder that is removed with the process."""
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="augury-models-", ignore_cleanup_errors=True)
 
 
-def _write_from_head(head: Path, path: Path, most: int | None = None) -> None:
+def _written(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file unless another process has; two may do so at once, each a whole one."""
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}")
+        write(part)
+        part.replace(path)
+
+
+def _write_from_head(head: Path, path: Path, *, most: int | None = None) -> None:
     """Write a file, with the weights of all tensors, or of those alone that have at most so many."""
     data = head.read_bytes()
     with path.open("wb") as out:
@@ -197,7 +211,7 @@ def _random_rows(label: str, like: np.ndarray, kind: gguf.GGMLQuantizationType) 
     return blocks.reshape(len(like), -1)
 
 
-def _write_quantised(source: Path, path: Path, kind: gguf.GGMLQuantizationType) -> None:
+def _write_quantised(source: Path, kind: gguf.GGMLQuantizationType, path: Path) -> None:
     """Copy a float32 model with its matrices, but for those that choose experts, in another type."""
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
