@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 
 from augury.engine.stats import PromptProgress
@@ -122,6 +122,17 @@ class ChatRequest(OpenAIFields):
     verbosity: Literal["medium"] | None = None
     reasoning_effort: str | None = Field(None, description="a variable of chat templates that know it")
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = Field(None, description="true where the assistant has the last message, else false")
+    add_generation_prompt: bool | None = Field(None, description="the contrary")
+
+    @model_validator(mode="after")
+    def _check_end(self) -> ChatRequest:
+        is_continued = self.messages[-1].role == "assistant"
+        for name, meant in (("continue_final_message", is_continued), ("add_generation_prompt", not is_continued)):
+            if getattr(self, name) not in {None, meant}:
+                told = "is continued, for it is" if is_continued else "cannot be continued, for it is not"
+                raise ValueError(f"{name} is {not meant}, but the last message {told} the assistant's; leave {name} out")
+        return self
 
     async def plan(self, server: Server) -> tuple[ChatPlan, dict[str, Any]]:
         """How the answer is read, and what a conversation adds to the arguments of `Engine.submit`."""

@@ -46,6 +46,16 @@ def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(client):
     assert found["usage"]["prompt_tokens"] == len(tokens)
 
 
+@pytest.mark.parametrize(("role", "is_continued"), [("user", False), ("assistant", True)])
+def test_whether_the_last_message_is_continued_may_be_said(client, role, is_continued):
+    asked = {"messages": [{"role": role, "content": "The sky"}]}
+    said = {"continue_final_message": is_continued, "add_generation_prompt": not is_continued}
+    assert ask(client, "/apply-template", **asked, **said) == ask(client, "/apply-template", **asked)
+    for name, value in said.items():
+        refused = client.post("/apply-template", json=asked | {name: not value})
+        assert (refused.status_code, f"{name} is {not value}" in refused.text) == (400, True)
+
+
 def test_the_server_tells_what_it_serves(client):
     found = client.get("/props").json()
     assert (found["total_slots"], found["model_alias"], found["is_sleeping"]) == (4, "smollm2", False)
