@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import numpy as np
 from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
 from oracles.cuda_products import PassedLogits, Product
@@ -30,10 +31,13 @@ from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.passes import ArrayPass
 from augury.registry import Registry
+from augury.speculation.costs import PassCosts, PassTime
+from augury.speculation.planner import DraftPlanner
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
+N_OVERLAPPED = 500  # while a CPU drafts
 N_PLACED = 200  # by each number of layers on a GPU
 
 
@@ -159,6 +163,39 @@ def speculation():
     return told
 
 
+class _Eager(DraftPlanner):
+    """Drafts, and drafts ahead, whatever it takes."""
+
+    def n_ahead(self, slots, able, n_beside, begun_s):
+        return [2 for _ in able]
+
+    def observe_round(self, slots, depth, n_beside, pass_s):
+        pass
+
+
+def overlap():
+    """While the GPU verifies drafts a draft model on the CPU writes the next ones: the text is the same to the bit."""
+    from unittest.mock import patch
+
+    target, found = random_model(SMALL, Q4_K_M), []
+    draft = random_model(attrs.evolve(TINY, n_vocab=SMALL.n_vocab), Q4_K_M)
+    flat = PassCosts([PassTime(1, 0, 1e3), PassTime(9, 0, 1e3)], 9)
+    on_cpu = {"draft_model": draft.path, "spec_options": {"draft-model": {"backend": "numba-cpu"}}, "draft_max": 4}
+    prompts = [[*range(first, first + 20)] for first in (5, 600, 9000)]
+    for how in ({"spec_type": "none"}, {"spec_type": "draft-model", **on_cpu}):
+        with (
+            patch("augury.engine.engine.planner_for", lambda *_: _Eager(flat, [True])),
+            engine_of(target, draft, **how) as engine,
+        ):
+            results = engine.generate(prompts, max_tokens=N_OVERLAPPED, temperature=0.0, logprobs=1, ignore_eos=True)
+        found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
+    assert found[0] == found[1]
+    drafters = [result.stats.drafters["draft-model"] for result in results]
+    assert sum(each.ahead for each in drafters) > 0
+    names = ("drafted", "accepted", "ahead", "ahead_used", "draft_s", "hidden_s")
+    return {name: sum(getattr(each, name) for each in drafters) for name in names}
+
+
 def placement():
     """Layers on the CPU and the GPU, with drafts and without; stages on one GPU, or on two, are the whole model."""
     file, n_layers, prompts = random_model(TINY, Q4_K_M), TINY.n_layers + 1, [[5, 6, 7, 8] * 4]
@@ -184,13 +221,14 @@ def placement():
     return {"GPUs": [f"{gpu.name}: {gpu.description}, {gpu.n_bytes_free} of {gpu.n_bytes} bytes free" for gpu in gpus]}
 
 
-def engine_of(file, **how):
-    """An engine of a model in memory, which is loaded as one from a file would be."""
+def engine_of(file, *others, **how):
+    """An engine of a model in memory, and of others for its drafters, which are loaded as those from files would be."""
     from unittest.mock import patch
 
     from augury.loader import Loader
 
-    with patch.object(Loader, "open", lambda self, reference: file):
+    files = {str(each.path): each for each in (file, *others)}
+    with patch.object(Loader, "open", lambda self, reference: files[str(reference)]):
         return Engine.load(file.path, backend="numba-cuda", n_ctx=4096, **how)
 
 
@@ -232,5 +270,6 @@ PARTS = (
     recordings,
     placement,
     speculation,
+    overlap,
     memory_checker,
 )
