@@ -41,7 +41,7 @@ from augury.engine.sampling_step import (
 from augury.errors import OptionError, PluginError, UnsupportedError
 from augury.passes import ArrayPass, Pass
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "random_stream"]
 
 _ADJUSTING = ("penalties", "dry")  # which greedy choice looks at, too
 _UNSORTED = ("top_n_sigma", "min_p")  # which look for the best alone, and leave few: only these have to be sorted
@@ -347,12 +347,16 @@ class Sampler:
         return ArrayPass(left[None])
 
 
+def random_stream(seed: int | None, stream: int) -> np.random.Generator:
+    """The numbers of a seed, 2^128 `stream` of them on; jumping there would ask the operating system for entropy each time."""
+    return np.random.Generator(np.random.Philox(counter=stream << 128, key=seed))
+
+
 class _Numbers:
     """The numbers of a stream of a seed, in [0, 1), by index."""
 
     def __init__(self, seed: int, stream: int) -> None:
-        bits = np.random.Philox(key=seed)
-        self._generator = np.random.Generator(bits.jumped(stream) if stream else bits)
+        self._generator = random_stream(seed, stream)
         self._numbers = np.empty(0)
 
     def __call__(self, index: int) -> float:

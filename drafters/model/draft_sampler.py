@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from augury.engine.sampler import Sampler
+from augury.engine.sampler import Sampler, random_stream
 from augury.passes import Pass
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class DraftSampler:
         self._sampler = Sampler(attrs.evolve(params, logit_bias=known), n_vocab=n_drawn)
         self._n_vocab = n_vocab
         # the streams that follow the seed's belong to the target: one to draw by, one to accept by
-        self._stream = np.random.Generator(np.random.Philox(key=self._sampler.params.seed).jumped(2))
+        self._stream = random_stream(self._sampler.params.seed, 2)
 
     def draw(self, logits: Pass, row: int, text: np.ndarray) -> tuple[int, np.ndarray] | None:
         """The token after `text` (t,) int32 and what it was drawn from, (V,) float32; None if the target has none."""

@@ -7,7 +7,7 @@ from oracles import sampling as oracle
 from vocabularies import tiny
 
 from augury.engine.dry import breakers
-from augury.engine.sampler import Sampler
+from augury.engine.sampler import Sampler, random_stream
 from augury.engine.sampling import SAMPLERS, SamplingParams
 from augury.errors import OptionError
 from augury.passes import ArrayPass
@@ -141,6 +141,12 @@ def some_case(rng):
         seed=0,
     )
     return row, [rng.randrange(rng.choice([4, V])) for _ in range(rng.randrange(12))], params
+
+
+@pytest.mark.parametrize("stream", range(4))
+def test_streams_of_a_seed_begin_where_jumps_lead(stream):
+    right = np.random.Generator(np.random.Philox(key=7).jumped(stream)).random(300)
+    assert np.array_equal(random_stream(7, stream).random(300), right)
 
 
 def chance(seed, n):
