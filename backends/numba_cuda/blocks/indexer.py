@@ -6,6 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from augury.backends.numba_cuda.blocks.heads import Heads, prepare
 from augury.backends.numba_cuda.blocks.pooling import Pooler
 from augury.backends.numba_cuda.cache import Cache
@@ -83,7 +85,7 @@ class PositionChooser(Chooser):
 
     def __init__(self, block: Indexer, options: ModelOptions) -> None:
         super().__init__(1, options)
-        self._block, self.linears = block, [block.q, block.k, block.weights]
+        self._block, self.linears = block, [block.q, block.k, _unscaled(block.weights)]
         self._cache = Cache("cache_type_k", 1, block.k.n_out, options)
         self.caches = [self._cache]
 
@@ -92,7 +94,7 @@ class PositionChooser(Chooser):
         block, dim = self._block, self._block.k.n_out
         heads = (Heads(block.q.n_out // dim, dim), Heads(1, dim, block.k_norm, self._cache))
         prepare(tape, rows, self.n_ctx, *heads, rope=block.rope)
-        _choose(tape, self, rows, self._cache, dim, block.n_chosen, block.q.n_out + dim)
+        _choose(tape, self, rows, self._cache, dim, block.n_chosen, block.q.n_out + dim, block.weights.scale)
 
 
 class PoolChooser(Chooser):
@@ -101,7 +103,7 @@ class PoolChooser(Chooser):
     def __init__(self, block: PoolIndexer, options: ModelOptions) -> None:
         super().__init__(block.keys.size, options)
         self._block, self._pooler = block, Pooler(block.keys, "f32", options)
-        self.linears = [block.q, *self._pooler.linears, *([] if block.weights is None else [block.weights])]
+        self.linears = [block.q, *self._pooler.linears, *([] if block.weights is None else [_unscaled(block.weights)])]
         self.caches = self._pooler.caches
 
     def buffers(self, n_splits: int) -> dict[str, int]:
@@ -114,10 +116,16 @@ class PoolChooser(Chooser):
         self._pooler.emit(tape, Rows(rows.at.at(4 * q.n_out), rows.width))
         prepare(tape, rows, self.n_ctx, Heads(q.n_out // dim, dim, block.q_norm), rope=block.rope)
         shares = 0 if block.weights is None else sum(each.n_out for each in self.linears[:-1])
-        _choose(tape, self, rows, self._pooler.rows, dim, block.n_chosen, shares)
+        share = 1 / math.sqrt(dim) if block.weights is None else block.weights.scale
+        _choose(tape, self, rows, self._pooler.rows, dim, block.n_chosen, shares, share)
 
 
-def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_chosen: int, shares: int) -> None:
+def _unscaled(linear: Linear) -> Linear:
+    """The same without a scale, so that it can follow others in one matrix: what chooses multiplies with it."""
+    return evolve(linear, scale=1.0)
+
+
+def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_chosen: int, shares: int, share: float) -> None:
     """Write that blocks are scored by a key each, and chosen.
 
     Args:
@@ -127,14 +135,15 @@ def _choose(tape: Tape, chooser: Chooser, rows: Rows, keys: Cache, dim: int, n_c
         keys: A block's is in the cell of its last position.
         dim: Of keys.
         n_chosen: Blocks, at most.
-        shares: The column where the weights of heads begin; 0: each is 1 / sqrt(dim).
+        shares: The column where the weights of heads begin; 0: each is one.
+        share: What weights are multiplied with.
     """
     scores, n_tokens = tape.buffers["scores of blocks"], tape.size.n_tokens
     n_heads, n_most = chooser.linears[0].n_out // dim, min(chooser.n_blocks, tape.size.n_splits * SPLIT // chooser.size)
     sizes = (rows.width, n_heads, dim, shares, chooser.size, chooser.n_ctx, chooser.n_blocks)
     grid = (-(-n_most // THREADS), n_tokens)
     places = (rows.at, keys.codes, keys.halves, scores, tape.buffers["chosen blocks"], tape.buffers["tokens' counters"])
-    tape.add(CHOOSE[keys.kept_as], grid, THREADS, *places, *sizes, n_chosen, 1 / math.sqrt(dim))
+    tape.add(CHOOSE[keys.kept_as], grid, THREADS, *places, *sizes, n_chosen, share)
 
 
 def chooser_of(indexer: Indexer | BlockIndexer | PoolIndexer | None, options: ModelOptions) -> Chooser | None:

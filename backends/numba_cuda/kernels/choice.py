@@ -16,6 +16,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     kernel,
     lane,
     larger,
+    mul,
     quotient,
     together,
     warp_max,
@@ -91,7 +92,7 @@ def _score(dot):
         cell, total = base + cell_of(inputs, t, position), np.float32(0)
         for head in range(n_heads):
             product = larger(dot(rows, start + head * dim, keys, halves, cell, dim), np.float32(0))
-            weight = rows[start + shares + head] if shares else np.float32(share)
+            weight = mul(rows[start + shares + head], np.float32(share)) if shares else np.float32(share)
             total = fma(weight, product, total)
         return total
 
@@ -126,7 +127,8 @@ def _choose(kind, dot):
 
         Args:
             inputs: Of the pass.
-            rows: (n, stride), each n_heads queries of `dim` values, from column `shares` on their weights; 0: each is `share`.
+            rows: (n, stride), each n_heads queries of `dim` values, and from column `shares` on what they count, times `share`;
+                0: each counts that.
             keys, halves: Planes of keys, see `cells`, (slots, length, …), by the cells of the last positions of blocks.
             scores, chosen: (n, n_blocks), the first to work in.
             counters: One for each token.
