@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from attrs import frozen
 
@@ -35,9 +37,13 @@ class Source:
     per_ask_s: float = 0.0  # of one that is not
     can_be_teacher_forced: bool = True  # of one that is
 
+    @cached_property
+    def _tokens(self):
+        return np.where(self.right, np.arange(len(self.right)), -1).tolist()
+
     def proposal(self, position, limit):
         """Its tokens: those of the text are their positions, wrong ones -1; nothing after a wrong one matters."""
-        return [i if self.right[i] else -1 for i in range(position, min(position + limit, len(self.right)))]
+        return self._tokens[position : position + limit]
 
 
 def stretches(rng, n, mean_right, mean_wrong):
