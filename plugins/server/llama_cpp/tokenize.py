@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyio import to_thread
+from pydantic_core import to_json
+from starlette.responses import Response
 
 from augury.errors import UnsupportedError
 from augury.plugins.server.fields import Fields
-from augury.plugins.server.json_route import api_router
+from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
 from augury.plugins.server.openai.chat import ChatRequest
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
 from augury.text.chat_template import ChatTemplate
+from augury.text.tokenizer import Tokenizer
 
 __all__ = ["n_prompt_tokens", "router"]
 
@@ -36,14 +39,23 @@ class DetokenizeRequest(Fields):
     tokens: list[int]
 
 
-@router.post("/tokenize")
-def tokenize(body: TokenizeRequest, server: Serving) -> dict[str, Any]:
+@router.post("/tokenize", response_model=dict[str, Any])
+def tokenize(body: TokenizeRequest, server: Serving) -> Response:
     """Give the tokens of a text."""
     tokenizer = needed(server.engine.tokenizer)
     tokens = mixed_tokens(body.content, tokenizer, add_special=body.add_special, parse_special=body.parse_special)
-    if not body.with_pieces:
-        return {"tokens": tokens}
-    return {"tokens": [{"id": token, "piece": _piece(tokenizer.piece(token))} for token in tokens]}
+    return long_answer(_told(tokens, tokenizer if body.with_pieces else None))
+
+
+def _told(tokens: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
+    """The answer's JSON, a thousand tokens at a time, with their pieces where there is a tokenizer."""
+    yield '{"tokens":['
+    for start in range(0, len(tokens), 1000):
+        part: list[Any] = list(tokens[start : start + 1000])
+        if tokenizer is not None:
+            part = [{"id": token, "piece": _piece(tokenizer.piece(token))} for token in part]
+        yield ("," if start else "") + to_json(part).decode()[1:-1]
+    yield "]}"
 
 
 @router.post("/detokenize")

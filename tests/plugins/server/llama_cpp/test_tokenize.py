@@ -1,5 +1,7 @@
 """Texts and tokens over HTTP, and what the server tells of itself."""
 
+import json
+
 import pytest
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -25,6 +27,17 @@ def test_control_tokens_are_read_unless_that_is_switched_off(client):
     assert len(ask(client, "/tokenize", content="<|im_start|>")["tokens"]) == 1
     assert len(ask(client, "/tokenize", content="<|im_start|>", parse_special=False)["tokens"]) > 1
     assert ask(client, "/tokenize", content=[5, "<|im_start|>"])["tokens"] == [5, 1]
+
+
+@pytest.mark.parametrize("with_pieces", [False, True])
+def test_a_long_text_is_told_in_parts(client, with_pieces):
+    text = "The sea is blue. " * 20_000
+    with client.stream("POST", "/tokenize", json={"content": text, "with_pieces": with_pieces}) as answer:
+        assert "content-length" not in answer.headers  # which is known of what is written at once, on the event loop
+        found = json.loads(answer.read())["tokens"]
+    tokens = [each["id"] for each in found] if with_pieces else found
+    assert ask(client, "/detokenize", tokens=tokens)["content"] == text
+    assert not with_pieces or "".join(each["piece"] for each in found) == text
 
 
 @pytest.mark.parametrize(
