@@ -66,7 +66,7 @@ class Model(SlotStates, ABC):
     counted from 0, or several of them one after the other; `output`, what the output's matrix is multiplied with."""
 
     is_asynchronous: bool = False
-    """Whether it computes on a device of its own: `forward` begins a pass, and until `Pass.wait` the CPU is free to draft."""
+    """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:
