@@ -11,6 +11,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
+from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import PassedLogits, Product
 from oracles.models import ORACLES, expected, nmse, tiny_file
 
@@ -20,6 +21,8 @@ from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
 from augury.backends.numba_cuda.kernels.formats import FORMATS
+from augury.backends.numba_cuda.kernels.latent import merge_latents
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY
 from augury.backends.numba_cuda.kernels.norm import norm_rows
 from augury.backends.numba_cuda.kernels.sums import TILES
@@ -59,6 +62,16 @@ def products():
         assert told[name] < 1e-5, (name, told[name])
     gpu.close()
     return {"largest error": told}
+
+
+def latent_attention():
+    """Heads that share what tensor cores read, at DeepSeek's size, against float64: the same bits by every kernel of a type."""
+    gpu = Gpu(0)
+    gpu.prepare([*ATTEND_LATENT.values(), merge_latents], Progress())
+    errors = {kind: error_of_latents(gpu, kind, 128, 512, 64, 2000) for kind, _ in ATTEND_LATENT}
+    gpu.close()
+    assert max(errors.values()) < 1e-10, errors
+    return {"error against float64": errors}
 
 
 def choosing():
@@ -263,6 +276,7 @@ def memory_checker():
 
 PARTS = (
     products,
+    latent_attention,
     choosing,
     near_other_backends,
     architectures,

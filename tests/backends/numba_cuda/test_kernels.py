@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import in_order
-from oracles.models import nmse
 
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import inputs
@@ -12,9 +12,6 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_POOLED, 
 from augury.backends.numba_cuda.kernels.cells import TYPES
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
-from augury.backends.numba_cuda.kernels.latent import merge_latents
-from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT
-from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS
 from augury.backends.reference.cache_type import TYPES as REFERENCE_TYPES
 from augury.backends.reference.formula import gated
 from augury.blocks import Activation
@@ -133,52 +130,9 @@ def test_attention_over_several_splits(name):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_heads_that_share_what_they_read_attend_each_for_itself(kind):
-    n_heads, n_latent, n_turned, head_dim, n_splits, width = 18, 72, 24, 40, 2, 96
-    window, position, path = 290, 300, [305, 301, 310]
-    planes, (rows,) = kept(RNG.standard_normal((1, 320, n_latent + n_turned)), kind)
-    absorbed = RNG.standard_normal((n_heads, 1, n_latent)).astype(np.float32)
-    heads, turns = RNG.standard_normal((n_heads, head_dim)), RNG.standard_normal((320, n_turned // 2, 2))
-    chosen = RNG.integers(0, 2, 320).astype(np.int32)
-    memory = Memory(
-        inputs=told([position], [0], [298], [path]),
-        absorbed=absorbed,
-        heads=heads.astype(np.float32),
-        turns=turns.astype(np.float32),
-        factors=np.full(320, 0.5, np.float32),
-        words=planes[0],
-        halves=planes[-1],
-        chosen=chosen,
-        parts=np.full((n_heads, n_splits, n_latent + 2), np.nan, np.float32),
-        counters=np.zeros(2, np.uint32),
-        sinks=np.linspace(-2, 2, n_heads, dtype=np.float32),
-        out=np.zeros((n_heads, width), np.float32),
-        bytes=np.zeros((n_heads, width), np.int8),
-        unit_factors=np.zeros((n_heads, width // 32), np.float32),
-        unit_sums=np.zeros((n_heads, width // 16), np.int32),
-    )
-    at, shape = memory.at, (n_heads, width)
-    sizes = (n_heads * head_dim, n_heads, head_dim, n_latent, n_latent + n_turned, n_turned // 2, 0, 0, 1)
-    seen, found = (320, window, n_splits, 1, 320, 1, 0), []
-    memory.device.is_reversed = True
-    for (type_k, n_rows), kernel in ATTEND_LATENT.items():
-        if type_k == kind:
-            grid, merge = (n_splits, -(-n_heads // (HEADS * n_rows)), 1), (1, width if n_rows == 1 else 0, 1, 1)
-            memory.device.launch(Launch(kernel, grid, LATENT_THREADS, (*at.values(), *sizes, *seen, *merge, 0.25)))
-            if n_rows == 1:
-                found += [memory.read("out", shape), memory.read("bytes", shape, np.int8)]
-            places = [at[each] for each in ("inputs", "parts", "sinks", "out", "bytes", "unit_factors", "unit_sums")]
-            sizes_of_merge = (n_heads, n_splits, window, n_latent, width, 1, 1, 0, 1, 1, 1)
-            memory.device.launch(Launch(merge_latents, (width // 32, n_heads, 1), 32, (*places, *sizes_of_merge)))
-            assert np.array_equal(memory.read("out", shape), found[0]), "whatever merges, however many heads a block has"
-            assert np.array_equal(memory.read("bytes", shape, np.int8), found[1])
-    cells = np.array([*range(298), *path])[position + 1 - window :]
-    cells = cells[chosen[position + 1 - window : position + 1] != 0]
-    low, high = heads[:, -n_turned : -n_turned // 2], heads[:, -n_turned // 2 :]
-    cosines, sines = turns[position].T
-    queries = np.concatenate([absorbed[:, 0], low * cosines - high * sines, high * cosines + low * sines], axis=1)
-    weights = np.exp(0.125 * queries @ rows[cells].T)
-    total = weights.sum(axis=1, keepdims=True) + np.exp(np.linspace(-2, 2, n_heads))[:, None]
-    assert nmse(found[0][:, :n_latent], weights @ rows[cells, :n_latent] / total) < 1e-12
+    device = SimulatedDevice()
+    device.is_reversed = True
+    assert error_of_latents(device, kind, n_heads=18, n_latent=72, n_turned=24, position=300) < 1e-12
 
 
 @pytest.mark.sample(0)

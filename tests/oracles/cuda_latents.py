@@ -1,0 +1,70 @@
+"""Latent attention of a token on a device, by every kernel of a cache type, and by float64: for the simulator and for GPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+from oracles.models import nmse
+
+from augury.backends.numba_cuda.device import Launch
+from augury.backends.numba_cuda.kernels import inputs
+from augury.backends.numba_cuda.kernels.latent import merge_latents
+from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, MOST_MERGED
+from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS
+from augury.backends.reference.cache_type import TYPES
+
+
+def error_of_latents(device, kind, n_heads, n_latent, n_turned, position):
+    """The error of a token that sees a window of chosen positions, the last three in other cells, up to MOST_MERGED splits.
+
+    What merges what splits gave, and how many heads a block has, is to make no difference.
+    """
+    rng, dim, window, branch, n_ctx = np.random.default_rng(6), n_latent + n_turned, position - 10, position - 2, position + 20
+    head_dim, width, n_splits = n_turned + 16, -(-n_latent // 32) * 32, position // 256 + 1
+    assert n_splits <= MOST_MERGED
+    path, told = [position + 5, position + 1, position + 10], np.zeros(inputs.SIZE, np.int32)
+    told[inputs.N_TOKENS], told[inputs.POSITIONS], told[inputs.BRANCHES], told[inputs.PATHS] = 1, position, branch, inputs.TABLE
+    told[inputs.TABLE : inputs.TABLE + 3] = path
+    encode, decode = TYPES[kind]
+    coded = encode(rng.standard_normal((n_ctx, dim)))
+    planes, rows = [np.ascontiguousarray(each) for each in reversed(coded)], decode(*coded)
+    absorbed, heads = rng.standard_normal((n_heads, n_latent)), rng.standard_normal((n_heads, head_dim))
+    turns, chosen = rng.standard_normal((n_ctx, n_turned // 2, 2)), rng.integers(0, 2, n_ctx).astype(np.int32)
+    sinks, shape = np.linspace(-2, 2, n_heads), (n_heads, width)
+    floats = {"absorbed": absorbed, "heads": heads, "turns": turns, "factors": np.full(n_ctx, 0.5)}
+    arrays = {"inputs": told, **{name: np.float32(array) for name, array in floats.items()}}
+    arrays |= {"words": planes[0], "halves": planes[-1], "chosen": chosen}
+    arrays |= {
+        "parts": np.full(n_heads * n_splits * (n_latent + 2), np.nan, np.float32),
+        "counters": np.zeros(n_heads, np.uint32),
+    }
+    arrays |= {"sinks": np.float32(sinks), "out": np.zeros(shape, np.float32), "bytes": np.zeros(shape, np.int8)}
+    arrays |= {"unit_factors": np.zeros(shape, np.float32), "unit_sums": np.zeros(shape, np.int32)}
+    at = {name: device.allocate(array.nbytes, name).at(0) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        device.write(at[name], array)
+
+    def told_of(name, dtype):
+        array = np.empty(shape, dtype)
+        device.read(at[name], array)
+        return array
+
+    kernels, found = {n: each for (of, n), each in ATTEND_LATENT.items() if of == kind}, []
+    for n, kernel in kernels.items():
+        sizes = (n_heads * head_dim, n_heads, head_dim, n_latent, dim, n_turned // 2, 0, 0, 1)
+        seen, merge = (n_ctx, window, n_splits, 1, n_ctx, 1, 0), (1, width if n == 1 else 0, 1, 1)
+        grid = (n_splits, -(-n_heads // (HEADS * n)), 1)
+        device.launch(Launch(kernel, grid, LATENT_THREADS, (*at.values(), *sizes, *seen, *merge, 2 / dim)))
+        found += [] if n > 1 else [told_of("out", np.float32), told_of("bytes", np.int8)]
+        places = [at[name] for name in ("inputs", "parts", "sinks", "out", "bytes", "unit_factors", "unit_sums")]
+        sizes = (n_heads, n_splits, window, n_latent, width, 1, 1, 0, 1, 1, 1)
+        device.launch(Launch(merge_latents, (width // 32, n_heads, 1), 32, (*places, *sizes)))
+        assert np.array_equal(told_of("out", np.float32), found[0]), (kind, n)
+        assert np.array_equal(told_of("bytes", np.int8), found[1]), (kind, n)
+    cells = np.array([*range(branch), *path])[position + 1 - window :]
+    cells = cells[chosen[position + 1 - window : position + 1] != 0]
+    low, high = heads[:, -n_turned : -n_turned // 2], heads[:, -n_turned // 2 :]
+    cosines, sines = turns[position].T
+    queries = np.concatenate([absorbed, low * cosines - high * sines, high * cosines + low * sines], axis=1)
+    weights = np.exp(queries @ rows[cells].T / dim)
+    total = weights.sum(axis=1, keepdims=True) + np.exp(sinks)[:, None]
+    return nmse(found[0][:, :n_latent], weights @ rows[cells, :n_latent] / total)
