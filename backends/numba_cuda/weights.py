@@ -119,6 +119,7 @@ class Weights:
         self._file, self._device = file, device
         self._held: dict[Hashable, Pointer] = {}
         self._types: dict[str, TensorType] = {}
+        self._joined: dict[Matrices, Linear] = {}
         self._total, self._done, self._progress = total, 0, progress
         self._threads = threads or os.cpu_count() or 1
 
@@ -149,6 +150,13 @@ class Weights:
                 made.append([part])
         ends = np.cumsum([sum(part.n_out for part in group) for group in made]).tolist()
         return [(self._several(group), start) for group, start in zip(made, [0, *ends], strict=False)]
+
+    def join(self, pairs: Sequence[tuple[Matrices, Linear]]) -> bool:
+        """Let further matrices be the last of others, as many as there are pairs, if all have the types of those."""
+        if any(self._type(part) is not self._type(linear) for part, linear in pairs):
+            return False
+        self._joined.update(pairs)
+        return True
 
     def is_float(self, part: Linear | Matrices) -> bool:
         """Whether a matrix is multiplied with floats."""
@@ -231,10 +239,13 @@ class Weights:
 
     def _several(self, group: Sequence[Matrices]) -> Matrix:
         first, kind = group[0], self._type(group[0])
+        others = [self._joined[part] for part in group if part in self._joined]
         n_rows = sum(part.n_out for part in group)
 
         def words() -> np.ndarray:
             data = np.concatenate([self._rows_of_each(part) for part in group], axis=1)
+            if others:
+                data = np.concatenate([data, np.concatenate([self._rows(each) for each in others])[None]])
             self._done += data.nbytes
             self._progress("load weights", self._done, self._total)
             data = np.pad(data, ((0, 0), (0, -n_rows % TILE_ROWS), (0, 0)))
@@ -244,7 +255,9 @@ class Weights:
         has_scales = any(part.scales for part in group)
         if has_scales or any(part.bias for part in group):
             bias = self._hold(("bias", key), lambda: self._biases(group, has_scales=has_scales))
-        return Matrix(FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias, first.n, has_scales)
+        return Matrix(
+            FORMATS[kind.name], self._hold(key, words), n_rows, first.n_in, 1.0, bias, first.n + bool(others), has_scales
+        )
 
     def _rows_of_each(self, part: Matrices) -> np.ndarray:
         """The bytes of the rows of each of several matrices, (n, n_out, bytes)."""

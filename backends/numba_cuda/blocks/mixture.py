@@ -55,7 +55,7 @@ class MixtureEmitter(Emitter):
             )
         self._shared = None if block.shared is None else FeedForwardEmitter(block.shared, options)
         self._adjugate = None if block.adjugate is None else MixtureEmitter(block.adjugate, options)
-        self._n_most = MAX_TOKENS * block.router.n_used  # rows of a pass
+        self._n_most = MAX_TOKENS * (block.router.n_used + self._may_join)  # rows of a pass
 
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
@@ -100,11 +100,11 @@ class MixtureEmitter(Emitter):
         normed = evolve(tape.operand("normed", tape.x.width, parts), as_floats=True)  # what is gathered is made of floats
         tape.norm_seen(block.norm, normed)
         tiles = self._emit_logits(tape, normed, self._logits()) or tiles or self.route(tape)
-        if shared is not None and shared.block.norm is None:
+        if shared is not None and shared.block.norm is None and not self._joins(tape):
             self._emit_shared(tape, shared, normed)
         to = tape.x if block.post_norm is None else Rows(tape.buffers["y"], tape.x.width)
         summed = Rows(tape.buffers["experts' sum"], block.down.n_out)
-        besides = tape.buffers["shared expert"] if self._is_shared_apart else None
+        besides = tape.buffers["shared expert"] if self._is_shared_apart and not self._joins(tape) else None
         if self._is_sum_apart:
             self._emit_sum(tape, normed, summed, to, tiles)
             if besides is not None:
@@ -166,7 +166,8 @@ class MixtureEmitter(Emitter):
     def route(self, tape: Tape, matrix: Matrix | None = None, x: Operand | None = None) -> Tiles:
         """Choose experts, and put rows together that go to one; perhaps by logits that are to be made of x first."""
         block, buffers, router = self.block, tape.buffers, self.block.router
-        n_experts, n_rows = router.logits.n_out, tape.size.n_tokens * router.n_used
+        n_experts, is_joined = router.logits.n_out, self._joins(tape)
+        n_rows = tape.size.n_tokens * (router.n_used + is_joined)
         # of as many rows as experts are likely to have; of more, an expert's weights are read again, from a nearer memory
         wanted = 1 if tape.size.n_tokens == 1 else max(2, 2 * n_rows // n_experts)
         tile = next((each for each in TILES if each >= wanted), TILES[-1])
@@ -177,7 +178,15 @@ class MixtureEmitter(Emitter):
         sizes = (self._n_most, n_experts, n_experts + 1, router.n_used, GATINGS[router.gating])
         groups = (router.n_groups, router.n_groups_used, router.n_alike)
         flags = (int(router.bias is not None), int(router.token_experts is not None), int(router.is_normalised), *groups)
-        told: tuple[Pointer | float, ...] = (*places, *sizes, *flags, int(block.shared_gate is not None), tile, router.scale)
+        told: tuple[Pointer | float, ...] = (
+            *places,
+            *sizes,
+            *flags,
+            int(block.shared_gate is not None),
+            int(is_joined),
+            tile,
+            router.scale,
+        )
         if matrix is None or x is None:
             tape.add(experts.route, (1,), THREADS, *told)
         else:
@@ -187,12 +196,12 @@ class MixtureEmitter(Emitter):
             told += (matrix.n_steps, matrix.n, matrix.n_cuts, 0 if matrix.bias is None else HAS_BIAS, n_blocks, matrix.scale)
             grid = (n_blocks, -(-tape.size.n_tokens // at_once))
             tape.add(experts.ROUTE[at_once], grid, WARP * n_warps, *told)
-        n_tiles = min(n_rows, n_experts + n_rows // tile)
-        return Tiles(buffers["routes"], n_tiles, tile, self._n_most, router.n_used)
+        n_tiles = min(n_rows, n_experts + is_joined + n_rows // tile)
+        return Tiles(buffers["routes"], n_tiles, tile, self._n_most, router.n_used + is_joined)
 
     def emit_experts(self, tape: Tape, x: Operand, to: Rows, besides: Pointer | None, tiles: Tiles, *, adds: bool) -> None:
         """Write the sum of what the experts give that were chosen, and of other rows."""
-        block, buffers, k = self.block, tape.buffers, self.block.router.n_used
+        block, buffers, k = self.block, tape.buffers, tiles.per_token
         inputs = [part for part in (block.gate, block.up) if part is not None]
         size, weights = block.down.n_in, buffers["weights of experts"]
         gathered, hidden = tape.operand("gathered", block.up.n_in, inputs), tape.operand("experts' hidden", size, [block.down])
@@ -212,8 +221,32 @@ class MixtureEmitter(Emitter):
             ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
             activate(tape, gate, rows, ups, hidden, size, per_token=k)
         rows = Rows(buffers["experts' rows"], block.down.n_out)
-        combined = (weights, besides or to.at, to.at, int(block.weighs_input), int(besides is not None), int(adds))
+        flags = (int(block.weighs_input), int(besides is not None), int(adds))
+        combined = (weights, besides or to.at, to.at, block.router.n_used + 1, *flags)
         tape.multiply_combined(hidden, block.down, rows, tiles, combined)
+
+    @property
+    def _may_join(self) -> bool:
+        """Whether the shared expert is like the others, so that it can be one more, if its matrices have their types."""
+        block, shared = self.block, self.block.shared
+        if shared is None or block.weighs_input or block.adjugate is not None or self._is_sum_apart:
+            return False
+        pairs = ((block.gate, shared.gate), (block.up, shared.up), (block.down, shared.down))
+        plain = (shared.norm, shared.post_norm, shared.hidden_norm, shared.divisors)
+        alike = ("activation", "limit", "limits_activated", "constants")
+        return (
+            all(part is None for part in plain)
+            and all(getattr(block, name) == getattr(shared, name) for name in alike)
+            and all(_is_like(part, linear) for part, linear in pairs)
+        )
+
+    def _joins(self, tape: Tape) -> bool:
+        """Whether the shared expert is one more."""
+        block, shared = self.block, self.block.shared
+        if shared is None or not self._may_join:
+            return False
+        pairs = ((block.gate, shared.gate), (block.up, shared.up), (block.down, shared.down))
+        return tape.weights.join([(part, linear) for part, linear in pairs if part is not None and linear is not None])
 
     @property
     def _is_sum_apart(self) -> bool:
@@ -230,3 +263,13 @@ class MixtureEmitter(Emitter):
     @property
     def _width(self) -> int:
         return self.block.down.n_in * (1 if self.block.gate is None else 2)
+
+
+def _is_like(part: Matrices | None, linear: Linear | None) -> bool:
+    """Whether a matrix can be one more of several."""
+    if part is None or linear is None:
+        return part is None and linear is None
+    is_plain = (
+        part.bias is None and part.scales is None and not part.is_transposed and (linear.bias, linear.scale) == (None, 1.0)
+    )
+    return is_plain and (part.n_in, part.n_out) == (linear.n_in, linear.n_out)

@@ -186,6 +186,7 @@ def _route(
     n_groups_used,
     n_alike,
     has_share,
+    is_joined,
     tile,
     scale,
 ):
@@ -199,12 +200,14 @@ def _route(
         table: (V, k), of tokens' ids what is chosen whatever the scores, if `has_table`.
         weights: (n, k + 1), at the end the shared expert's.
         routes: See `routes`.
+        is_joined: Whether the shared expert is one more, after all others, that every token goes to.
         n_most: Rows of a pass.
         tile: Rows of a tile.
         scale: Of weights.
     """
     thread = cuda.threadIdx.x
     i, n, n_threads = thread % WARP, inputs[N_TOKENS], cuda.blockDim.x
+    n_all = k + is_joined
     for t in range(thread // WARP, n, n_threads // WARP):
         start, to, at = t * width, t * (2 * n_experts + n_groups), t * (k + 1)
         top, total = warp_max(_largest(logits, start, n_experts, i)), np.float32(1)
@@ -225,23 +228,25 @@ def _route(
             best = table[inputs[TOKENS + t] * k + j] if has_table else _take_best(values, scores, n_experts, i)
             expert = quotient(best, n_alike)
             if i == 0:
-                routes[EXPERTS * n_most + t * k + j] = expert
+                routes[EXPERTS * n_most + t * n_all + j] = expert
                 weights[at + j] = values[to + expert]
         if i == 0:
+            if is_joined:
+                routes[EXPERTS * n_most + t * n_all + k] = quotient(n_experts, n_alike)
             factor = np.float32(scale) if top == top else top  # noqa: PLR0124 - of logits with a NaN comes NaN
             _weigh(weights, at, k, gating, is_normalised, factor)
             weights[at + k] = sigmoid(logits[start + n_experts]) if has_share else np.float32(1)
     cuda.syncthreads()
     if thread == 0:
         routes[0] = 0
-    for row in range(thread, n * k, n_threads):
-        _place(routes, n_most, n * k, tile, row)
+    for row in range(thread, n * n_all, n_threads):
+        _place(routes, n_most, n * n_all, tile, row)
     cuda.syncthreads()
-    for place in range(thread, n * k, n_threads):
-        _list_tile(routes, n_most, n * k, place)
+    for place in range(thread, n * n_all, n_threads):
+        _list_tile(routes, n_most, n * n_all, place)
 
 
-_OF_ROUTE = "jfffjfj" + 13 * "i" + "r"
+_OF_ROUTE = "jfffjfj" + 14 * "i" + "r"
 
 
 route, _route_together = kernel(_OF_ROUTE, name="route")(_route), together(_route)
@@ -271,6 +276,7 @@ def _multiply_and_route(fmt, n_tokens):
         n_groups_used,
         n_alike,
         has_share,
+        is_joined,
         tile,
         scale,
         w,
@@ -346,6 +352,7 @@ def _multiply_and_route(fmt, n_tokens):
                 n_groups_used,
                 n_alike,
                 has_share,
+                is_joined,
                 tile,
                 scale,
             )

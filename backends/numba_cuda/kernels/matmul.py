@@ -35,8 +35,8 @@ HAS_BIAS, HAS_SCALES = 1, 2
 PARAMETERS = "jwwwwff" + 10 * "i" + "r"  # of a kernel, see `multiply`
 OF_GATED = "bfj" + 5 * "i" + 5 * "r"  # of those that also activate what they multiply
 NOT_GATED = (0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)  # the numbers among them
-OF_COMBINED = "fffw" + 5 * "i"  # of those that also add up what several matrices give a token
-NOT_COMBINED = (0, 0, 0, 0, 0)  # the numbers among them
+OF_COMBINED = "fffw" + 6 * "i"  # of those that also add up what several matrices give a token
+NOT_COMBINED = (0, 0, 0, 0, 0, 0)  # the numbers among them
 
 
 @lane
@@ -115,6 +115,7 @@ def _multiply(fmt, n_tokens):
         counters,
         n_most,
         per_token,
+        n_weights,
         is_weighed,
         has_shared,
         adds,
@@ -215,6 +216,7 @@ def _multiply(fmt, n_tokens):
                 combined,
                 n_most,
                 per_token,
+                n_weights,
                 stride,
                 first,
                 n,

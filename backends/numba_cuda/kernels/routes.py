@@ -61,21 +61,23 @@ def _combined(rows, weights, routes, first, at, k, stride, i, is_weighed):
 
 
 @lane
-def combine(routes, rows, weights, shared, y, n_most, k, stride, first, n, thread, n_threads, is_weighed, has_shared, adds):
+def combine(
+    routes, rows, weights, shared, y, n_most, k, n_weights, stride, first, n, thread, n_threads, is_weighed, has_shared, adds
+):
     """Values of y[t], n from the first on: the weighted sums of tokens' rows (places, stride), and of shared ones, or added.
 
     Args:
         routes: With all rows of a pass.
-        weights: (tokens, k + 1), at the end the shared row's.
+        weights: (tokens, n_weights), at the end the shared row's, which may be one of the k.
         shared, y: (tokens, stride).
     """
     n_tokens = quotient(routes[3 * routes[0]], k)  # the last tile ends with the last row
     value, end = np.int32(thread), np.int32(n * n_tokens)
     while value < end:  # a range would take more registers
         t, i = quotient(value, n), first + remainder(value, n)
-        at = t * (k + 1)
+        at = t * n_weights
         total = _combined(rows, weights, routes, PLACES * n_most + t * k, at, k, stride, i, is_weighed)
         if has_shared:
-            total = fma(shared[t * stride + i], weights[at + k], total)
+            total = fma(shared[t * stride + i], weights[at + n_weights - 1], total)
         y[t * stride + i] = add(y[t * stride + i], total) if adds else total
         value = np.int32(value + n_threads)

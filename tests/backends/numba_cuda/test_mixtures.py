@@ -21,7 +21,11 @@ from augury.types import ModelOptions
 REGISTRY = Registry.discover()
 FAMILIES = (
     *("qwen3moe-moe-3-of-8", "llama-moe", "maple-moe", "qwen3moe-moe-q8_0"),
-    *("qwen2moe-moe-2-of-8", "gpt-oss-moe-2-of-8", "deepseek2-moe"),  # a gated shared expert; clamped SwiGLU; groups
+    *(
+        "qwen2moe-moe-2-of-8",
+        "gpt-oss-moe-2-of-8",
+        "deepseek2-moe",
+    ),  # a gated shared expert; clamped SwiGLU; groups, one that is joined
     *("grovemoe-moe-4-of-16", "smallthinker-moe", "gemma4-moe", "arctic-moe", "kimi-k3-moe"),
 )
 TOKENS = np.random.default_rng(5).integers(0, 128, 12).astype(np.int32)
@@ -68,8 +72,9 @@ def test_what_a_token_s_experts_give_it_does_not_depend_on_who_else_goes_to_them
 
 
 @pytest.mark.sample(0)
-def test_many_tokens_share_a_pass():
-    model, tokens = loaded("qwen2moe-moe-2-of-8-q8_0", "numba-cuda"), np.resize(TOKENS, 18)  # with a shared expert
+@pytest.mark.parametrize("name", ["qwen2moe-moe-2-of-8-q8_0", "glm4moe-moe"])  # shared experts: apart, and as one more
+def test_many_tokens_share_a_pass(name):
+    model, tokens = loaded(name, "numba-cuda"), np.resize(TOKENS, 18)
     whole = model.forward(run_of(tokens)).rows().copy()
     parts = [model.forward(run_of(tokens[i : i + 9], slot=1, start=i)).rows().copy() for i in (0, 9)]
     assert np.array_equal(np.concatenate(parts), whole)
@@ -87,7 +92,7 @@ def routed(router, logits, bias, table):
     for name, array in arrays.items():
         device.write(at[name], array)
     sizes = (n_most, N_EXPERTS, N_EXPERTS, N_USED, GATINGS[router.gating], 1, int(router.token_experts is not None))
-    rest = (int(router.is_normalised), router.n_groups, router.n_groups_used, router.n_alike, 0, 2, router.scale)
+    rest = (int(router.is_normalised), router.n_groups, router.n_groups_used, router.n_alike, 0, 0, 2, router.scale)
     device.launch(Launch(experts.route, (1, 1, 1), THREADS, (*at.values(), *sizes, *rest)))
     for name in ("weights", "routes"):
         device.read(at[name], arrays[name])
