@@ -13,14 +13,14 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import N_FIELDS
 
-__all__ = ["api_router", "long_answer"]
+__all__ = ["api_router", "long_answer", "pieces_of"]
 
 _N_CHARS = 1 << 16
 _N_PARTS = 1 << 18  # keys and lists of a body: a million hold up the event loop, and all clients, for seconds
@@ -45,6 +45,27 @@ def long_answer(pieces: Iterable[str]) -> StreamingResponse:
         yield "".join(part)
 
     return StreamingResponse(parts(), media_type="application/json")  # which asks for each part on another thread
+
+
+def pieces_of(value: Any) -> Iterator[str]:
+    """An answer's JSON, item by item where an iterator stands for a list."""
+    if isinstance(value, Iterator):
+        yield "["
+        for i, item in enumerate(value):
+            yield ("," if i else "") + to_json(item).decode()
+        yield "]"
+    elif isinstance(value, dict):
+        for i, (key, item) in enumerate(value.items()):
+            yield f"{',' if i else '{'}{to_json(key).decode()}:"
+            yield from pieces_of(item)
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield "," if i else "["
+            yield from pieces_of(item)
+        yield "]" if value else "[]"
+    else:
+        yield to_json(value).decode()
 
 
 class _Request(Request):

@@ -18,7 +18,7 @@ from augury.engine.stats import PromptProgress
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate
-from augury.plugins.server.json_route import api_router
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.prompts import Prompt, prompt_tokens
 from augury.plugins.server.server import Server, Serving
@@ -62,7 +62,8 @@ async def answer(body: CompletionFields, prompts: list[list[int]], http: Request
         return await stream(server, http, body, asked, partial(_events, body, n_prompts, told), until=until)
     results = await generate(server, http, asked, until)
     found = [told(index, result) for index, result in enumerate(results)]
-    return found if is_list else found[0]
+    whole = found if is_list else found[0]
+    return long_answer(pieces_of(whole)) if body.n_probs else whole
 
 
 def generation_settings(server: Server, params: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _final(body: CompletionFields, server: Server, settings: dict[str, Any], ind
         "timings": timings(stats),
     }
     if is_told and body.n_probs:
-        found["completion_probabilities"] = [_probabilities(token, body) for token in result.pieces]
+        found["completion_probabilities"] = (_probabilities(token, body) for token in result.pieces)
     return found if not body.response_fields else _chosen(found, body.response_fields)
 
 

@@ -16,7 +16,7 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import N_MESSAGES, Fields, draft_origin
 from augury.plugins.server.generation import Pieces, generate
-from augury.plugins.server.json_route import api_router
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
@@ -175,7 +175,8 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     readers = [AnswerReader(plan) for _ in results]
     choices = [_choice(body, server, *each) for each in enumerate(zip(readers, results, strict=True))]
     used = usage(results, sum(reader.n_reasoning for reader in readers))
-    return begun | {"choices": choices, "usage": used, "timings": timings_of(results)}
+    found = begun | {"choices": choices, "usage": used, "timings": timings_of(results)}
+    return long_answer(pieces_of(found)) if body.logprobs else found
 
 
 def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerReader, Result]) -> dict[str, Any]:
@@ -190,7 +191,7 @@ def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerRea
             {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in answer.calls
         ]
-    entries = [_logprob(piece) for piece in result.pieces if not is_end(server, piece)] if body.logprobs else None
+    entries = (_logprob(piece) for piece in result.pieces if not is_end(server, piece)) if body.logprobs else None
     return {
         "index": index,
         "message": message,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from pydantic import Field
@@ -14,7 +15,7 @@ from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate
-from augury.plugins.server.json_route import api_router
+from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
 from augury.plugins.server.server import Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
@@ -56,7 +57,8 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
         return await stream(server, http, body, asked, partial(_events, body, begun))
     results = await generate(server, http, asked)
     choices = [_choice(body, i, result) for i, result in enumerate(results)]
-    return begun | {"choices": choices, "usage": _usage(body, results), "timings": timings_of(results)}
+    found = begun | {"choices": choices, "usage": _usage(body, results), "timings": timings_of(results)}
+    return found if body.logprobs is None else long_answer(pieces_of(found))
 
 
 def _choice(body: CompletionRequest, index: int, result: Result) -> dict[str, Any]:
@@ -69,18 +71,17 @@ def _choice(body: CompletionRequest, index: int, result: Result) -> dict[str, An
     }
 
 
-def _logprobs(tokens: tuple[Token, ...], offset: int) -> dict[str, Any]:
+def _logprobs(tokens: tuple[Token, ...], offset: int) -> dict[str, Iterator[Any]]:
     """Tokens' log-probabilities, in the form of this endpoint; `offset` is where the first token's text begins."""
-    found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token in tokens:
-        own = logprob_entry(token)
-        tops = [logprob_entry(each) for each in token.top_logprobs]
-        found["tokens"].append(own["token"])
-        found["token_logprobs"].append(own["logprob"])
-        found["top_logprobs"].append({each["token"]: each["logprob"] for each in tops})
-        found["text_offset"].append(offset)
-        offset += len(token.text)
-    return found
+    offsets = accumulate((len(token.text) for token in tokens), initial=offset)
+    return {
+        "tokens": (logprob_entry(token)["token"] for token in tokens),
+        "token_logprobs": (logprob_entry(token)["logprob"] for token in tokens),
+        "top_logprobs": (
+            {each["token"]: each["logprob"] for each in map(logprob_entry, token.top_logprobs)} for token in tokens
+        ),
+        "text_offset": (at for at, _ in zip(offsets, tokens, strict=False)),
+    }
 
 
 def _usage(body: CompletionRequest, results: list[Result]) -> dict[str, Any]:
@@ -121,7 +122,7 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
             if body.timings_per_token:
                 found["timings"] = counts[index].timings()
             if body.logprobs is not None:
-                choice["logprobs"] = _logprobs((piece,), offsets[index])
+                choice["logprobs"] = {name: list(told) for name, told in _logprobs((piece,), offsets[index]).items()}
                 offsets[index] += len(piece.text)
             if body.return_draft_origin:
                 choice["draft_origin"] = draft_origin(piece)

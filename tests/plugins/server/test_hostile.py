@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from commands import here
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 from servers import serving, settled
 
@@ -18,7 +19,7 @@ from augury.plugins.server import generation
 from augury.plugins.server.connection import Connection
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.fields import EngineFields
-from augury.plugins.server.json_route import long_answer
+from augury.plugins.server.json_route import long_answer, pieces_of
 from augury.plugins.server.llama_cpp import completion
 from augury.plugins.server.llama_cpp.fields import CompletionFields
 from augury.plugins.server.llama_cpp.infill import InfillRequest
@@ -218,6 +219,27 @@ def test_bodies_of_too_many_parts_are_not_looked_into(client, many):
     answer = client.post("/v1/chat/completions", json={"messages": [], "tools": [many]})
     assert answer.status_code == 400
     assert "colons and brackets, expected 262144 at most" in answer.text
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_an_answer_in_pieces_is_the_same_json(value):
+    assert json.loads("".join(pieces_of(value))) == value
+    assert json.loads("".join(pieces_of({"a": [iter([value, 1])], "b": iter([])}))) == {"a": [[value, 1]], "b": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/completion", {"prompt": "a", "n_probs": 2}),
+        ("/v1/completions", {"prompt": "a", "logprobs": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True}),
+    ],
+)
+def test_alternatives_are_told_in_parts(client, path, fields):
+    with client.stream("POST", path, json=fields | {"max_tokens": 2}) as answer:
+        assert answer.status_code == 200
+        assert "content-length" not in answer.headers  # which is known of what is written at once, on the event loop
+        assert json.loads(answer.read())
 
 
 def test_long_answers_are_written_in_parts_beside_the_event_loop():
