@@ -175,7 +175,7 @@ def _keep_aside(inputs, x, aside, t, stride, key_at, n_keys, step_at, n_aside, n
         aside[place * n_kept + i] = x[t * stride + (key_at + i if i < n_keys else step_at + i - n_keys)]
 
 
-@kernel("jffffffbfjff" + 18 * "i" + "r")
+@kernel("jffffffbfjff" + 18 * "i" + "r", most_registers=112)  # two blocks
 def gate_groups(
     inputs,
     y,
