@@ -22,7 +22,7 @@ MOST_REGISTERS = {
     "matrix": 128,
     "multiply": 112,
     "route": 255,
-    "attend_pooled": 88,
+    "attend_pooled": 96,
     "attend_latent": 128,
     "attend": 80,
     "gate": 112,
