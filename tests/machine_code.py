@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 # by words of kernels' names; `route` is one block, those of `recur` are one warp each
-# with 80, three blocks of 256 threads have room, or six of 128, with 128 two of 256; of `mix_streams` there is one for each
-# token
+# with 80, three blocks of 256 threads have room, or six of 128, with 96 five of 128, with 128 two of 256; of `mix_streams`
+# there is one for each token
 MOST_REGISTERS = {
     "matrix": 128,
     "multiply": 112,

@@ -15,7 +15,8 @@ from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
 from augury.backends.numba_cuda.residual import Streams
-from augury.backends.numba_cuda.tape import Operand, Rows, Size, Tape
+from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.tape import Size, Tape
 from augury.blocks import Attention, FeedForward, Mamba2, Turn
 from augury.types import StateSpec
 

@@ -19,7 +19,8 @@ from augury.backends.numba_cuda.kernels.streams import (
     read_streams,
     write_streams,
 )
-from augury.backends.numba_cuda.tape import Gate, Rows, Tape, norm_kind
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Gate, Tape, norm_kind
 from augury.blocks import Activation, AllStreams, AttentionResidual, GatedHyperConnection, HyperConnection, StreamMean
 from augury.errors import UnsupportedError
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.weights import Matrix, Weights
     from augury.blocks import Activation, GateKind, Norm
 
-__all__ = ["WARPS", "Gate", "Operand", "Rows", "Size", "Tape", "Tiles", "norm_kind", "tokens_of", "units_of", "warps_of"]
+__all__ = ["WARPS", "Gate", "Size", "Tape", "norm_kind", "tokens_of", "units_of", "warps_of"]
 
 _MOST_SPLITS = 128  # of as many tokens as a pass may have, for a context of 32,768; of more positions fewer tokens
 _MOST_GATED = 1 << 25  # weights of gate and up that one launch activates, too: of more, bytes in flight count, see docs/cuda.md

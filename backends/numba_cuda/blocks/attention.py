@@ -15,7 +15,8 @@ from augury.backends.numba_cuda.kernels.attention import ATTEND, ATTEND_THREADS
 from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import Rows, Tape, tokens_of
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape, tokens_of
 from augury.blocks import GateKind
 from augury.errors import UnsupportedError
 

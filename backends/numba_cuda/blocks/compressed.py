@@ -19,7 +19,8 @@ from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.latent import join_heads, split_heads
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.backends.numba_cuda.tape import Operand
+    from augury.backends.numba_cuda.rows import Operand
     from augury.blocks import CompressedAttention
     from augury.types import ModelOptions
 

@@ -8,7 +8,8 @@ from attrs import evolve
 
 from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.blocks.feed_forward import activate
-from augury.backends.numba_cuda.tape import Gate, Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Gate, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,8 @@ from augury.backends.numba_cuda.blocks.layer_input import INPUTS
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.embed import EMBED
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, POSITIONS, TOKENS
-from augury.backends.numba_cuda.tape import Rows, Tape, units_of
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape, units_of
 from augury.blocks import Linear
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from augury.backends.numba_cuda.blocks.emitter import Emitter
 from augury.backends.numba_cuda.kernels import gate as kernels
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import WARPS, Gate, Operand, Rows, Tape, units_of, warps_of
+from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.tape import WARPS, Gate, Tape, units_of, warps_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

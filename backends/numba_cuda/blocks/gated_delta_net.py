@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, Units
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 from augury.backends.numba_cuda.weights import rows_of
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from augury.backends.numba_cuda.kernels.cells import NOT_KEPT
 from augury.backends.numba_cuda.kernels.dialect import WARP
 from augury.backends.numba_cuda.kernels.heads import prepare_heads
 from augury.backends.numba_cuda.kernels.norm import NOTHING
-from augury.backends.numba_cuda.tape import Rows, Tape, norm_kind
+from augury.backends.numba_cuda.tape import Tape, norm_kind
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.cache import Cache
     from augury.backends.numba_cuda.device import Pointer
+    from augury.backends.numba_cuda.rows import Rows
     from augury.backends.numba_cuda.weights import Weights
     from augury.blocks import Norm, Rope, Temperature
 

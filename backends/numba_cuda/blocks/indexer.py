@@ -15,7 +15,8 @@ from augury.backends.numba_cuda.kernels.attention import SPLIT
 from augury.backends.numba_cuda.kernels.choice import CHOOSE, CHOOSE_BLOCKS
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import Rows, tokens_of
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import tokens_of
 from augury.blocks import BlockIndexer, PoolIndexer
 from augury.errors import UnsupportedError
 

@@ -10,7 +10,8 @@ from attrs import evolve
 from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter, Units, columns_of
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay_keys
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 from augury.backends.numba_cuda.weights import rows_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT, M
 from augury.backends.numba_cuda.kernels.latent_fragments import HEADS, LATENT_THREADS, MAX_LATENT
 from augury.backends.numba_cuda.kernels.norm import NOTHING
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.tape import WARPS, Rows, Tape, Tiles, norm_kind, units_of, warps_of
+from augury.backends.numba_cuda.rows import Rows, Tiles
+from augury.backends.numba_cuda.tape import WARPS, Tape, norm_kind, units_of, warps_of
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Launch, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.backends.numba_cuda.tape import Operand
+    from augury.backends.numba_cuda.rows import Operand
     from augury.blocks import LatentAttention
     from augury.types import ModelOptions
 

@@ -10,7 +10,8 @@ from augury.backends.numba_cuda.blocks.recurrent import FedRow, RecurrentEmitter
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrent_ends import light
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,8 @@ from augury.backends.numba_cuda.kernels.formats import UNIT
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.recurrence import COLUMNS
 from augury.backends.numba_cuda.kernels.recurrent_ends import decay
-from augury.backends.numba_cuda.tape import Gate, Operand, Rows, Tape, units_of
+from augury.backends.numba_cuda.rows import Operand, Rows
+from augury.backends.numba_cuda.tape import Gate, Tape, units_of
 from augury.backends.numba_cuda.weights import rows_of
 from augury.blocks import GateKind
 

@@ -15,7 +15,8 @@ from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.products import WARPS, tile_of
-from augury.backends.numba_cuda.tape import Gate, Rows, Tape, Tiles, units_of, warps_of
+from augury.backends.numba_cuda.rows import Rows, Tiles
+from augury.backends.numba_cuda.tape import Gate, Tape, units_of, warps_of
 from augury.blocks import Gating, Linear, Matrices
 from augury.errors import UnsupportedError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from augury.backends.numba_cuda.device import Pointer
-    from augury.backends.numba_cuda.tape import Operand
+    from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.weights import Matrix
     from augury.blocks import MixtureOfExperts
     from augury.types import ModelOptions

@@ -11,7 +11,8 @@ from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.ngram import find_ngrams, give, put_tokens
-from augury.backends.numba_cuda.tape import Rows, Tape, norm_kind
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape, norm_kind
 from augury.blocks import Convolution
 
 if TYPE_CHECKING:

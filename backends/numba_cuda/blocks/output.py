@@ -9,7 +9,8 @@ from augury.backends.numba_cuda.choosing import Logits
 from augury.backends.numba_cuda.kernels.dialect import THREADS
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.sample import cap_logits
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.heads import MAX_DIM
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.pooling import keep_to_pool, pool_rows
-from augury.backends.numba_cuda.tape import Rows
+from augury.backends.numba_cuda.rows import Rows
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:

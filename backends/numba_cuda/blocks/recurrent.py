@@ -12,7 +12,7 @@ from augury.backends.numba_cuda.kernels import recurrence
 from augury.backends.numba_cuda.kernels.convolution import CONVOLVE_THREADS, MAX_SIZE, convolve
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
 from augury.backends.numba_cuda.kernels.recurrent_ends import gate_groups
-from augury.backends.numba_cuda.tape import Operand
+from augury.backends.numba_cuda.rows import Operand
 from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from augury.backends.numba_cuda.device import Device, Pointer
     from augury.backends.numba_cuda.kernels.dialect import Kernel
-    from augury.backends.numba_cuda.tape import Rows, Tape
+    from augury.backends.numba_cuda.rows import Rows
+    from augury.backends.numba_cuda.tape import Tape
     from augury.blocks import (
         Block,
         Convolution,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from augury.backends.numba_cuda.blocks.recurrent import RecurrentEmitter
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
-from augury.backends.numba_cuda.tape import Rows, Tape
+from augury.backends.numba_cuda.rows import Rows
+from augury.backends.numba_cuda.tape import Tape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.kernels.sums import TILES
 from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES
 from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.repack import n_units, repack
-from augury.backends.numba_cuda.tape import Operand, Rows, Tiles
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
 from augury.backends.numba_cuda.weights import Matrix
 from augury.files.tensor_type import TensorType
 
