@@ -41,6 +41,7 @@ class BackendSubject:
     options: Any
     registry: Registry
     tolerance: float
+    n_examples: int
 
     def load(self, weight_type: str = "F32", *, is_reference: bool = False, output_norm: float = 1.0, **given: Any) -> Model:
         """A tiny model on it, or on the reference backend."""
@@ -120,7 +121,7 @@ def _splits(subject: BackendSubject, model: Model, texts: Sequence[np.ndarray], 
 
     cuts = st.lists(st.integers(1, 119), max_size=8).map(lambda drawn: [0, *sorted(set(drawn)), 120])
 
-    @hypothesis_settings(15)
+    @hypothesis_settings(subject.n_examples)
     @given(edges=st.tuples(cuts, cuts))
     def run(edges: tuple[list[int], list[int]]) -> None:
         for parts in itertools.zip_longest(*map(itertools.pairwise, edges)):
@@ -172,7 +173,7 @@ def trees(subject: BackendSubject) -> None:
     prompt = _tokens(30)
     with _closing(subject.load()) as model, _closing(subject.load()) as chains:
 
-        @hypothesis_settings(15)
+        @hypothesis_settings(subject.n_examples)
         @given(parents=st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))))
         def run(parents: tuple[int, ...]) -> None:
             drafted = _tokens(len(parents), seed=3)

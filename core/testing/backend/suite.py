@@ -22,6 +22,7 @@ def check_backend(
     *,
     tolerance: float | None = None,
     registry: Registry | None = None,
+    n_examples: int = 15,
 ) -> None:
     """Prove that a backend keeps its contracts, on a tiny model with weights of several types.
 
@@ -30,6 +31,7 @@ def check_backend(
         options: Values of its options by name.
         tolerance: Mean squared error of its logits as a share of their mean square, at most; None for what it states itself.
         registry: Where everything is found; None for what is installed.
+        n_examples: Random cuts of texts, and random trees, that are tried; fewer for a backend that takes minutes for them.
 
     Raises:
         ContractError: It breaks a contract; the message says which, how, and where it is documented.
@@ -37,7 +39,8 @@ def check_backend(
         OptionError: The options do not fit it, or hypothesis is not installed.
         PluginError: There is no such backend, or the class is none.
     """
-    run_checks(BACKEND_CHECKS, backend_subject(backend, options, tolerance=tolerance, registry=registry))
+    subject = backend_subject(backend, options, tolerance=tolerance, registry=registry, n_examples=n_examples)
+    run_checks(BACKEND_CHECKS, subject)
 
 
 def backend_subject(
@@ -46,6 +49,7 @@ def backend_subject(
     *,
     tolerance: float | None = None,
     registry: Registry | None = None,
+    n_examples: int = 15,
 ) -> BackendSubject:
     """What the checks are run on; arguments and errors are those of `check_backend`."""
     require_hypothesis()
@@ -54,4 +58,4 @@ def backend_subject(
     if (reason := found.unavailable_reason()) is not None:
         raise UnsupportedError(f"backend {found.name} cannot run here: {reason}")
     values = build(found.options_class, options or {}, found.name)
-    return BackendSubject(found, values, registry, found.tolerance if tolerance is None else tolerance)
+    return BackendSubject(found, values, registry, found.tolerance if tolerance is None else tolerance, n_examples)
