@@ -28,9 +28,11 @@ MOST_REGISTERS = {
     "gate": 112,
     "recur": 240,
     "norm_rows": 80,
+    "choose": 80,
+    "mix_streams": 96,
+    "convolve": 96,  # of this and the next a multiprocessor has one block or two
+    "norm_parts": 96,
 }
-MOST_REGISTERS |= {"choose": 80, "mix_streams": 96}
-MOST_REGISTERS |= {"convolve": 96, "norm_parts": 96}  # of which a multiprocessor has one block or two
 OTHERS_REGISTERS = 64
 MOST_SHARED = {"matrix": 34 << 10, "attend_latent": 36 << 10}  # bytes; from 9.0 on the system's own 1024 are among them
 OTHERS_SHARED = 9 << 10

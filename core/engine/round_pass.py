@@ -44,19 +44,19 @@ class RoundPass:
         wanted = drafting.features([share.sequence for share in shares])
         start = perf_counter()
         passed = context.forward([share.feed for share in shares], wanted)
-        begun_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
+        forward_s, ahead_s, late_s = perf_counter() - start, 0.0, 0.0
         slots = [share.drafted for share in shares if share.drafted is not None] if context.is_asynchronous else []
         if slots:
             n_beside = sum(len(share.feed.tokens) for share in shares if share.drafted is None)
             context.is_busy = True
             try:
-                ahead_s = drafting.draft_ahead(slots, n_beside, begun_s)
+                ahead_s = drafting.draft_ahead(slots, n_beside, forward_s)
             finally:
                 context.is_busy = False
         device_s = passed.wait()
-        seconds = begun_s if device_s is None else device_s
+        seconds = forward_s if device_s is None else device_s  # None: it was over when forward returned
         if ahead_s:
-            late_s = min(max(begun_s + ahead_s - seconds, 0.0), ahead_s)
+            late_s = min(max(forward_s + ahead_s - seconds, 0.0), ahead_s)
             settle_ahead(slots, late_s / ahead_s)
         if n_vocab < context.info.n_vocab:
             passed = passed.first(n_vocab)

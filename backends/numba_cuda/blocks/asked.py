@@ -36,11 +36,11 @@ def columns_of(asked: Sequence[Asked]) -> list[int]:
 
 def products(tape: Tape, x: Operand, asked: Asked) -> Rows:
     """What a block begins with, written unless `multiply_first` has done so."""
-    if asked.name not in tape.made:
-        rows = Rows(tape.buffers[asked.name], asked.width)
-        tape.multiply(x, asked.products, rows)
-        return rows
-    return tape.made[asked.name]
+    if asked.name in tape.made:
+        return tape.made[asked.name]
+    rows = Rows(tape.buffers[asked.name], asked.width)
+    tape.multiply(x, asked.products, rows)
+    return rows
 
 
 def multiply_first(tape: Tape, x: Operand, asked: Sequence[Asked]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
     from augury.backends.numba_cuda.rows import Operand
     from augury.backends.numba_cuda.weights import Matrix
-    from augury.blocks import MixtureOfExperts
+    from augury.blocks import FeedForward, MixtureOfExperts
     from augury.types import ModelOptions
 
 __all__ = ["GATINGS", "MixtureEmitter"]
@@ -232,22 +232,26 @@ class MixtureEmitter(Emitter):
         block, shared = self.block, self.block.shared
         if shared is None or block.weighs_input or block.adjugate is not None or self._is_sum_apart:
             return False
-        pairs = ((block.gate, shared.gate), (block.up, shared.up), (block.down, shared.down))
         plain = (shared.norm, shared.post_norm, shared.hidden_norm, shared.divisors)
         alike = ("activation", "limit", "limits_activated", "constants")
         return (
             all(part is None for part in plain)
             and all(getattr(block, name) == getattr(shared, name) for name in alike)
-            and all(_is_like(part, linear) for part, linear in pairs)
+            and all(_is_like(part, linear) for part, linear in self._pairs(shared))
         )
 
     def _joins(self, tape: Tape) -> bool:
         """Whether the shared expert is one more."""
-        block, shared = self.block, self.block.shared
+        shared = self.block.shared
         if shared is None or not self._may_join:
             return False
-        pairs = ((block.gate, shared.gate), (block.up, shared.up), (block.down, shared.down))
+        pairs = self._pairs(shared)
         return tape.weights.join([(part, linear) for part, linear in pairs if part is not None and linear is not None])
+
+    def _pairs(self, shared: FeedForward) -> tuple[tuple[Matrices | None, Linear | None], ...]:
+        """The experts' matrices, each with that of the shared expert."""
+        block = self.block
+        return (block.gate, shared.gate), (block.up, shared.up), (block.down, shared.down)
 
     @property
     def _is_sum_apart(self) -> bool:
