@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, islice
 from random import Random
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -85,9 +85,25 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(config, items):
     strange = [item.nodeid for item in items if gettempdir() in item.nodeid]
     assert not strange, f"tests with paths in their names differ from process to process: {strange}"
-    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
-    if config.getoption("full"):
-        return
+    if not config.getoption("full"):
+        left_out = left_out_of(items, config)
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=[*left_out])
+    items[:] = spread(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def spread(items, n_processes):
+    """Begin the share of each process, as many tests one after another, with some of those that wait."""
+    waiting = [item for item in items if item.get_closest_marker("waits") is not None]
+    others, in_order = (item for item in items if item.get_closest_marker("waits") is None), []
+    for i in range(n_processes):
+        begun = waiting[i::n_processes]
+        size = (len(items) - len(in_order)) // (n_processes - i)
+        in_order += [*begun, *islice(others, max(0, size - len(begun)))]
+    return in_order
+
+
+def left_out_of(items, config):
     cases = {}
     for item in items:
         if item.get_closest_marker("sample") is not None:
@@ -98,9 +114,7 @@ def pytest_collection_modifyitems(config, items):
         left_out |= {*matrix} - sample(matrix, max(n, 1) if is_named(matrix[0], config) else n)
     if config.getoption("rest"):
         left_out = {item for item in items if item not in left_out and not is_property(item)}
-    if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=[*left_out])
+    return left_out
 
 
 def is_named(item, config):

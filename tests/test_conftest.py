@@ -73,6 +73,22 @@ def test_where_one_process_waits_there_is_one_more(is_rest, n):
     assert decided.value.value == n
 
 
+@pytest.mark.parametrize(("waiting", "n"), [("", 2), ("bfj", 1), ("bfj", 2), ("bfj", 4), ("abcde", 2), ("abcdefghijk", 3)])
+def test_what_waits_is_begun_first_by_as_many_processes_as_there_are(waiting, n):
+    items = [
+        SimpleNamespace(name=name, get_closest_marker=lambda _, name=name: name in waiting or None) for name in "abcdefghijk"
+    ]
+    names = "".join(item.name for item in conftest.spread(items, n))
+    assert sorted(names) == [*"abcdefghijk"]
+    shares = [names[len(names) * i // n : len(names) * (i + 1) // n] for i in range(n)]  # as pytest-xdist deals them out
+    for share in shares:
+        begun = [name in waiting for name in share]
+        assert begun == sorted(begun, reverse=True)
+        assert len(waiting) // n <= sum(begun) <= -(-len(waiting) // n)
+        others = [name for name in share if name not in waiting]
+        assert others == sorted(others)
+
+
 @pytest.mark.sample(0)
 def test_a_file_and_an_id_are_names_and_a_folder_is_none(suite):
     suite("folder.py").assert_outcomes(passed=9, deselected=4)
