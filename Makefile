@@ -13,7 +13,8 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 # A machine with a GPU may have no network: what it lacks comes with the checkout, made by gpu-kit where there is one.
 KIT := .gpu
 KIT_PYTHON ?= 3.11
-GPU_PYTHON = $(if $(wildcard $(KIT)/site),PYTHONPATH=$(KIT)/site XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(PYTHON),$(BIN)/python)
+KIT_CAPABILITIES ?= 8.0 9.0 10.0
+GPU_PYTHON = $(if $(wildcard $(KIT).tar.gz),PYTHONPATH=$(KIT)/site XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(PYTHON),$(BIN)/python)
 
 .PHONY: demo test test-all test-page dev install lint bench docs docs-site clean gpu-kit test-gpu bench-gpu
 
@@ -76,25 +77,29 @@ docs-site: dev
 bench: dev
 	$(BIN)/python -m pytest -m bench
 
-# For Python $(KIT_PYTHON) all but numba and numpy, and kernels compiled ahead: less than 64 MiB.
+# For Python $(KIT_PYTHON) all but numba and numpy, and kernels compiled ahead: one file, since as files it is four times as large.
 gpu-kit: dev
-	rm -rf $(KIT)
+	rm -rf $(KIT) $(KIT).tar.gz
 	$(PIP) --group cuda
 	$(PIP) --target $(KIT)/site --no-deps --no-build-isolation .
 	rm -rf *.egg-info build/lib build/bdist.*  # entry points of this day, which would be read before the installed ones
-	$(PIP) --target $(KIT)/site --no-deps --python-version $(KIT_PYTHON) --only-binary=:all: \
+	$(PIP) --target $(KIT)/site --no-deps --upgrade --python-version $(KIT_PYTHON) --only-binary=:all: \
 	  attrs cuda-bindings cuda-core cuda-pathfinder gguf jinja2 markupsafe numba-cuda packaging platformdirs pluggy pyyaml structlog \
 	  tqdm xxhash
-	find $(KIT)/site -name '*.pxd' -delete
 	rm -rf $(KIT)/site/cuda/core/cu12
-	for capability in 8.0 9.0 10.0; do \
-	  XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(BIN)/python -m augury.backends.numba_cuda.aot $$capability || exit 1; done
+	XDG_CACHE_HOME=$(CURDIR)/$(KIT)/cache $(BIN)/python -m augury.backends.numba_cuda.aot $(KIT_CAPABILITIES)
+	tar czf $(KIT).tar.gz $(KIT)
+	rm -rf $(KIT)
 
-test-gpu:
+# Unpacked where it is new.
+$(KIT)/site: $(wildcard $(KIT).tar.gz)
+	$(if $<,rm -rf $(KIT) && tar xzf $< && touch $@)
+
+test-gpu: $(KIT)/site
 	$(GPU_PYTHON) tests/gpu test test-gpu.json
 
-bench-gpu:
+bench-gpu: $(KIT)/site
 	$(GPU_PYTHON) tests/gpu bench bench-gpu.json
 
 clean:
-	rm -rf build dist site *.egg-info $(VENV) $(KIT)
+	rm -rf build dist site *.egg-info $(VENV) $(KIT) $(KIT).tar.gz

@@ -1,8 +1,8 @@
 """Kernels → machine code (cubin) for a compute capability. It takes neither a GPU nor a driver, and is kept on disk.
 
 numba makes PTX of a kernel, nvJitLink machine code of that. What is kept goes by the kernels' sources alone, so a machine
-without a compiler can be given what another one has made: `python -m augury.backends.numba_cuda.aot 9.0`, in the user's cache.
-Nothing else imports numba's compiler, so that another one can take its place.
+without a compiler can be given what another one has made: `python -m augury.backends.numba_cuda.aot 8.0 9.0`, in the user's
+cache. Nothing else imports numba's compiler, so that another one can take its place.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 from xxhash import xxh3_128_hexdigest
 
-from augury.backends.numba_cuda.probe import cubins_folder
+from augury.backends.numba_cuda.probe import INSTALL, cubins_folder, find_compiler
+from augury.errors import UnsupportedError
 from augury.files.atomic_file import write_atomically
 from augury.log import get_logger
 
@@ -108,22 +110,36 @@ class Compiler:
     """Compiles for one compute capability what no earlier start has compiled.
 
     Attributes:
-        capability: As (9, 0).
+        capability: As (8, 0): machine code for 8.0 runs on 8.6 and 8.9, too, and so on, so there is none for these.
         folder: Where machine code is kept.
     """
 
     def __init__(self, capability: tuple[int, int], folder: Path | None = None) -> None:
-        self.capability = capability
-        self.folder = (folder or cubins_folder()) / f"sm_{capability[0]}{capability[1]}-{_key()}"
+        self.capability = (capability[0], 0)
+        self.folder = (folder or cubins_folder()) / f"sm_{capability[0]}0-{_key()}"
 
     def binaries(self, kernels: Sequence[Kernel], progress: Progress) -> dict[str, Binary]:
-        """The machine code of kernels by name."""
+        """The machine code of kernels by name.
+
+        Raises:
+            UnsupportedError: Some is not kept, and there is no compiler.
+        """
         made = {}
         for i, kernel in enumerate(kernels):
             progress("compile kernels", i, len(kernels))
             made[kernel.name] = self._kept(kernel) or self._made(kernel)
         progress("compile kernels", len(kernels), len(kernels))
         return made
+
+    def keep(self, kernel: Kernel, binary: Binary) -> None:
+        """Keep the machine code of a kernel for later starts."""
+        entry = binary.entry.encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            content = b"\n".join([_checksum(entry, binary.cubin), entry, binary.cubin])
+            write_atomically(self.folder / f"{kernel.name}.cubin", content)
+        except OSError as error:
+            _warn(f"compiled kernels cannot be kept in {self.folder}: {error.strerror}")
 
     def _kept(self, kernel: Kernel) -> Binary | None:
         try:
@@ -133,14 +149,13 @@ class Compiler:
         return Binary(entry.decode(), cubin) if checksum == _checksum(entry, cubin) else None
 
     def _made(self, kernel: Kernel) -> Binary:
+        if find_compiler() is None:
+            there_is_none = (
+                f"kernel {kernel.name} is not compiled for compute capability {self.capability[0]}.0, and there is no"
+            )
+            raise UnsupportedError(f"{there_is_none} libnvvm, which compiles it; {INSTALL}")
         (binary,) = compile_kernel(kernel, [self.capability])
-        entry = binary.entry.encode()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            content = b"\n".join([_checksum(entry, binary.cubin), entry, binary.cubin])
-            write_atomically(self.folder / f"{kernel.name}.cubin", content)
-        except OSError as error:
-            _warn(f"compiled kernels cannot be kept in {self.folder}: {error.strerror}")
+        self.keep(kernel, binary)
         return binary
 
 
@@ -162,8 +177,15 @@ def _warn(message: str) -> None:
     get_logger("augury.backends.numba_cuda").warning(message)
 
 
-if __name__ == "__main__":
-    from augury.interfaces import Progress
+def _keep_kernel(number: int, capabilities: Sequence[tuple[int, int]]) -> None:
+    """Compile one of all kernels and keep it."""
+    kernel = all_kernels()[number]
+    for capability, binary in zip(capabilities, compile_kernel(kernel, capabilities), strict=True):
+        Compiler(capability).keep(kernel, binary)
 
-    major, minor = sys.argv[1].split(".")
-    Compiler((int(major), int(minor))).binaries(all_kernels(), Progress())
+
+if __name__ == "__main__":
+    capabilities = [(int(major), int(minor)) for major, minor in (each.split(".") for each in sys.argv[1:])]
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(partial(_keep_kernel, capabilities=capabilities), range(len(all_kernels()))):
+            pass

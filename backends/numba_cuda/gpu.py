@@ -52,7 +52,7 @@ class Gpu(Device):
         if number >= (n := self._call("cuDeviceGetCount")):
             raise UnsupportedError(f"there is no GPU {number}; expected a number below {n}, see nvidia-smi -L")
         self._device = self._call("cuDeviceGet", number)
-        self.name = self._call("cuDeviceGetName", 128, self._device).decode().rstrip("\0")
+        self.name = self._call("cuDeviceGetName", 128, self._device).partition(b"\0")[0].decode()
         attribute = driver.CUdevice_attribute
         self.capability: tuple[int, int] = tuple(
             self._call("cuDeviceGetAttribute", each, self._device)

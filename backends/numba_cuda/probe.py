@@ -16,13 +16,23 @@ from augury.memory_limit import n_bytes_of_machine
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["LEAST_CAPABILITY", "SIMULATOR", "cubins_folder", "devices", "find_compiler", "is_simulated", "unavailable_reason"]
+__all__ = [
+    "INSTALL",
+    "LEAST_CAPABILITY",
+    "SIMULATOR",
+    "cubins_folder",
+    "devices",
+    "find_compiler",
+    "is_simulated",
+    "unavailable_reason",
+]
 
 SIMULATOR = "NUMBA_ENABLE_CUDASIM"  # numba's own switch, "1" for on
 LEAST_CAPABILITY = (8, 0)  # max.NaN, and loads that leave L1 alone
+_LEAST_DRIVER = 13000  # of CUDA 13.0, as cuDriverGetVersion tells it: earlier ones refuse machine code of its linker
 _MAJOR, _MINOR = 75, 76  # attributes of a device, as cuda.h numbers them
 _NAME_BYTES = 128
-_INSTALL = "pip install 'augury[cuda]'"
+INSTALL = "pip install 'augury[cuda]'"
 
 
 def is_simulated() -> bool:
@@ -36,9 +46,9 @@ def unavailable_reason() -> str | None:
         return None if find_spec("greenlet") else f"{SIMULATOR} is 1, but greenlet is not installed; pip install greenlet"
     missing = [name for name in ("numba_cuda", "cuda.bindings", "cuda.core") if not _is_there(name)]
     if missing:
-        return f"{missing[0]} is not installed; {_INSTALL}"
+        return f"{missing[0]} is not installed; {INSTALL}"
     if find_compiler() is None and not any(cubins_folder().glob("*/*.cubin")):
-        return f"there is no libnvvm, which compiles kernels; {_INSTALL}, or set CUDA_HOME to a CUDA toolkit"
+        return f"there is no libnvvm, which compiles kernels; {INSTALL}, or set CUDA_HOME to a CUDA toolkit"
     return _no_gpu()
 
 
@@ -61,11 +71,11 @@ def _device(driver: Any, number: int) -> DeviceInfo | None:
         return None
     if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
         return None
-    try:
-        failed = driver.cuCtxPushCurrent_v2(context) or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    failed = driver.cuCtxPushCurrent_v2(context)
+    if not failed:
+        failed = driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         driver.cuCtxPopCurrent_v2(ctypes.byref(context))
-    finally:
-        driver.cuDevicePrimaryCtxRelease_v2(device)
+    driver.cuDevicePrimaryCtxRelease_v2(device)
     options = {"device": number}
     return None if failed else DeviceInfo(f"CUDA{number}", _name(driver, device), total.value, free.value, options)
 
@@ -104,12 +114,16 @@ def _no_gpu() -> str | None:
         return "there is no NVIDIA driver (libcuda.so.1); install one, of CUDA 13 or later"
     if error := driver.cuInit(0):
         return f"the NVIDIA driver finds no GPU that works (cuInit: error {error}); see what nvidia-smi says"
-    device = ctypes.c_int()
+    device, version = ctypes.c_int(), ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    if version.value < _LEAST_DRIVER:
+        found = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return f"the NVIDIA driver is of CUDA {found}, expected 13.0 or later; install a newer one"
     if error := driver.cuDeviceGet(ctypes.byref(device), 0):
         return f"the NVIDIA driver has no device 0 (error {error}); see what nvidia-smi says"
-    found = _capability(driver, device)
-    if found < LEAST_CAPABILITY:
-        told = f"{_name(driver, device)} has compute capability {found[0]}.{found[1]}"
+    capability = _capability(driver, device)
+    if capability < LEAST_CAPABILITY:
+        told = f"{_name(driver, device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{told}, expected {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or later; use another GPU, or --backend numba-cpu"
     return None
 

@@ -3,8 +3,8 @@
     python tests/gpu test test-gpu.json       what must hold: kernels, invariance, speculation, graphs
     python tests/gpu bench bench-gpu.json     versions and what a first run finds out, then how fast kernels and models are
 
-Every part stands for itself: one that fails is told in the file, with its traceback, and the next one runs. So does a part that
-takes too long leave out what is beyond `--minutes`.
+Every part stands for itself: one that fails is told in the file, with its traceback, or with what this machine lacks, and the
+next one runs. So does a part that takes too long leave out what is beyond `--minutes`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ def main() -> int:
     args = parser.parse_args()
     from gpu import checks, speed
 
+    from augury.backends.numba_cuda.probe import unavailable_reason
+
     parts = checks.PARTS if args.what == "test" else speed.PARTS
-    found, start = {}, time.monotonic()
+    found, start, missing = {}, time.monotonic(), unavailable_reason()
     for part in parts:
         name = part.__name__
         if args.only and name not in args.only:
@@ -45,7 +47,7 @@ def main() -> int:
             try:
                 found[name] = part() or {}
             except BaseException:  # noqa: BLE001 - the next part is worth as much
-                found[name] = {"failed": traceback.format_exc()}
+                found[name] = {"failed": missing or traceback.format_exc()}
             found[name]["seconds"] = round(time.monotonic() - begun, 1)
         args.out.write_text(json.dumps(found, indent=1, default=str) + "\n")
         print(f"{name}: {json.dumps(found[name], default=str)[:2000]}", flush=True)

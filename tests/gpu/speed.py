@@ -77,10 +77,11 @@ def starts():
     """Seconds until a model of 135 million weights has made its first pass, in a new process: kernels compiled, and kept."""
     words = "from gpu import models; from augury.batch import Batch; "
     words += "models.load(models.random_model(models.SMALL, models.Q4_K_M)).forward(Batch.chain([1])).argmax()"
-    told = {}
+    told, path = {}, {"PYTHONPATH": os.pathsep.join(sys.path)}
     with TemporaryDirectory() as folder:
-        for name in ("from nothing", "warm"):
-            environment = os.environ | {"XDG_CACHE_HOME": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
+        from_nothing = {} if probe.find_compiler() is None else {"from nothing": path | {"XDG_CACHE_HOME": folder}}
+        for name, variables in {**from_nothing, "warm": from_nothing.get("from nothing", path)}.items():
+            environment = os.environ | variables
             begun = time.perf_counter()
             subprocess.run([sys.executable, "-c", words], check=True, env=environment, timeout=200)
             told[name] = round(time.perf_counter() - begun, 1)

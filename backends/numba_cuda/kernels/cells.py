@@ -100,6 +100,7 @@ def store_cell(values, staged, dim, kept_as, codes, halves, cell):
         for j in range(i, dim, WARP):
             _store_float(values[j], halves, cell * dim + j)
         return
+    cuda.syncthreads()  # all have read what was staged before
     for block in range(dim // BLOCK):
         value = values[BLOCK * block + i]
         if kept_as == Q8_0:

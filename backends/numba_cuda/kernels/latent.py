@@ -113,7 +113,6 @@ def prepare_latents(
     norm_head(staged, latent_norm, 0, n_latent, latent_kind, latent_eps, parts)
     for j in range(i, n_latent, WARP):
         row[j] = staged[j]
-    cuda.syncthreads()
     store_cell(row, staged, dim, kept_as, codes, halves, inputs[SLOTS + t] * length + inputs[CELLS + t])
 
 

@@ -61,7 +61,7 @@ class Driver:
         return (1,)
 
     def do_cuDeviceGetName(self, n, device):
-        return (b"Stand-in\0\0",)
+        return (b"Stand-in\0".ljust(n),)  # as cuda.bindings gives it
 
     def do_cuDeviceGetAttribute(self, attribute, device):
         return ({75: 9, 76: 0}[attribute],)
@@ -274,6 +274,7 @@ def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
         return [Binary(kernel.name, b"\n" + kernel.name.encode() + b"\n") for _ in capabilities]
 
     monkeypatch.setattr(aot, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(aot, "find_compiler", lambda: tmp_path)
     kernels = list(KERNELS.values())[:3]
 
     def binaries(capability=(9, 0)):
@@ -285,5 +286,10 @@ def test_machine_code_is_made_once_and_kept(tmp_path, monkeypatch):
     (path, *_) = tmp_path.glob("sm_90-*/*.cubin")
     path.write_bytes(path.read_bytes()[:-1])
     assert (binaries(), made) == (first, [path.stem])
-    binaries((8, 0))
-    assert len(made) == 3
+    binaries((8, 6))
+    assert len(made) == 3, "for 8.0, which runs there, too"
+    assert (binaries((8, 0)), made) == (first, [])
+    monkeypatch.setattr(aot, "find_compiler", lambda: None)
+    assert (binaries((8, 9)), made) == (first, [])
+    with pytest.raises(UnsupportedError, match=r"is not compiled for compute capability 12.0, and there is no libnvvm"):
+        binaries((12, 1))

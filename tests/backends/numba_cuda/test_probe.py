@@ -24,10 +24,13 @@ def machine(monkeypatch, tmp_path):
     """A machine with everything, of which tests take something away."""
 
     class Driver:
-        capability, error = (9, 0), 0
+        capability, error, version = (9, 0), 0, 13000
 
         def cuInit(self, flags):
             return self.error
+
+        def cuDriverGetVersion(self, version):
+            version._obj.value = self.version
 
         def cuDeviceGet(self, device, number):
             return 0
@@ -38,7 +41,7 @@ def machine(monkeypatch, tmp_path):
         def cuDeviceGetAttribute(self, value, attribute, device):
             value._obj.value = self.capability[attribute - 75]
 
-        retained, n_failing = 0, 0
+        retained, n_failing, n_pushed = 0, 0, 0
 
         def cuDeviceGetCount(self, n):
             n._obj.value = 2
@@ -49,13 +52,14 @@ def machine(monkeypatch, tmp_path):
 
         def cuCtxPushCurrent_v2(self, context):
             self.n_failing -= 1
+            self.n_pushed += self.n_failing < 0
             return self.n_failing >= 0
 
         def cuMemGetInfo_v2(self, free, total):
             free._obj.value, total._obj.value = 70 << 30, 80 << 30
 
         def cuCtxPopCurrent_v2(self, context):
-            return 0
+            self.n_pushed -= 1
 
         def cuDevicePrimaryCtxRelease_v2(self, device):
             self.retained -= 1
@@ -91,6 +95,8 @@ def test_each_thing_that_is_missing_is_named(machine, monkeypatch):
     assert told() == (
         "NVIDIA Abacus has compute capability 7.5, expected 8.0 or later; use another GPU, or --backend numba-cpu"
     )
+    machine.driver.version = 12080
+    assert told() == "the NVIDIA driver is of CUDA 12.8, expected 13.0 or later; install a newer one"
     machine.driver.error = 100
     assert told() == "the NVIDIA driver finds no GPU that works (cuInit: error 100); see what nvidia-smi says"
     machine.driver = None
@@ -111,7 +117,7 @@ def test_every_gpu_that_will_do_is_told_with_its_memory(machine):
     assert (second.name, dict(second.options)) == ("CUDA1", {"device": 1})
     machine.driver.n_failing = 1
     assert [each.name for each in NumbaCuda.devices()] == ["CUDA1"]
-    assert machine.driver.retained == 0
+    assert (machine.driver.retained, machine.driver.n_pushed) == (0, 0)
     machine.driver.capability = (7, 5)
     assert list(NumbaCuda.devices()) == []
 
