@@ -11,7 +11,7 @@ from attrs import frozen
 
 from augury.backends.numba_cuda.device import Launch, Pointer
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS
 from augury.backends.numba_cuda.kernels.sample import best_of_chunks, best_tokens, chunk_of, gather_logits, sums_of_chunks
 
 if TYPE_CHECKING:
@@ -160,6 +160,15 @@ class Chooser:
         sums = self._staged_sums[: 2 * n_sums].view(np.float64).reshape(n_rows, -1)
         best = self._staged_chunks[:n_sums].view(np.float32).astype(np.float64).reshape(n_rows, -1)
         return Found(wanted, ids, values, _normalizers(sums, best))
+
+    def normalizer(self, row: np.ndarray) -> float:
+        """The normalizer of a row (n,) that is not on the device any more."""
+        self.device.write(self.logits.inputs.at(4 * N_ROWS), np.ones(1, np.int32))
+        self.device.write(self.logits.at, row)
+        self.n_of_chunks, wanted = -1, Wanted(has_sums=True)
+        self.begin(1, len(row), wanted)
+        self.device.wait()
+        return float(self.found(1, len(row), wanted).normalizers[0])
 
     def ask(self, n: int, wanted: Wanted) -> Wanted:
         """What to find, of the first n tokens, so that it is enough for what is wanted, and for what the next pass may want."""

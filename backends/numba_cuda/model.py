@@ -10,13 +10,12 @@ from augury.backends.numba_cuda.choosing import Chooser, Logits
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
-from augury.backends.numba_cuda.passes import DevicePass
+from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
 from augury.backends.numba_cuda.sequences import Sequences
 from augury.backends.numba_cuda.tape import tokens_of
 from augury.batch import Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
-from augury.passes import ArrayPass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +86,7 @@ class CudaModel(Model):
             logits[first:end] = passed.rows()
             for name, values in features.items():
                 values[span] = passed.features(name)
-        return ArrayPass(logits, features)
+        return GatheredPass(self._chooser, logits, features)
 
     def _pass(self, batch: Batch, tree: Tree | None, span: slice, parts: Parts, before_s: float = 0.0) -> DevicePass:
         """Begin to compute as many of a batch's tokens as a pass may have; those before them took `before_s`."""

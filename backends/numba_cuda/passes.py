@@ -1,4 +1,4 @@
-"""A pass whose logits are on a device."""
+"""A pass whose logits are on a device, or were there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from augury.types import read_only
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
 
-__all__ = ["DevicePass"]
+__all__ = ["DevicePass", "GatheredPass"]
 
 
 class DevicePass(Pass):
@@ -139,3 +139,19 @@ class DevicePass(Pass):
         narrowed = DevicePass(self._chooser, self._told, self._row_slots, self._features, n, begun)
         narrowed._gathered, narrowed._seconds, narrowed._is_over = self._gathered, self._seconds, True
         return narrowed
+
+
+class GatheredPass(ArrayPass):
+    """Rows of several passes, in memory. What their normalizers are, a device says: in its order of additions, as of others."""
+
+    def __init__(self, chooser: Chooser, array: np.ndarray, features: Mapping[str, np.ndarray] | None = None) -> None:
+        super().__init__(array, features)
+        self._chooser = chooser
+
+    def log_normalizer(self, row: int) -> float:
+        """See `Pass.log_normalizer`."""
+        return self._chooser.normalizer(self._array[row])
+
+    def first(self, n: int) -> Pass:
+        """See `Pass.first`."""
+        return GatheredPass(self._chooser, self._array[:, :n], self._features)

@@ -40,6 +40,11 @@ def loaded(file, backend, plan=None, **options):
     return device.load(file, plan or plan_of(file, REGISTRY), options, Progress())
 
 
+def normalizers_of(passed):
+    """Of each row, and of its first tokens."""
+    return [each.log_normalizer(row) for row in range(len(TOKENS)) for each in (passed, passed.first(N_VOCAB - 5))]
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("cuda") / "tiny.gguf"
@@ -62,7 +67,8 @@ def test_a_token_depends_on_its_past_alone(tiny, pair):
     layer = attrs.evolve(plan.layers[0], mixer=attrs.evolve(plan.layers[0].mixer, window=5))
     plan = attrs.evolve(plan, layers=(layer, plan.layers[1]))
     model = loaded(file, "numba-cuda", plan, **types)
-    whole = model.forward(run_of(TOKENS)).rows().copy()
+    passed = model.forward(run_of(TOKENS))
+    whole, normalizers = passed.rows().copy(), normalizers_of(passed)
     reference = loaded(file, "reference", plan, **types)
     assert nmse(whole, reference.forward(run_of(TOKENS)).rows()) < NumbaCuda.tolerance
     assert model.state_spec.n_bytes_per_position == reference.state_spec.n_bytes_per_position
@@ -71,7 +77,9 @@ def test_a_token_depends_on_its_past_alone(tiny, pair):
         beside = joined(run_of(TOKENS[::-1][:2], slot=2), run_of(TOKENS[cut:], slot=1, start=cut))
         assert np.array_equal(np.concatenate([first, model.forward(beside).rows()[2:]]), whole)
     model._n_most = 4  # a prompt that takes several passes
-    assert np.array_equal(model.forward(run_of(TOKENS, slot=2)).rows(), whole)
+    passed = model.forward(run_of(TOKENS, slot=2))
+    assert np.array_equal(passed.rows(), whole)
+    assert normalizers_of(passed) == normalizers
     model.restore(0, model.save(2, 8))
     model.forward(run_of(TOKENS[::-1][:2], slot=1))
     model.copy(0, 1, 8)
