@@ -105,6 +105,7 @@ class Feed:
     rows: int | np.ndarray  # how many of the last ones have logits; or which of `tokens`, rising
     draft: Draft = _NO_DRAFT
     n_before: int = 0  # tokens between the slot's and these, which an earlier pass left there
+    n_more: int = 0  # further tokens that the model itself chooses and computes, see `Model.forward_chain`
 
     @property
     def n_tokens(self) -> int:

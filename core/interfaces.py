@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from attrs import frozen
 
+from augury.batch import Batch
 from augury.devices import CPU, DeviceInfo
 from augury.engine.sampling import SamplingParams
 from augury.memory_limit import n_bytes_of_machine
 from augury.memory_manager import MemoryManager, Opened
+from augury.passes import ArrayPass
 from augury.plugin import API_VERSION, Plugin
 from augury.slot_states import SlotStates
 from augury.types import Allocation, tokens_array
 
 if TYPE_CHECKING:
-    from augury.batch import Batch
     from augury.blocks import ModelPlan
     from augury.files.gguf import ModelFile
     from augury.passes import Context, Pass, Target
@@ -68,6 +69,10 @@ class Model(SlotStates, ABC):
     is_asynchronous: bool = False
     """Whether `forward` only begins a pass, on a device of its own, so that the CPU is free to draft until `Pass.wait`."""
 
+    chain_rows: int = 0
+    """How many rows of logits the passes of a `forward_chain` may have together for it to be waited for once. 0, as by default:
+    each pass is waited for, so that to look at each is no slower."""
+
     @abstractmethod
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass over any number of tokens of any number of slots, and store their states.
@@ -78,6 +83,31 @@ class Model(SlotStates, ABC):
         Raises:
             CapacityError: A position does not fit into a slot.
         """
+
+    def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
+        """Compute a pass, then pass after pass over the most probable token after each row of the one before.
+
+        A model on a device of its own need not be waited for in between: then it has `chain_rows`, and a method of its own.
+
+        Args:
+            batch: A chain of certain tokens of each slot, the last of which has a row; without hidden states and features.
+            n_passes: How many in all.
+
+        Returns:
+            The rows of all passes, those of the first one first. After one from which nothing is chosen those of its slot mean
+            nothing.
+
+        Raises:
+            CapacityError: A position does not fit into a slot.
+        """
+        passed, rows = self.forward(batch), list[np.ndarray]()
+        for _ in range(n_passes - 1):
+            rows.append(passed.rows().copy())
+            positions = batch.positions[batch.rows] + np.int32(1)
+            tokens, slots = np.maximum(passed.argmax(), 0), batch.slots[batch.rows]
+            batch = Batch(tokens, slots, positions, np.arange(len(tokens), dtype=np.int32), layers=batch.layers)
+            passed = self.forward(batch)
+        return ArrayPass(np.concatenate([*rows, passed.rows()])) if rows else passed
 
     def check(self) -> None:
         """See that the files that the model reads its weights from are what they were. Called at the start of every request.

@@ -177,6 +177,7 @@ class Context(ABC):
     info: ModelInfo
     spec: StateSpec
     is_asynchronous: bool = False  # see `Model`
+    chain_rows: int = 0  # see `Model`
 
     @abstractmethod
     def open(self, tokens: np.ndarray, *, may_reuse: bool = True, slot: int | None = None) -> Opened | None:
@@ -195,7 +196,9 @@ class Context(ABC):
         """Free the slot; what it holds may be reused by a later text."""
 
     @abstractmethod
-    def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
+    def feed(
+        self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
+    ) -> Feed:
         """A slot's share of the next pass.
 
         Args:
@@ -203,15 +206,18 @@ class Context(ABC):
             tokens: (m,) int32, certain to follow what the slot holds.
             rows: How many of the last tokens, those of the draft included, have logits; or which of `tokens` alone.
             draft: Tokens after them that may be undone.
+            n_more: How many further passes there are, each over the best token after the one before; the same number of all
+                shares, which then have one row and no draft. Of the tokens that are chosen, the slot takes all but the last.
+                Those that are to stay join the `tokens` of the feed that is committed.
 
         Raises:
             CapacityError: They do not fit.
-            OptionError: The model has no such tokens or slot.
+            OptionError: The model has no such tokens or slot, or its state cannot be cut back to what is to stay.
         """
 
     @abstractmethod
     def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
-        """One pass over the shares of several slots; rows in the order of the feeds. See `Batch.features`."""
+        """One pass over the shares of several slots, or several; rows in the order of the feeds. See `Batch.features`."""
 
     @abstractmethod
     def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:

@@ -111,7 +111,10 @@ class Device(ABC):
 
     @abstractmethod
     def program(
-        self, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+        self,
+        steps: Sequence[Launch | Copy],
+        staged: tuple[np.ndarray, Pointer] | None = None,
+        told: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
         """Put steps together.
 
@@ -124,6 +127,10 @@ class Device(ABC):
     @abstractmethod
     def launch(self, launch: Launch) -> None:
         """Begin to run one kernel."""
+
+    @abstractmethod
+    def copy(self, step: Copy) -> None:
+        """Begin to copy bytes on the device."""
 
     @abstractmethod
     def write(self, to: Pointer, array: np.ndarray) -> None:
@@ -161,21 +168,21 @@ class _Eager(Program):
         self,
         device: SimulatedDevice,
         steps: Sequence[Launch | Copy],
-        staged: tuple[np.ndarray, Pointer],
-        told: tuple[Pointer, np.ndarray],
+        staged: tuple[np.ndarray, Pointer] | None,
+        told: tuple[Pointer, np.ndarray] | None,
     ) -> None:
         self._device, self._steps, self._staged, self._told = device, steps, staged, told
 
     def run(self) -> None:
-        array, to = self._staged
-        self._device.write(to, array)
+        if self._staged is not None:
+            self._device.send(*self._staged)
         for step in self._steps:
             if isinstance(step, Copy):
                 self._device.copy(step)
             else:
                 self._device.launch(step)
-        source, array = self._told
-        self._device.read(source, array)
+        if self._told is not None:
+            self._device.fetch(*self._told)
 
 
 class SimulatedDevice(Device):
@@ -194,7 +201,10 @@ class SimulatedDevice(Device):
         return np.zeros(n, np.int32)
 
     def program(
-        self, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+        self,
+        steps: Sequence[Launch | Copy],
+        staged: tuple[np.ndarray, Pointer] | None = None,
+        told: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
         """See `Device.program`."""
         return _Eager(self, steps, staged, told)
@@ -210,7 +220,7 @@ class SimulatedDevice(Device):
         simulator.run(launch.kernel.function, launch.grid, launch.n_threads, arguments, is_reversed=self.is_reversed)
 
     def copy(self, step: Copy) -> None:
-        """Copy bytes."""
+        """See `Device.copy`."""
         _array(step.to)[: step.n_bytes] = _array(step.source)[: step.n_bytes]
 
     def write(self, to: Pointer, array: np.ndarray) -> None:

@@ -90,7 +90,10 @@ class Gpu(Device):
         return array
 
     def program(
-        self, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+        self,
+        steps: Sequence[Launch | Copy],
+        staged: tuple[np.ndarray, Pointer] | None = None,
+        told: tuple[Pointer, np.ndarray] | None = None,
     ) -> Program:
         """See `Device.program`."""
         eager = _Steps(self, steps, staged, told)
@@ -100,6 +103,11 @@ class Gpu(Device):
         """See `Device.launch`."""
         self._enter()
         _Call(self, launch).run()
+
+    def copy(self, step: Copy) -> None:
+        """See `Device.copy`."""
+        self._enter()
+        self._call("cuMemcpyDtoDAsync", _address(step.to), _address(step.source), step.n_bytes, self.stream)
 
     def write(self, to: Pointer, array: np.ndarray) -> None:
         """See `Device.write`."""
@@ -216,7 +224,11 @@ class _Steps(Program):
     """Steps that are begun one by one: what a graph is recorded of, and its twin."""
 
     def __init__(
-        self, gpu: Gpu, steps: Sequence[Launch | Copy], staged: tuple[np.ndarray, Pointer], told: tuple[Pointer, np.ndarray]
+        self,
+        gpu: Gpu,
+        steps: Sequence[Launch | Copy],
+        staged: tuple[np.ndarray, Pointer] | None,
+        told: tuple[Pointer, np.ndarray] | None,
     ) -> None:
         self._gpu, self._staged, self._told = gpu, staged, told
         self._steps = [_Call(gpu, step) if isinstance(step, Launch) else step for step in steps]
@@ -225,14 +237,15 @@ class _Steps(Program):
         """See `Program.run`."""
         gpu = self._gpu
         gpu._enter()
-        gpu.send(*self._staged)
+        if self._staged is not None:
+            gpu.send(*self._staged)
         for step in self._steps:
             if isinstance(step, Copy):
-                places = (_address(step.to), _address(step.source))
-                gpu._call("cuMemcpyDtoDAsync", *places, step.n_bytes, gpu.stream)
+                gpu.copy(step)
             else:
                 step.run()
-        gpu.fetch(*self._told)
+        if self._told is not None:
+            gpu.fetch(*self._told)
 
 
 class _Graph(Program):

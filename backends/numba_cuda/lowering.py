@@ -13,7 +13,7 @@ from augury.backends.numba_cuda.blocks.attention import AttentionEmitter
 from augury.backends.numba_cuda.blocks.latent import LatentAttentionEmitter
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.attention import SPLIT
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, SIZE, follow
 from augury.backends.numba_cuda.residual import Streams
 from augury.backends.numba_cuda.rows import Operand, Rows
 from augury.backends.numba_cuda.tape import Size, Tape
@@ -130,7 +130,7 @@ class Lowering:
         whole, last = Parts((0, len(self._layers))), self.state_spec.n_ctx - 1
         tapes = [self.steps(size_of(n, last), whole) for n in PASS_SIZES]
         steps = [*(step for tape in tapes for step in tape.steps), *self.moving(self.inputs, 0)]
-        return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS]))
+        return list(dict.fromkeys([*(step.kernel for step in steps if isinstance(step, Launch)), *choosing.KERNELS, follow]))
 
     def program(self, size: Size, parts: Parts, staged: np.ndarray, told: np.ndarray) -> Program:
         """A program for passes of a size.
@@ -143,6 +143,12 @@ class Lowering:
         """
         steps = self.steps(size, parts).steps
         return self._device.program(steps, (staged, self.inputs), (self.buffers["best"], told))
+
+    def following(self, size: Size, parts: Parts) -> Program:
+        """A program for a pass over the best tokens after the rows of the last one, which are not asked for."""
+        places = (self.inputs, self.buffers["best"])
+        first = Launch(follow, (1, 1, 1), MAX_TOKENS, (*places, self.plan.embedding.n_vocab))
+        return self._device.program([first, *self.steps(size, parts).steps])
 
     def steps(self, size: Size, parts: Parts) -> Tape:
         """What such a program does."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from augury.backends.numba_cuda.choosing import Chooser, Logits
+from augury.backends.numba_cuda.device import Copy
 from augury.backends.numba_cuda.kernels import inputs
 from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.lowering import PASS_SIZES, Parts, size_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaModel"]
 
 _MOST_PROGRAMS = 48  # graphs take memory of the device
+_CHAIN_ROWS = MAX_TOKENS * 2 // 3  # of two passes or more; beside them there is room for those of a pass
 
 
 class CudaModel(Model):
@@ -43,21 +45,36 @@ class CudaModel(Model):
         self.identity = identity
         self._lowering, self._device = lowering, device
         self._inputs, self._told = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
+        self._n_rows = device.staging(1)  # of a chain
         self._moves, self._staged_moves = device.allocate(12 * MAX_TOKENS, "scratch").at(0), device.staging(3 * MAX_TOKENS)
         places = (lowering.inputs, lowering.buffers["logits"], lowering.buffers["best of chunks"])
         self._chooser = Chooser(device, Logits(*places, info.n_vocab))
-        self._programs: dict[tuple[Size, Parts], Program] = {}
+        self._programs: dict[tuple[Size, Parts, bool], Program] = {}
         embedding = lowering.plan.embedding
         self._n_tokens_known, self._takes_hidden = embedding.n_vocab, embedding.weight is None
         self._n_most = tokens_of(size_of(1, lowering.state_spec.n_ctx - 1).n_splits)  # of a pass
         n_aside = lowering.state_spec.draft_max
         self._sequences = None if n_aside is None else Sequences(max(n_aside, 1))
+        self.chain_rows = _CHAIN_ROWS if self._sequences is None else 0
         self._states: Program | None = None  # see `Lowering.states`
         self._copies: list[tuple[Pointer, np.ndarray]] = []  # of what a slot keeps
         self._is_closed = False
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""
+        return self._forward(batch)
+
+    def forward_chain(self, batch: Batch, n_passes: int) -> Pass:
+        """See `Model.forward_chain`: each pass but the first is told by the device which tokens it is over."""
+        if n_passes == 1 or n_passes * len(batch.rows) > self.chain_rows or len(batch.tokens) > self._n_most:
+            passed = super().forward_chain(batch, n_passes)
+            return passed if n_passes == 1 else GatheredPass(self._chooser, passed.rows())
+        if (last := int(batch.positions.max()) + n_passes - 1) >= (n_ctx := self.state_spec.n_ctx):
+            raise CapacityError(f"a chain of passes up to position {last} does not fit into a slot of {n_ctx} positions")
+        return self._forward(batch, n_passes)
+
+    def _forward(self, batch: Batch, n_passes: int = 1) -> Pass:
+        """Compute one pass, or a chain of passes whose first one is not cut."""
         if self._is_closed:
             raise AuguryError(f"model {self.info.name!r} is closed")
         known = (self._n_tokens_known, self.info, self.state_spec, self.features)
@@ -71,7 +88,7 @@ class CudaModel(Model):
         n, n_rows = len(batch.tokens), len(batch.rows)
         parts = Parts(batch.layers or (0, self.info.n_layers), tuple(batch.features), batch.hidden is not None)
         if n <= self._n_most:
-            return self._pass(batch, tree, slice(0, n), parts)
+            return self._pass(batch, tree, slice(0, n), parts, n_passes=n_passes)
         features = {name: np.empty((n, self.features[name]), np.float32) for name in batch.features}
         logits = np.empty((n_rows, self.info.n_vocab), np.float32)
         before_s = 0.0
@@ -88,7 +105,9 @@ class CudaModel(Model):
                 values[span] = passed.features(name)
         return GatheredPass(self._chooser, logits, features)
 
-    def _pass(self, batch: Batch, tree: Tree | None, span: slice, parts: Parts, before_s: float = 0.0) -> DevicePass:
+    def _pass(
+        self, batch: Batch, tree: Tree | None, span: slice, parts: Parts, before_s: float = 0.0, n_passes: int = 1
+    ) -> DevicePass:
         """Begin to compute as many of a batch's tokens as a pass may have; those before them took `before_s`."""
         positions = batch.positions[span]
         rows = batch.rows[np.searchsorted(batch.rows, span.start) : np.searchsorted(batch.rows, span.stop)] - span.start
@@ -99,11 +118,31 @@ class CudaModel(Model):
         self._device.mark()
         if n:
             self._program(size_of(n, int(positions.max())), parts).run()
-        row_slots = batch.slots[span][rows]
+        row_slots = np.tile(batch.slots[span][rows], n_passes)
+        if n_passes > 1:
+            self._go_on(len(rows), n_passes, int(positions.max()), parts)
         begun = self._chooser.begin_pass(row_slots, batch.tokens[span], batch.slots[span])
         self._device.mark()
         features = {name: (self._lowering.buffers[name], n, self.features[name]) for name in parts.features}
         return DevicePass(self._chooser, self._told, row_slots, features, self.info.n_vocab, begun, before_s)
+
+    def _go_on(self, n_rows: int, n_passes: int, last: int, parts: Parts) -> None:
+        """Begin the further passes of a chain, and let the rows of all be in order."""
+        device, logits, best = self._device, self._chooser.logits, self._lowering.buffers["best"]
+        n_bytes = 4 * n_rows * logits.n_vocab
+        places = [logits.at.at(i * n_bytes) for i in range(n_passes + 1)]
+        program = self._program(size_of(n_rows, last + n_passes - 1), parts, is_following=True)
+        # every pass leaves its rows in the first place; so those of the first one wait in the last, which is one too many
+        for i in range(1, n_passes):
+            device.copy(Copy(places[0], places[i - 1 or n_passes], n_bytes))
+            program.run()
+        device.copy(Copy(places[0], places[n_passes - 1], n_bytes))
+        device.copy(Copy(places[n_passes], places[0], n_bytes))
+        self._n_rows[0] = n_rows = n_passes * n_rows
+        device.send(self._n_rows, self._lowering.inputs.at(4 * inputs.N_ROWS))
+        device.launch(logits.best_of_chunks(n_rows, logits.n_vocab))
+        device.launch(logits.best(n_rows, logits.n_vocab, 1, best, best.at(4 * MAX_TOKENS)))
+        device.fetch(best, self._told)
 
     def _write_inputs(self, batch: Batch, tree: Tree | None, span: slice, rows: np.ndarray) -> None:
         to, n = self._inputs, span.stop - span.start
@@ -141,15 +180,19 @@ class CudaModel(Model):
             self._states.run()
             self._device.wait()
 
-    def _program(self, size: Size, parts: Parts) -> Program:
+    def _program(self, size: Size, parts: Parts, *, is_following: bool = False) -> Program:
         """The program of a size; those that were not used for longest are dropped."""
-        program = self._programs.pop((size, parts), None)
+        key = (size, parts, is_following)
+        program = self._programs.pop(key, None)
         if program is None:
-            program = self._lowering.program(size, parts, self._inputs, self._told)
+            if is_following:
+                program = self._lowering.following(size, parts)
+            else:
+                program = self._lowering.program(size, parts, self._inputs, self._told)
             if len(self._programs) == _MOST_PROGRAMS:
                 self._device.wait()
                 del self._programs[next(iter(self._programs))]
-        self._programs[size, parts] = program
+        self._programs[key] = program
         return program
 
     def _move(self, batch: Batch) -> None:

@@ -72,6 +72,9 @@ class DevicePass(Pass):
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
         """See `Pass.gather`."""
         self.wait()
+        if len(ids) == 1 and ids[0] == self._told[row]:
+            best: np.ndarray = self._told[MAX_TOKENS + row :][:1].view(np.float32)
+            return best
         if self._found is not None and len(ids) == 1:  # a token that was chosen from the best ones
             known = np.flatnonzero(self._found.ids[row] == ids[0])
             if len(known):

@@ -37,6 +37,7 @@ class EngineContext(Context):
         self.is_asynchronous = model.is_asynchronous
         self.is_busy = False
         self._has_sequence_state = self.spec.n_bytes_per_sequence > 0
+        self.chain_rows = 0 if self._has_sequence_state else model.chain_rows  # such a state could not be cut back
         self._last_drafts: dict[
             int, tuple[int, int, np.ndarray]
         ] = {}  # by slot: mark, layers and tokens of its last pass of `forward_drafts`
@@ -104,16 +105,20 @@ class EngineContext(Context):
         self._last_drafts.pop(slot, None)
         return self.memory.restore(slot, data)
 
-    def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
+    def feed(
+        self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
+    ) -> Feed:
         """See `Context.feed`."""
         if slot in self._unknown:
             raise AuguryError(f"a drafter's pass failed, and what slot {slot} holds since is not known; ask again")
         draft = _NO_DRAFT if draft is None else draft
-        return Feed(slot, self.memory.prepare(slot, len(tokens), len(draft)), tokens, rows, draft)
+        return Feed(slot, self.memory.prepare(slot, len(tokens) + n_more, len(draft)), tokens, rows, draft, n_more=n_more)
 
     def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
         """See `Context.forward`."""
         batch = self._batch(feeds)
+        if n_more := feeds[0].n_more:
+            return self.model.forward_chain(batch, 1 + n_more)
         return self.model.forward(attrs.evolve(batch, features=features) if features else batch)
 
     def commit(self, feed: Feed, path: Sequence[int] = ()) -> None:
@@ -204,7 +209,9 @@ class EngineContext(Context):
 class CheckedContext(EngineContext):
     """A context that plugins feed: kernels do not look at what they are given, so it is checked here."""
 
-    def feed(self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None) -> Feed:
+    def feed(
+        self, slot: int, tokens: np.ndarray, rows: int | np.ndarray = 0, draft: Draft | None = None, n_more: int = 0
+    ) -> Feed:
         """See `Context.feed`."""
         tokens = _checked(slot, tokens, self.spec, self.info)
         if draft is not None:
@@ -212,7 +219,17 @@ class CheckedContext(EngineContext):
         n = len(tokens) + (0 if draft is None else len(draft))
         if not (n and isinstance(rows, int) and 0 <= rows <= n):
             raise OptionError(f"a feed of {n} tokens with logits of {rows!r}, expected some, and at most as many")
-        return super().feed(slot, tokens, rows, draft)
+        if n_more and (rows != 1 or draft is not None or self._has_sequence_state):
+            raise OptionError(
+                f"{n_more} more passes after a feed, expected one row, no draft, and a model without recurrent state"
+            )
+        return super().feed(slot, tokens, rows, draft, n_more)
+
+    def forward(self, feeds: Sequence[Feed], features: tuple[str, ...] = ()) -> Pass:
+        """See `Context.forward`."""
+        if len(n_more := {feed.n_more for feed in feeds}) > 1 or (features and n_more != {0}):
+            raise OptionError(f"{sorted(n_more)} more passes, {len(features)} features; expected one number, 0 with features")
+        return super().forward(feeds, features)
 
 
 class EngineTarget(Target):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["DraftRequest", "DraftRunner", "WrittenDraft"]
 
 _CHUNK = 256  # prompt tokens in a pass, for which the other slots wait
+_FIRST_CHAIN = 2  # passes that are begun before it is known whether a draft ends at `p_min`
 
 
 @frozen(eq=False)
@@ -61,6 +62,9 @@ class DraftRunner:
 
     What the model writes is cached as if it were certain, and cut off where the text went on otherwise. A recurrent state
     cannot be cut: there it stays a draft, which every pass feeds as a whole.
+
+    A model on a device of its own chooses the tokens of a draft by itself, pass after pass, and is waited for once: tokens that
+    nobody draws, and a state that can be cut back to those that are wanted.
     """
 
     def __init__(self, context: Context, *, n_vocab: int) -> None:
@@ -99,7 +103,7 @@ class DraftRunner:
             self._context.end(cached.slot)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[WrittenDraft]:
-        """Write ahead for several slots at once, a token of each with every pass.
+        """Write ahead for several slots at once, a token of each with every pass, or with each of a chain of passes.
 
         Returns:
             What was written for each request, in order; nothing where the draft model cannot follow the text.
@@ -126,17 +130,43 @@ class DraftRunner:
                 writing.append(i)
                 feeds.append((cached, text[cached.n :], Draft(guess) if guess else None))
         while feeds:
-            logits = self._forward(feeds)
-            best = logits.argmax().tolist()
-            still_writing, feeds = [], []
-            for row, i in enumerate(writing):
+            n_written = len(written[writing[0]].tokens)
+            n_wanted = max(limits[i] for i in writing) - n_written
+            n_more = self._n_more(feeds, [requests[i] for i in writing], n_written, n_wanted)
+            logits = self._forward(feeds, n_more=n_more)
+            still_writing = set(writing)
+            for row, best in enumerate(logits.argmax().tolist()):
+                i = writing[row % len(writing)]
+                if i in still_writing:
+                    goes_on = self._write(requests[i], written[i], logits, row, best)
+                    if not goes_on or len(written[i].tokens) == limits[i]:
+                        still_writing.remove(i)
+            writing, feeds = [i for i in writing if i in still_writing], []
+            for i in writing:
                 tokens = written[i].tokens
-                if self._write(requests[i], written[i], logits, row, best[row]) and len(tokens) < limits[i]:
-                    still_writing.append(i)
-                    fed = np.array(tokens[-1:] if self._can_cut else [*requests[i].guess, *tokens], np.int32)
-                    feeds.append((texts[i], fed, None) if self._can_cut else (texts[i], fed[:0], Draft(fed)))
-            writing = still_writing
+                fed = np.array(tokens[-1:] if self._can_cut else [*requests[i].guess, *tokens], np.int32)
+                feeds.append((texts[i], fed, None) if self._can_cut else (texts[i], fed[:0], Draft(fed)))
         return written
+
+    def _n_more(
+        self,
+        feeds: Sequence[tuple[CachedText, np.ndarray, Draft | None]],
+        requests: Sequence[DraftRequest],
+        n_written: int,
+        n_wanted: int,
+    ) -> int:
+        """How many passes more are begun together with the next one, whose tokens the model chooses itself.
+
+        As many as the longest draft wants. Where drafts may end before, at `p_min`, as many in all as were looked at so far: of
+        the passes after an end there are fewer than tokens before it, or one.
+        """
+        if not self._context.chain_rows or any(request.sampler is not None for request in requests):
+            return 0
+        room = min(self._n_ctx - cached.n - len(tokens) for cached, tokens, _ in feeds)
+        n_passes = min(n_wanted, room + 1, self._context.chain_rows // len(feeds))
+        if any(request.p_min > 0 for request in requests):
+            n_passes = min(n_passes, max(n_written, _FIRST_CHAIN))
+        return max(n_passes - 1, 0)
 
     def teacher_forced(self, slot: int, history: np.ndarray, n: int) -> np.ndarray:
         """The best token in place of each of the last n of `history` (h,) int32, after the text before it.
@@ -220,21 +250,32 @@ class DraftRunner:
             self._warned.add(message)
             get_logger("augury.drafters.draft_model").warning(message)
 
-    def _forward(self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], *, n_rows: int = 1) -> Pass:
-        """One pass over tokens that are cached from then on, and drafts that are not; logits of each one's last `n_rows`."""
+    def _forward(
+        self, shares: Sequence[tuple[CachedText, np.ndarray, Draft | None]], *, n_rows: int = 1, n_more: int = 0
+    ) -> Pass:
+        """One pass over tokens that are cached from then on, and drafts that are not; logits of each one's last `n_rows`.
+
+        What `n_more` passes are over is cached, too.
+        """
         context = self._context
         try:
-            feeds = [context.feed(cached.slot, tokens, n_rows, draft) for cached, tokens, draft in shares]
+            feeds = [context.feed(cached.slot, tokens, n_rows, draft, n_more) for cached, tokens, draft in shares]
             logits = context.forward(feeds)
+            if n_more:
+                chosen = logits.argmax().reshape(1 + n_more, -1)[:-1].T
+                feeds = [
+                    evolve(feed, tokens=np.append(feed.tokens, mine[np.logical_and.accumulate(mine >= 0)]))
+                    for feed, mine in zip(feeds, chosen, strict=True)
+                ]
         except BaseException:  # what the slots hold is not known; others are opened for whoever goes on
             broken = [cached for cached, _, _ in shares]
             for slot in [slot for slot, cached in self._texts.items() if cached in broken]:
                 self.end(slot)
             raise
-        for feed, (cached, tokens, _) in zip(feeds, shares, strict=True):
+        for feed, (cached, _, _) in zip(feeds, shares, strict=True):
             context.commit(feed)
-            cached.tokens[cached.n : cached.n + len(tokens)] = tokens
-            cached.n += len(tokens)
+            cached.tokens[cached.n : cached.n + len(feed.tokens)] = feed.tokens
+            cached.n += len(feed.tokens)
         return logits
 
 

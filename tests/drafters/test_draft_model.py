@@ -77,6 +77,20 @@ class CheckedModel(Model):
         pass
 
 
+class ChainedModel(CheckedModel):
+    """Counts the passes of every chain."""
+
+    chain_rows = 18
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.chains = []
+
+    def forward_chain(self, batch, n_passes):
+        self.chains.append(n_passes)
+        return super().forward_chain(batch, n_passes)
+
+
 class Tokens:
     """A tokenizer as far as vocabularies are compared."""
 
@@ -355,6 +369,61 @@ def test_all_slots_are_drafted_for_in_the_same_passes():
     assert model.passes == [{0: 1, 1: 1, 2: 1}, {0: 1, 2: 1}, {0: 1}, {0: 1}]
 
 
+# by limits: probability asked for, context, chains of passes
+CHAINS = [
+    ((6,), 0.0, 64, [6]),
+    ((1,), 0.0, 64, []),
+    ((16,), 1e-9, 64, [2, 2, 4, 8]),
+    ((9,), 0.5, 64, [2, 2]),
+    ((16,), 0.0, 7, [4]),
+    ((30,), 0.0, 64, [18, 12]),
+    ((4, 1, 2), 0.0, 64, [4]),
+    ((8, 3, 2), 0.0, 64, [6, 2]),
+]
+
+
+@pytest.mark.parametrize(("limits", "p_min", "n_ctx", "chains"), CHAINS)
+def test_a_device_that_chooses_by_itself_is_waited_for_once(limits, p_min, n_ctx, chains):
+    model, texts = ChainedModel(len(limits), n_ctx), [[1, 2, 3, 4], [4, 5], [6, 7, 8]][: len(limits)]
+    drafters = drafters_of(model, p_min=p_min)
+    for drafter, text in zip(drafters, texts, strict=True):
+        prefill(drafter, text, 0)
+    for n_round in range(2):
+        model.passes.clear()
+        model.chains.clear()
+        asks = [Ask(d, as_history(text), n) for d, text, n in zip(drafters, texts, limits, strict=True)]
+        drafts = [draft.tokens.tolist() for draft in DraftModel.draft_together(asks)]
+        assert drafts == [written(text, n, n_ctx=n_ctx, p_min=p_min) for text, n in zip(texts, limits, strict=True)]
+        if not n_round:
+            assert model.chains == chains
+            assert len(model.passes) == (sum(chains) or 1)
+        texts = [[*text, *draft[:1], 0] for text, draft in zip(texts, drafts, strict=True)]
+    assert model.n_again == 0
+
+
+def test_what_the_device_cannot_choose_is_waited_for_token_by_token():
+    model, draws = ChainedModel(), iter([(4, np.ones(N_VOCAB)), (5, np.ones(N_VOCAB))])
+    (drafter,) = drafters_of(model)
+    sampler = SimpleNamespace(draw=lambda *_: next(draws))
+    assert drafter._runner.draft([DraftRequest(0, as_history([1, 2]), 2, 0.0, 1, sampler)])[0].tokens == [4, 5]
+    assert model.chains == []
+    recurrent = ToyRecurrentModel(n_vocab=N_VOCAB)
+    recurrent.chain_rows = 18
+    (drafter,) = drafters_of(recurrent)
+    assert len(drafter.draft(as_history([1, 2]), 3).tokens) == len(recurrent.batches) == 3
+
+
+def test_after_a_row_that_holds_no_number_a_chain_is_not_trusted(monkeypatch):
+    ordinary, none, model = row_after, np.full(N_VOCAB, np.nan), ChainedModel()
+    monkeypatch.setitem(globals(), "row_after", lambda prefix, n: none if len(prefix) == 6 else ordinary(prefix, n))
+    (drafter,) = drafters_of(model)
+    history = [1, 2, 3, 4]
+    draft = drafter.draft(as_history(history), 5).tokens.tolist()
+    assert len(draft) == 2
+    assert drafter._runner._texts[0].n == len([*history, *draft])
+    assert model.chains == [5]
+
+
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -391,6 +460,7 @@ def test_any_script_of_requests_and_verdicts_leaves_drafts_and_cache_as_they_sho
     n_slots = data.draw(st.integers(1, 3))
     n_ctx = data.draw(st.sampled_from([8, 20, 64]))
     model = CheckedModel(n_slots, n_ctx)
+    model.chain_rows = data.draw(st.sampled_from([0, 6, 42]))
     drafters = drafters_of(model)
     histories = [None] * n_slots
     earlier = [[] for _ in range(n_slots)]
@@ -412,10 +482,11 @@ def test_any_script_of_requests_and_verdicts_leaves_drafts_and_cache_as_they_sho
         for i, limit, draft in zip(asking, limits, (draft.tokens.tolist() for draft in drafts), strict=True):
             assert draft == written(histories[i], limit, n_ctx=n_ctx)
             if draft:
-                assert held(drafters[i]) == (histories[i] + draft)[:-1]
+                fed = (histories[i] + draft)[:-1]
+                assert held(drafters[i])[: len(fed) if model.chain_rows else None] == fed
             n_accepted = data.draw(st.integers(0, len(draft)))
             histories[i] = [*histories[i], *draft[:n_accepted], data.draw(tokens)]
-        assert len(model.passes) - n_passes == max(map(len, drafts), default=0)
+        assert len(model.passes) - n_passes == max(map(len, drafts), default=0), "a chain makes no pass that nobody wants"
 
 
 @settings(max_examples=50)

@@ -30,7 +30,7 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES, MULTIP
 from augury.batch import Batch
 from augury.devices import Placement
 from augury.engine.engine import Engine
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.loader import plan_of
 from augury.passes import ArrayPass
 from augury.registry import Registry
@@ -41,6 +41,8 @@ from augury.types import ModelOptions
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
 N_OVERLAPPED = 500  # while a CPU drafts
+CHAINED_FROM = (5, 250, 600)  # where chains of passes begin, by slot
+N_CHAINED = 500  # tokens that are written with drafts of a model that feeds itself
 N_PLACED = 200  # by each number of layers on a GPU
 
 
@@ -176,6 +178,37 @@ def speculation():
     return told
 
 
+def chains():
+    """What a model feeds itself is what it is fed one by one, to the bit; and with such drafts a text is that without."""
+    file, rows = random_model(TINY, Q4_K_M), []
+    starts, tokens, slots = np.array(CHAINED_FROM, np.int32), np.int32([1, 2, 3]), np.arange(3, dtype=np.int32)
+    for graphs in (True, False):
+        model = load(file, n_ctx=1024, n_slots=3, graphs=graphs)
+        for slot, start in enumerate(starts):
+            model.forward(Batch.chain(np.arange(start) % 500, slot=slot))
+        for n in (2, 5, 14, 14):
+            batch = Batch(tokens, slots, starts, slots)
+            found, right = (chain(model, batch, n).rows().copy() for chain in (type(model).forward_chain, Model.forward_chain))
+            assert np.array_equal(found, right), f"{n} passes"
+            rows.append(found)
+        model.close()
+    assert all(np.array_equal(*each) for each in zip(rows[:4], rows[4:], strict=True)), "graphs and single launches differ"
+    target, draft = random_model(SMALL, Q4_K_M), random_model(attrs.evolve(TINY, n_vocab=SMALL.n_vocab), Q4_K_M)
+    found, prompts = [], [[*range(first, first + 20)] for first in (5, 600, 9000)]
+    ways = [{"spec_type": "none"}]
+    for p_min in (0.0, 0.02):
+        options = {"draft-model": {"p_min": p_min}}
+        ways.append(
+            {"spec_type": "draft-model", "draft_model": draft.path, "spec_options": options, "spec_fixed": True, "slots": 3}
+        )
+    for how in ways:
+        with engine_of(target, draft, **how) as engine:
+            results = engine.generate(prompts, max_tokens=N_CHAINED, temperature=0.0, logprobs=1, ignore_eos=True)
+        found.append([(result.tokens, [piece.logprob for piece in result.pieces]) for result in results])
+        assert found[-1] == found[0], how
+    return {name: sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted")}
+
+
 class _Eager(DraftPlanner):
     """Drafts, and drafts ahead, whatever it takes."""
 
@@ -284,6 +317,7 @@ PARTS = (
     recordings,
     placement,
     speculation,
+    chains,
     overlap,
     memory_checker,
 )

@@ -33,7 +33,10 @@ from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_
 from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.numba_cuda.repack import n_units
 from augury.batch import Batch
+from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
+from augury.engine.context import EngineContext
 from augury.interfaces import Progress
+from augury.plugins.memory.contiguous import Contiguous
 
 _GIB = 1 << 30
 _EMPTY = """.version 7.8
@@ -238,6 +241,25 @@ def kernels():
     return told
 
 
+def drafts():
+    """Microseconds for each token of a draft by 135 million weights: fed to itself and waited for once, and one by one."""
+    model, told = load(random_model(SMALL, Q4_K_M)), {}
+    context = EngineContext(model, Contiguous(None, model.state_spec, model))
+    runner, text = DraftRunner(context, n_vocab=SMALL.n_vocab), np.random.default_rng(1).integers(0, SMALL.n_vocab, 2000)
+    for how, chain_rows in (("at once", model.chain_rows), ("one by one", 0)):
+        context.chain_rows = chain_rows
+        for p_min in (0.0, 1e-9):
+            for n in (1, 2, 4, 8, 16):
+                seconds = []
+                for end in range(512, 532):  # a token more each time, as after a draft that was wrong
+                    begun = time.perf_counter()
+                    (made,) = runner.draft([DraftRequest(0, text[:end].astype(np.int32), n, p_min)])
+                    seconds.append((time.perf_counter() - begun) / max(1, len(made.tokens)))
+                told[f"{n} tokens {how}" + ", which may end early" * (p_min > 0)] = round(1e6 * np.median(seconds[5:]), 1)
+    model.close()
+    return told
+
+
 def rounds():
     """Microseconds of the engine's rounds, and tokens per second, plain and with drafts, by what a request asks for."""
     file, told = random_model(MIDDLE, Q4_K_M), {}
@@ -347,4 +369,19 @@ def _timed(gpu, run):
     return seconds
 
 
-PARTS = (versions, compilation, starts, copying, launches, products, choosing, small, middle, large, kernels, rounds, llama_cpp)
+PARTS = (
+    versions,
+    compilation,
+    starts,
+    copying,
+    launches,
+    products,
+    choosing,
+    small,
+    middle,
+    large,
+    kernels,
+    drafts,
+    rounds,
+    llama_cpp,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from augury.backends.numba_cuda.kernels.dialect import SIMULATED, lane
+from augury.backends.numba_cuda.kernels.dialect import SIMULATED, cuda, kernel, lane
 
 MAX_TOKENS = 64  # of a pass
 FEW_TOKENS = 16 if SIMULATED else 8  # of a pass whose products are byte dot products; of more tensor cores compute them
@@ -49,3 +49,24 @@ def first_seen(position, window):
 def first_of_chunk(position, chunk):
     """The first position that a token sees of chunks that do not see each other; without chunks 0."""
     return np.int32(position // chunk * chunk) if chunk > 0 else np.int32(0)
+
+
+@kernel("jji")
+def follow(inputs, best, n_vocab):
+    """Tell a pass that it is over the best token after each row of the last one: a thread for each row that there may be.
+
+    In place of one that the embedding does not know, and of none, it is 0.
+    """
+    i = cuda.threadIdx.x
+    n, t, token = inputs[N_ROWS], inputs[ROWS + i], best[i]
+    slot, position = inputs[SLOTS + t], inputs[POSITIONS + t] + 1
+    cuda.syncthreads()  # where a thread writes, another one reads
+    if i < n:
+        inputs[TOKENS + i] = token if 0 <= token < n_vocab else 0
+        inputs[SLOTS + i] = slot
+        inputs[POSITIONS + i] = position
+        inputs[CELLS + i] = position
+        inputs[BRANCHES + i] = position + 1
+        inputs[ROWS + i] = i
+    if i == 0:
+        inputs[N_TOKENS] = n

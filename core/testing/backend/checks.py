@@ -199,6 +199,27 @@ def trees(subject: BackendSubject) -> None:
         run()
 
 
+def chains(subject: BackendSubject) -> None:
+    """A chain of passes is these passes, one by one."""
+    with _closing(subject.load("Q4_0")) as model:
+        first = _joined([Batch.chain(_tokens(n, seed=n), slot=slot) for slot, n in enumerate((5, 3))])
+        first = attrs.evolve(first, rows=np.array([4, 7], np.int32))
+        passed = model.forward_chain(first, 4)
+        rows, best = passed.rows().copy(), passed.argmax().reshape(4, 2)
+        following = [
+            _joined(
+                [Batch.chain([token], slot=slot, start=n + i) for slot, (n, token) in enumerate(zip((5, 3), each, strict=True))]
+            )
+            for i, each in enumerate(best)
+        ]
+        after = model.forward(following[3]).rows().copy()
+        right = [model.forward(batch).rows().copy() for batch in (first, *following)]
+        subject.same(contract.CHAINS, rows, np.concatenate(right[:-1]), "of a chain of four passes")
+        subject.same(contract.CHAINS, after, right[-1], "after a chain")
+        beyond = Batch.chain([1], start=_N_CTX - 1)
+        _raises(subject, contract.CHAINS, CapacityError, "a chain beyond a slot", lambda: model.forward_chain(beyond, 2))
+
+
 def saved_slots(subject: BackendSubject) -> None:
     """A slot that is restored goes on where the saved one was, and nothing else is taken for one."""
     tokens = _tokens(45)
@@ -339,6 +360,7 @@ BACKEND_CHECKS = (
     Check("computes its layers in parts, and tells of them", stages),
     Check("forgets what is stored again", undo),
     Check("computes trees as chains, and moves states", trees),
+    Check("computes what it chooses itself as what it is given", chains),
     Check("restores slots that were saved", saved_slots),
     Check("tells the truth about its rows", handle),
     Check("chooses nothing where it computes no numbers", no_numbers),

@@ -13,6 +13,10 @@ THREADS = Contract("Nor do they depend on the number of threads.", "docs/archite
 UNDO = Contract("What is stored again is forgotten.", "augury.batch.Batch")
 TREES = Contract("A tree's logits are, to the bit, those that each path would have as a chain.", "augury.batch.Batch")
 MOVES = Contract("States that are moved are those that they were.", "augury.batch.Batch")
+CHAINS = Contract(
+    "The passes of a chain are, to the bit, those over what was chosen, one by one, and store the same.",
+    "augury.interfaces.Model.forward_chain",
+)
 LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.batch.Batch")
 SAVED = Contract(
     "A restored slot goes on, to the bit, as the saved one; bytes that are damaged are a ModelFileError.",

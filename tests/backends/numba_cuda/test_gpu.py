@@ -16,13 +16,16 @@ from augury.backends.numba_cuda.device import ELEMENTS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels import simulator
 from augury.backends.numba_cuda.kernels.inputs import SIZE
+from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
+from augury.engine.context import EngineContext
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.interfaces import Progress
 from augury.loader import plan_of
+from augury.plugins.memory.contiguous import Contiguous
 from augury.registry import Registry
 from augury.stages import Stage, StagedBackend
-from augury.testing.tiny_model import write_tiny_model
+from augury.testing.tiny_model import N_VOCAB, write_tiny_model
 from augury.types import ModelOptions
 
 KERNELS = {kernel.name: kernel for kernel in all_kernels()}
@@ -209,6 +212,28 @@ def test_a_round_is_one_graph_and_one_wait(driver, tmp_path):
     assert calls([7], 2) == (0, pass_of_one)
     moving = ["cuMemcpyHtoDAsync", "cuLaunchKernel", "cuLaunchKernel"]  # of keys and of values
     assert calls([8], 2, moves=[(0, 2, 1)]) == (0, [*moving, *pass_of_one])
+    model.close()
+
+
+def test_a_draft_is_a_chain_of_graphs_and_one_wait(driver, tmp_path):
+    write_tiny_model(tmp_path / "tiny.gguf", weight_type="Q4_0")
+    model, text, n = load(tmp_path / "tiny.gguf"), np.int32([5, 6, 7]), 3
+    runners = [DraftRunner(EngineContext(model, Contiguous(None, model.state_spec, model)), n_vocab=N_VOCAB) for _ in range(2)]
+    runners[1]._context.chain_rows = 0  # token by token
+    for p_min, n_waits in ((0.0, 1), (1e-9, 2)):  # where drafts may end early, two passes are begun, then the others
+
+        def drafted(runner, p_min=p_min):
+            driver.calls.clear()
+            (made,) = runner.draft([DraftRequest(0, text, n, p_min)])
+            return made.tokens, made.confidence
+
+        right, found = drafted(runners[1]), [drafted(runners[0]) for _ in range(2)]  # first, graphs are recorded
+        assert found == [right, right]
+        assert (len(right[0]), driver.calls.count("cuGraphLaunch"), driver.calls.count("cuStreamSynchronize")) == (
+            n,
+            n,
+            n_waits,
+        )
     model.close()
 
 

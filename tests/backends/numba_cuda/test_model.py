@@ -11,14 +11,15 @@ from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions, model as _lo
 from augury.backends.numba_cuda.kernels.gate import gate
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS
 from augury.backends.numba_cuda.lowering import Parts, size_of
-from augury.backends.numba_cuda.passes import DevicePass
+from augury.backends.numba_cuda.passes import DevicePass, GatheredPass
 from augury.backends.numba_cuda.tape import Tape, tokens_of
 from augury.blocks import Block
 from augury.drafters.draft_model import DraftModel
 from augury.errors import UnsupportedError
 from augury.files.gguf import ModelFile
-from augury.interfaces import Progress
+from augury.interfaces import Model, Progress
 from augury.loader import make_backend, plan_of
+from augury.passes import ArrayPass
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
@@ -141,20 +142,49 @@ def test_paths_of_trees_are_chains_and_accepted_ones_move(tiny):
     assert np.array_equal(model.forward(moved).rows(), chain[2:])
 
 
-def test_speculation_changes_nothing(tiny):
-    def answers(backend, prompts, n, **how):
-        with Engine.load(tiny, backend=backend, n_ctx=64, registry=REGISTRY, **how) as engine:
-            results = engine.generate(prompts, max_tokens=n, temperature=0.0, logprobs=1, ignore_eos=True)
-        assert all(drafter.failed is None for result in results for drafter in result.stats.drafters.values())
-        return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
+def answers(path, backend, prompts, n, **how):
+    """Tokens and their probabilities, and results."""
+    with Engine.load(path, backend=backend, n_ctx=64, registry=REGISTRY, **how) as engine:
+        results = engine.generate(prompts, max_tokens=n, temperature=0.0, logprobs=1, ignore_eos=True)
+    assert all(drafter.failed is None for result in results for drafter in result.stats.drafters.values())
+    return [(result.tokens, [piece.logprob for piece in result.pieces]) for result in results], results
 
-    _, written = answers("reference", [[208], [65]], 14, spec_type="none")  # text that repeats itself
+
+def test_speculation_changes_nothing(tiny):
+    _, written = answers(tiny, "reference", [[208], [65]], 14, spec_type="none")  # text that repeats itself
     prompts = [list(result.tokens) for result in written]
-    plain, _ = answers("numba-cuda", prompts, 6, spec_type="none")
-    found, results = answers("numba-cuda", prompts, 6, spec_type="ngram-simple:n=2,m=4", slots=2, spec_fixed=True)
+    plain, _ = answers(tiny, "numba-cuda", prompts, 6, spec_type="none")
+    found, results = answers(tiny, "numba-cuda", prompts, 6, spec_type="ngram-simple:n=2,m=4", slots=2, spec_fixed=True)
     assert found == plain
     drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
     assert drafted > accepted > 0, "the test must see right and wrong drafts"
+
+
+@pytest.mark.sample(0)
+def test_a_draft_model_that_feeds_itself_changes_nothing(tiny, tmp_path, monkeypatch):
+    chains, chain = [], _loaded.CudaModel.forward_chain
+    monkeypatch.setattr(_loaded.CudaModel, "forward_chain", lambda self, *told: (chains.append(told[1]), chain(self, *told))[1])
+    write_tiny_model(tmp_path / "target.gguf", weight_type="F32")
+    draft = {"draft_model": tiny, "spec_options": {"draft-model": {"backend": "numba-cuda"}}, "draft_max": 3}
+    plain, _ = answers(tmp_path / "target.gguf", "reference", [[5], [65]], 7, spec_type="none")
+    how = {"spec_type": "draft-model", "slots": 2, "spec_fixed": True, **draft}
+    found, results = answers(tmp_path / "target.gguf", "reference", [[5], [65]], 7, **how)
+    assert found == plain
+    drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
+    assert drafted > accepted > 0, "the test must see right and wrong drafts"
+    assert max(chains) == 3
+
+
+def test_a_chain_that_does_not_fit_is_computed_pass_by_pass(tiny, monkeypatch):
+    model, batch = loaded(ModelFile.open(tiny), "numba-cuda"), attrs.evolve(run_of(TOKENS), rows=np.int32([8]))
+    monkeypatch.setattr(Model, "forward_chain", lambda *_: ArrayPass(np.zeros((2, N_VOCAB), np.float32)))
+    monkeypatch.setattr(model, "_forward", lambda *_: "at once")
+    assert [model.forward_chain(batch, n) for n in (2, 42)] == ["at once", "at once"]
+    assert type(model.forward_chain(batch, 1)) is ArrayPass
+    assert type(model.forward_chain(batch, 43)) is GatheredPass, "whose normalizers are the device's"
+    model._n_most = 8
+    assert type(model.forward_chain(batch, 2)) is GatheredPass
+    assert loaded(tiny_file("jamba-dense"), "numba-cuda").chain_rows == 0, "a recurrent state is fed otherwise"
 
 
 def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_pass(tiny, monkeypatch):

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 
@@ -58,6 +59,41 @@ def test_logits_of_any_tokens_can_be_asked_for():
     assert np.array_equal(context.forward(feeds).rows(), np.array(expected, np.float32))
 
 
+@pytest.mark.parametrize("n_kept", [0, 1, 3])
+def test_of_what_a_model_writes_by_itself_as_much_is_kept_as_is_wanted(context, n_kept):
+    assert context.open(np.int32([7, 8])).slot == 1
+    texts = [[*HELD, 9, 2], [7, 8]]
+    feeds = [context.feed(0, np.int32([9, 2]), 1, n_more=3), context.feed(1, np.int32([7, 8]), 1, n_more=3)]
+    logits = context.forward(feeds)
+    best = logits.argmax().reshape(4, 2)
+    for step in range(4):
+        for slot, text in enumerate(texts):
+            right = context.model.logits(np.int32([*text, *best[:step, slot]])).astype(np.float32)
+            assert np.array_equal(logits.row(2 * step + slot), right)
+    context.commit(attrs.evolve(feeds[0], tokens=np.append(feeds[0].tokens, best[:n_kept, 0])))
+    assert context.room(0) == 64 - 7 - n_kept
+    assert np.array_equal(fed(context, [6], 1)[0], after(context, 9, 2, *best[:n_kept, 0], 6))
+
+
+def test_what_a_model_cannot_write_by_itself_is_refused(context):
+    with pytest.raises(CapacityError, match="60 more tokens do not fit"):
+        context.feed(0, np.int32([9]), 1, n_more=59)
+    checked, one = CheckedContext(context.model, context.memory), np.int32([9])
+    for rows, draft in ((0, None), (1, Draft([3]))):
+        with pytest.raises(OptionError, match="2 more passes after a feed, expected one row, no draft"):
+            checked.feed(0, one, rows, draft, 2)
+    checked._has_sequence_state = True
+    with pytest.raises(OptionError, match="a model without recurrent state"):
+        checked.feed(0, one, 1, None, 2)
+    checked._has_sequence_state = False
+    checked.open(np.int32([7, 8]))
+    feeds = [checked.feed(0, one, 1, n_more=2), checked.feed(1, one, 1, n_more=1)]
+    with pytest.raises(OptionError, match=r"\[1, 2\] more passes, 0 features; expected one number"):
+        checked.forward(feeds)
+    with pytest.raises(OptionError, match=r"\[2\] more passes, 1 features"):
+        checked.forward(feeds[:1], ("output",))
+
+
 def test_features_are_asked_for_where_there_are_any(context):
     for features in ((), ("layer.1",)):
         context.forward([context.feed(0, np.int32([9]), 1)], features)
@@ -68,7 +104,7 @@ def test_features_are_asked_for_where_there_are_any(context):
 @pytest.mark.parametrize("replays", [False, True])
 def test_drafts_may_branch_unless_accepted_tokens_are_replayed_into_a_state(has_state, replays):
     spec = SimpleNamespace(n_bytes_per_sequence=8 * has_state)
-    model = SimpleNamespace(info=None, state_spec=spec, is_asynchronous=False)
+    model = SimpleNamespace(info=None, state_spec=spec, is_asynchronous=False, chain_rows=0)
     context = EngineContext(model, SimpleNamespace(replays_accepted=replays))
     assert context.replays_accepted is replays
     assert context.may_branch is not (has_state and replays)

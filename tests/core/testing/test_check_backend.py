@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from augury.backends.reference import Reference
+from augury.batch import Batch
 from augury.errors import ModelFileError, PluginError, UnsupportedError
 from augury.interfaces import Backend, Model
 from augury.passes import ArrayPass
@@ -29,6 +30,9 @@ class Altered(Model):
         features = {name: passed.features(name) for name in changed.features}
         features = self.wrong.get("features", lambda features, batch: features)(features, batch)
         return self.wrong.get("logits", ArrayPass)(rows, features)
+
+    def forward_chain(self, batch, n_passes):
+        return self.wrong.get("chain", Model.forward_chain)(self, batch, n_passes)
 
     def save(self, slot, n):
         return self.model.save(slot, n)
@@ -76,6 +80,16 @@ class NoRefusal(ArrayPass):
         return np.maximum(super().argmax(), 0)
 
 
+def standing_still(model, batch, n_passes):
+    return ArrayPass(np.tile(model.forward(batch).rows(), (n_passes, 1)))
+
+
+def forgetting(model, batch, n_passes):
+    passed = Model.forward_chain(model, batch, n_passes)
+    model.forward(Batch.chain([7], start=5))
+    return passed
+
+
 def without(name):
     return lambda batch, n_ctx: attrs.evolve(batch, **{name: None})
 
@@ -103,6 +117,8 @@ MUTANTS = {
     "from layer 1 on, given hidden states": {"rows": lambda rows, batch, _: rows if batch.hidden is None else -rows},
     "of a tree with parents": {"batch": without("parents")},
     "after path": {"batch": without("accepted")},
+    "other logits of a chain": {"chain": standing_still},
+    "other logits after a chain": {"chain": forgetting},
     "that were restored into slot 2": {"restore": lambda *_: None},
     "taken for a slot": {"restore": trusting},
     "argmax of row": {"logits": NoArgmax},
@@ -116,7 +132,16 @@ MUTANTS = {
 }
 
 
-CHECKS = ["logits"] * 2 + ["company"] * 2 + ["in parts"] * 3 + ["trees"] * 2 + ["saved"] * 2 + ["truth"] * 2 + ["no numbers"]
+CHECKS = (
+    ["logits"] * 2
+    + ["company"] * 2
+    + ["in parts"] * 3
+    + ["trees"] * 2
+    + ["chooses itself"] * 2
+    + ["saved"] * 2
+    + ["truth"] * 2
+    + ["no numbers"]
+)
 CHECKS += ["exist"] * 3 + ["memory"] * 2
 
 
