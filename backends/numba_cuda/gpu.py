@@ -150,8 +150,8 @@ class Gpu(Device):
         """See `Device.close`."""
         if self._is_closed:
             return
-        self._is_closed = True
         self._enter()
+        self._is_closed = True
         self._call("cuStreamSynchronize", self.stream)
         for module in self._modules:
             self._call("cuModuleUnload", module)
@@ -178,7 +178,13 @@ class Gpu(Device):
         return Buffer(n_bytes, address)
 
     def _enter(self) -> None:
-        """Make the context this thread's: another GPU's may be, as a draft model's. Something is begun then."""
+        """Make the context this thread's: another GPU's may be, as a draft model's. Something is begun then.
+
+        Raises:
+            AuguryError: It was given back, and with it what a pass or a model may still point to.
+        """
+        if self._is_closed:
+            raise AuguryError(f"what is on {self.label} was given back: its model is closed")
         self._is_busy = True
         if getattr(_current, "gpu", None) is not self:
             self._call("cuCtxSetCurrent", self._context)
@@ -266,7 +272,7 @@ class _Graph(Program):
 
     def __del__(self) -> None:
         if self._graph is not None and not self._gpu._is_closed:
-            self._gpu._call("cuGraphExecDestroy", self._graph)
+            self._gpu._driver.cuGraphExecDestroy(self._graph)  # at exit the driver may be gone already
 
     def _recorded(self) -> Any:
         gpu, call = self._gpu, self._gpu._call

@@ -6,6 +6,7 @@ import math
 from itertools import permutations
 from typing import TYPE_CHECKING
 
+import numpy as np
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.device import Copy, Launch, Pointer
@@ -175,6 +176,10 @@ class Tape:
     def norm_groups(self, norm: Norm, x: Rows, size: int, n_groups: int, to: Operand) -> None:
         """Norm groups of `size` values, each by itself and perhaps by weights of its own, for products of all of them."""
         self._norm(x, size, norm, evolve(to, as_floats=True, as_bytes=False), n_groups=n_groups)
+        if (n_rest := to.width - n_groups * size) > 0:
+            zeros = self.weights.constant(("zero floats", n_rest), lambda: np.zeros(n_rest, np.float32))
+            grid, rest = (1, self.size.n_tokens), to.floats.at(4 * n_groups * size)
+            self.add(blend_rows, grid, WARP, rest, zeros, n_rest, to.width, 0, 0.0, 1.0)
         if to.as_bytes:
             self.put(Rows(to.floats, to.width), n_groups * size, evolve(to, as_floats=False))
 

@@ -3,23 +3,23 @@
     python tests/gpu test test-gpu.json       what must hold: kernels, invariance, speculation, graphs
     python tests/gpu bench bench-gpu.json     versions and what a first run finds out, then how fast kernels and models are
 
-Every part stands for itself: one that fails is told in the file, with its traceback, or with what this machine lacks, and the
-next one runs. So does a part that takes too long leave out what is beyond `--minutes`.
+Every part stands for itself, in a process of its own, since after a fault no other kernel runs in the same one. Of one that
+fails the file has the traceback, or what this machine lacks, and the next one runs. What is beyond `--minutes` is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import site
+import multiprocessing
 import sys
 import time
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-site.addsitedir(str(ROOT / ".gpu/site"))  # numba-cuda takes the place of numba's own by a .pth file there
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+_MOST_S = 240  # of a part: a kernel whose blocks wait for each other would never end
 
 
 def main() -> int:
@@ -32,10 +32,8 @@ def main() -> int:
     args = parser.parse_args()
     from gpu import checks, speed
 
-    from augury.backends.numba_cuda.probe import unavailable_reason
-
     parts = checks.PARTS if args.what == "test" else speed.PARTS
-    found, start, missing = {}, time.monotonic(), unavailable_reason()
+    found, start = {}, time.monotonic()
     for part in parts:
         name = part.__name__
         if args.only and name not in args.only:
@@ -44,18 +42,42 @@ def main() -> int:
             found[name] = {"left out": f"{args.minutes} minutes were over"}
         else:
             begun = time.monotonic()
-            try:
-                found[name] = part() or {}
-            except BaseException:  # noqa: BLE001 - the next part is worth as much
-                found[name] = {"failed": missing or traceback.format_exc()}
+            found[name] = _told_by(part)
             found[name]["seconds"] = round(time.monotonic() - begun, 1)
-        args.out.write_text(json.dumps(found, indent=1, default=str) + "\n")
-        print(f"{name}: {json.dumps(found[name], default=str)[:2000]}", flush=True)
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"{name}: {json.dumps(found[name])[:2000]}", flush=True)
     failed = [name for name, told in found.items() if "failed" in told]
     for name in failed:
         print(f"--- {name}\n{found[name]['failed']}", flush=True)
     print(f"{len(found)} parts, failed: {', '.join(failed) or 'none'}; see {args.out}")
     return bool(failed)
+
+
+def _told_by(part):
+    """What a part tells, in a process that it may break."""
+    fork = multiprocessing.get_context("fork")  # what was imported is there already; no part ran here, nor the driver
+    receiving, sending = fork.Pipe(duplex=False)
+    process = fork.Process(target=_tell, args=(part, sending))
+    process.start()
+    sending.close()
+    try:
+        told = json.loads(receiving.recv()) if receiving.poll(_MOST_S) else {"failed": f"it was stopped after {_MOST_S} s"}
+    except EOFError:
+        process.join()
+        told = {"failed": f"its process ended with status {process.exitcode}"}
+    process.kill()
+    process.join()
+    return told
+
+
+def _tell(part, sending) -> None:
+    from augury.backends.numba_cuda.probe import unavailable_reason
+
+    try:
+        told = part() or {}
+    except BaseException:  # noqa: BLE001 - whatever it is
+        told = {"failed": unavailable_reason() or traceback.format_exc()}
+    sending.send(json.dumps(told, default=str))
 
 
 if __name__ == "__main__":

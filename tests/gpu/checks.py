@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import attrs
 import numpy as np
-from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
 from oracles.cuda_latents import error_of_latents
 from oracles.cuda_products import PassedLogits, Product
 from oracles.models import ORACLES, expected, nmse, tiny_file
@@ -38,6 +37,7 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
+from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
 N_OVERLAPPED = 500  # while a CPU drafts
@@ -297,11 +297,11 @@ def memory_checker():
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if tool is None:
         return {"left out": "there is no compute-sanitizer"}
-    words = [sys.executable, Path(__file__).parent, "test", "/dev/null", "--only", "near_other_backends"]
-    told = {}
+    words = [sys.executable, "-c", "from gpu import checks; checks.near_other_backends()"]
+    told, environment = {}, os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for name in ("memcheck", "racecheck"):
         words_of_tool = [tool, "--tool", name, "--error-exitcode", "9", *words]
-        ended = subprocess.run(words_of_tool, capture_output=True, text=True, check=False, timeout=200)
+        ended = subprocess.run(words_of_tool, capture_output=True, text=True, check=False, timeout=100, env=environment)
         assert ended.returncode == 0, (name, (ended.stdout + ended.stderr)[-3000:])
         told[name] = ended.stdout.strip().splitlines()[-1:]
     return told

@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from gpu.checks import engine_of
-from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model, write
 from oracles.cuda_products import PassedLogits
 
 from augury.backends.numba_cuda import probe
@@ -37,6 +35,8 @@ from augury.drafters.model.draft_runner import DraftRequest, DraftRunner
 from augury.engine.context import EngineContext
 from augury.interfaces import Progress
 from augury.plugins.memory.contiguous import Contiguous
+from gpu.checks import engine_of
+from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model, write
 
 _GIB = 1 << 30
 _EMPTY = """.version 7.8

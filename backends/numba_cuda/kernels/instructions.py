@@ -187,14 +187,21 @@ if SIMULATED:
         return np.uint32(sign | (rest + 0xFFF + (rest >> 13 & 1) - 0x38000000) >> 13)
 
     @njit
+    def _refused(pointer, i, n_bytes):
+        """All bits, -1 or NaN, where word i is not at a multiple of so many bytes: a device refuses to load so many there."""
+        return np.uint32(0xFFFFFFFF) if (pointer.ctypes.data + 4 * i) % n_bytes else np.uint32(0)
+
+    @njit
     def load16(pointer, i):
-        """Four neighbouring words from word i on, a multiple of four; what is read often."""
-        return pointer[i], pointer[i + 1], pointer[i + 2], pointer[i + 3]
+        """Four neighbouring words from word i on, at a multiple of 16 bytes; what is read often."""
+        refused = _refused(pointer, i, 16)
+        return pointer[i] | refused, pointer[i + 1] | refused, pointer[i + 2] | refused, pointer[i + 3] | refused
 
     @njit
     def load8(pointer, i):
-        """Two neighbouring words from word i on, which is even."""
-        return pointer[i], pointer[i + 1]
+        """Two neighbouring words from word i on, at a multiple of 8 bytes."""
+        refused = _refused(pointer, i, 8)
+        return pointer[i] | refused, pointer[i + 1] | refused
 
     stream16 = load16  # the same of what is read once
 

@@ -130,3 +130,12 @@ def test_fragments_of_halves():
             assert value == np.float32(right[(lane >> 2) + 8 * (i >= 2), (lane & 3) * 2 + (i & 1)])
     assert of_warp(dialect.quad_max, [float(i % 7) for i in range(32)])[5:9] == [6.0] * 3 + [4.0]
     assert of_warp(dialect.quad_sum, [float(i) for i in range(32)])[3:6] == [6.0, 22.0, 22.0]
+
+
+def test_wide_loads_take_what_is_aligned():
+    words = np.empty(16, np.uint32)
+    words = words[-words.ctypes.data // 4 % 4 :][:12]
+    words[:] = range(12)
+    assert [dialect.load16(words, 4), dialect.load8(words, 6)] == [(4, 5, 6, 7), (6, 7)]
+    assert dialect.load16(words, 2) == dialect.load16(words[1:], 4) == (0xFFFFFFFF,) * 4
+    assert dialect.load8(words, 3) == dialect.load8(words[1:], 2) == (0xFFFFFFFF,) * 2

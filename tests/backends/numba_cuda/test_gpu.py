@@ -177,9 +177,13 @@ def test_graphs_and_single_launches_give_what_the_simulator_gives(driver, tmp_pa
         assert np.array_equal(passed.rows(), found[-1][1]), "a graph gives what the steps did that it was recorded of"
         assert driver.calls.count("cuMemAlloc") == n_allocated, "a pass allocates nothing"
         assert ("cuGraphLaunch" in driver.calls) == has_graphs
+        passed = model.forward(run_of([4, 5, 6]))
         model.close()
         model.close()
         assert not driver.held
+        for use in (passed.wait, passed.rows, passed.argmax):
+            with pytest.raises(AuguryError, match="what is on CUDA0 was given back: its model is closed"):
+                use()
         driver.calls.clear()
     monkeypatch.undo()
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
