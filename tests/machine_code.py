@@ -8,12 +8,14 @@ import itertools
 import json
 import re
 import runpy
+import struct
 import subprocess
 import sys
 from bisect import bisect_right
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+WARP = 32
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 # by words of kernels' names; `route` is one block, those of `recur` are one warp each
 # with 80, three blocks of 256 threads have room, or six of 128, with 96 five of 128, with 128 two of 256; of `mix_streams`
@@ -48,6 +50,8 @@ PATTERNS = {
 }
 # kernels that go on when all their blocks have ended
 LAST_BLOCKS = r"multiply_[A-Z]+[0-9]*(_[0-9KNLXS]+)?_[0-9]$|route_|attend(?!_latent_f16_2)|choose_(?!blocks)"
+OF_MULTIPROCESSOR = 1 << 16  # registers
+LETTERS = {"i": 4, "r": 4}  # bytes of a kernel's parameters; all others are addresses
 WIDE_LOADS = 2  # 16 bytes at once: at least one of the weights, and one of what they are multiplied with
 
 
@@ -57,6 +61,7 @@ def problems(name, found):
     for (unit, (by_word, others)), n in zip(bounds.items(), (found["registers"], found["shared"]), strict=True):
         if n > (most := next((bound for word, bound in by_word.items() if word in name), others)):
             yield f"{name} has {n} {unit}, expected {most} at most"
+    yield from _problems_of_launches(name, found)
     if found["stack"] or found["spills"]:
         yield f"{name} has a stack of {found['stack']} bytes and {found['spills']} loads and stores of it, expected none"
     if found["doubles"] and name not in WITH_DOUBLES:
@@ -78,6 +83,14 @@ def problems(name, found):
             yield f"{name} has {found['dot_products']} byte dot products, expected 8 for every token and type"
 
 
+def _problems_of_launches(name, found):
+    n, n_threads = found["registers"] * found["threads"], found["threads"]
+    if n > OF_MULTIPROCESSOR:
+        yield f"{name} has {n} registers in launches of {n_threads} threads, expected {OF_MULTIPROCESSOR} at most"
+    if found["parameters"] != found["given"]:
+        yield f"{name} has parameters of {found['parameters']} bytes, and is given {found['given']}"
+
+
 def _problems_of_attention(name, found):
     if not found["wide_loads"] and not name.startswith("attend_latent_q"):  # codes of eight values are eight bytes at most
         yield f"{name} has no loads of 16 bytes, expected some of keys"
@@ -91,16 +104,47 @@ def report(kernels, capabilities):
     """What there is to know about kernels, by capability and name."""
     from augury.backends.numba_cuda.aot import compile_kernel
 
-    told = {capability: {} for capability in capabilities}
+    told, threads = {capability: {} for capability in capabilities}, threads_of_launches()
     codes = {capability: [] for capability in capabilities}
     for kernel in kernels:
         for capability, binary in zip(capabilities, compile_kernel(kernel, capabilities), strict=True):
             told[capability][kernel.name], code = usage_and_code(binary.cubin)
+            given = [LETTERS.get(letter, 8) for letter in kernel.parameters]
+            facts = {"parameters": parameters(binary.cubin), "given": given, "threads": threads.get(kernel.name, WARP)}
+            told[capability][kernel.name] |= facts
             codes[capability].append(code)
     for capability, found in told.items():
         for facts, text in zip(found.values(), disassembled(codes[capability], capability), strict=True):
             facts |= {name: len(re.findall(pattern, text)) for name, pattern in PATTERNS.items()}
     return told
+
+
+def threads_of_launches():
+    """The most threads of a block, by the names of kernels that some models launch."""
+    from oracles.cuda_launches import launches
+
+    found = {}
+    for launch in launches():
+        found[launch.kernel.name] = max(launch.n_threads, found.get(launch.kernel.name, 0))
+    return found
+
+
+def parameters(cubin):
+    """The bytes of each parameter of the kernel in an ELF file of machine code, by what its section .nv.info.NAME says."""
+    (start,), (_, n, of_names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
+    sections = [
+        struct.unpack_from("<IIQQQQ", cubin, start + 64 * i) for i in range(n)
+    ]  # name, type, flags, address, place, size
+    names, found = sections[of_names][4], {}
+    for name, *_, place, size in sections:
+        at, end = place, place + size
+        while cubin.startswith(b".nv.info.", names + name) and at < end:
+            form, what, n_bytes = struct.unpack_from("<BBH", cubin, at)
+            if (form, what) == (4, 0x17):  # a parameter: which, where, and from bit 18 on its size
+                _, number, _, bits = struct.unpack_from("<IHHI", cubin, at + 4)
+                found[number] = bits >> 18
+            at += 4 + (n_bytes if form == 4 else 0)
+    return [found[number] for number in sorted(found)]
 
 
 def usage_and_code(cubin):

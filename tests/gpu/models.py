@@ -38,8 +38,10 @@ MIDDLE = Shape("1.5B", 1536, 8960, 28, 12, 2, 128, 151936)
 LARGE = Shape("8B", 4096, 14336, 32, 32, 8, 128, 128256)
 
 
-def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1) -> ModelFile:
+def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1, *, is_hollow: bool = False) -> ModelFile:
     """A model whose matrices are of the types `kinds` names by the ends of tensors' names; "" is for the others.
+
+    A hollow one's have no weights.
 
     Its head expects each token to be followed by the next but for what the layers say, so that drafts are right now and then.
     """
@@ -51,7 +53,7 @@ def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1) -> M
         kind = next((kinds[end] for end in sorted(kinds, key=len, reverse=True) if end and end in name), kinds[""])
         if n_in % kind.block_size:
             kind = TensorType.Q8_0
-        n_blocks = n_out * n_in // kind.block_size
+        n_blocks = 0 if is_hollow else n_out * n_in // kind.block_size
         start = int(rng.integers(0, 1 << 20)) * 8
         data = np.resize(np.roll(chunk, -start), n_blocks * kind.block_bytes).reshape(n_blocks, kind.block_bytes)
         for place in HALVES.get(kind, ()):  # factors of ordinary size, on average as large as real ones
