@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import attrs
@@ -145,7 +146,7 @@ class Sampler:
         if sum(each == -np.inf for each in early_bias.values()) >= n_vocab:
             raise OptionError("logit_bias forbids every token of the vocabulary; leave at least one that is no end token")
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        self.params = attrs.evolve(params, seed=seed)
+        self.params = params if params.seed == seed else attrs.evolve(params, seed=seed)
         self.error: Exception | None = None
         self.drawn_from: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._keeps_drawn = keeps_drawn
@@ -356,8 +357,12 @@ class _Numbers:
     """The numbers of a stream of a seed, in [0, 1), by index."""
 
     def __init__(self, seed: int, stream: int) -> None:
-        self._generator = random_stream(seed, stream)
+        self._seed, self._stream = seed, stream
         self._numbers = np.empty(0)
+
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return random_stream(self._seed, self._stream)
 
     def __call__(self, index: int) -> float:
         if index >= (n := len(self._numbers)):

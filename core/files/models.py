@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from augury.errors import ModelFileError
@@ -27,9 +28,15 @@ def resolve(reference: str | Path, registry: Registry, progress: Progress) -> Pa
         ModelFileError: No source knows it, or it could not be fetched.
     """
     text = str(reference)
-    sweep(cache_folder().parent)  # whatever a killed start left there, of models, packed weights or compiled kernels
+    _swept(cache_folder().parent)
     for source in registry.sources.values():
         if source.handles(text):
             return source.fetch(text, cache_folder(), progress)
     names = [name for source in registry.sources.values() for name in source.names()]
     raise ModelFileError(f"{text!r} is neither a file nor a known model{nearest(text, names)}")
+
+
+@functools.cache
+def _swept(folder: Path) -> None:
+    """Remove, once in a process, what a killed start left there of models, packed weights or compiled kernels."""
+    sweep(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -94,7 +94,7 @@ class ToyModel(Model):
                 if len(texts[i]) != position + 1 or (texts[i] < 0).any():
                     raise AuguryError(f"slot {slot}: the token at position {position} follows positions that hold nothing")
                 rows.append(self.logits(texts[i], n_layers=n_layers))
-        return self._passed(batch, rows, [_bytes(text) for text in texts])
+        return self._passed(batch, rows, map(_bytes, texts))
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64. With fewer layers than it has, every fourth time something else."""
@@ -102,9 +102,10 @@ class ToyModel(Model):
         repeated = tokens[-self._period] if self._period is not None and is_long else None
         return self._logits(_bytes(tokens), repeated, n_layers)
 
-    def _passed(self, batch: Batch, rows: Sequence[np.ndarray], held: Sequence[bytes]) -> Pass:
+    def _passed(self, batch: Batch, rows: Sequence[np.ndarray], held: Iterable[bytes]) -> Pass:
         """Rows of logits, and, where they are asked for, features of every token, of which this is held."""
-        features = [_normal(hashlib.sha256(each).digest()[18:26], self.info.n_embd) for each in held if batch.features]
+        asked = held if batch.features else ()
+        features = [_normal(hashlib.sha256(each).digest()[18:26], self.info.n_embd) for each in asked]
         told = {name: np.array(features, np.float32) for name in batch.features}
         return ArrayPass(np.array(rows, np.float32).reshape(len(rows), self.info.n_vocab), told)
 

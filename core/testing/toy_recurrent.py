@@ -17,7 +17,8 @@ __all__ = ["ToyRecurrentModel"]
 
 _N_CONV = 3
 _FACTOR = np.uint64(6364136223846793005)  # odd, so that nothing of a state is lost
-_WEIGHTS = np.array([3, 5, 7], np.uint64)
+_WEIGHTS = (3, 5, 7)
+_TURNED = np.array([3, 0, 1, 2])
 
 
 class ToyRecurrentModel(ToyModel):
@@ -81,7 +82,7 @@ class ToyRecurrentModel(ToyModel):
                 self._save(batch, slot, place + 1)
             if i in wanted:
                 rows.append(self._of(held[i], n_layers))
-        return self._passed(batch, rows, [self._seen(each) for each in held])
+        return self._passed(batch, rows, map(self._seen, held))
 
     def logits(self, tokens: np.ndarray, *, n_layers: int | None = None) -> np.ndarray:
         """What follows `tokens` (t,): (V,) float64."""
@@ -134,8 +135,9 @@ class ToyRecurrentModel(ToyModel):
     def _after(self, held: Any, token: int) -> Any:
         """State, convolution and cells when a token is added to them."""
         state, conv, cells = held
-        new = np.uint64(token + 1) + (_WEIGHTS * (conv + 1).astype(np.uint64)).sum(dtype=np.uint64)
-        return np.roll(state, 1) * _FACTOR + new, np.append(conv[1:], token), (*cells, token)
+        before = conv.tolist()
+        new = token + 1 + sum(weight * (each + 1) for weight, each in zip(_WEIGHTS, before, strict=True))
+        return state[_TURNED] * _FACTOR + np.uint64(new), np.array([*before[1:], token]), (*cells, token)
 
     def _of(self, held: Any, n_layers: int | None) -> np.ndarray:
         """The logits."""

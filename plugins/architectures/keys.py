@@ -22,13 +22,14 @@ class Keys:
 
     def __init__(self, file: ModelFile) -> None:
         self.file = file
+        self._architecture = file.architecture
 
     def __contains__(self, key: str) -> bool:
         return self.full(key) in self.file.metadata
 
     def full(self, key: str) -> str:
         """The key as the file has it."""
-        return f"{self.file.architecture}.{key}"
+        return f"{self._architecture}.{key}"
 
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         """A whole number from `least` to `most`; required where there is no default."""

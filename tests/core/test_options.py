@@ -1,4 +1,5 @@
 import math
+from string import ascii_lowercase, digits
 
 import pytest
 from attrs import frozen
@@ -64,12 +65,17 @@ def test_wrong_values_say_where_what_and_what_instead(values, message):
     st.lists(
         st.builds(
             Spec,
-            st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True),
+            st.builds(str.__add__, st.sampled_from(ascii_lowercase), st.text(f"{ascii_lowercase}{digits}-", max_size=8)),
             st.lists(
-                st.tuples(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), st.from_regex(r"[\w./-]{1,8}", fullmatch=True))
+                st.tuples(
+                    st.text(f"{ascii_lowercase}_", min_size=1, max_size=5),
+                    st.text(st.characters(categories=["L", "N"], include_characters="_./-"), min_size=1, max_size=8),
+                ),
+                max_size=4,
             ).map(tuple),
         ),
         min_size=1,
+        max_size=4,
     )
 )
 def test_configuration_strings_survive_the_round_trip(specs):

@@ -18,11 +18,11 @@ __all__ = ["DRIVEN_CHECKS", "any_script", "reproducible", "together"]
 _LARGEST_BOUND = 1 << 20  # tried; a bound beyond may be one of memory
 
 
-def any_script(subject: Subject) -> None:
+def any_script(subject: Subject, n_examples: int = 40) -> None:
     """Whatever becomes of drafts, they are within limit and vocabulary, and the history is left alone."""
     from hypothesis import given, strategies as st
 
-    @hypothesis_settings(40)
+    @hypothesis_settings(n_examples)
     @given(script=st.lists(requests(), min_size=1, max_size=3))
     def run(script: list[ScriptedRequest]) -> None:
         subject.drafts(script)

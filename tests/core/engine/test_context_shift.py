@@ -1,5 +1,7 @@
 """A full context is cut and the text goes on, as a request for what is left would have."""
 
+import functools
+
 import numpy as np
 import pytest
 from oracles.models import tiny_model
@@ -21,17 +23,19 @@ def output(*results):
     return [(piece.token, piece.logprob) for result in results for piece in result.pieces]
 
 
-def by_hand(engine, n_keep, n, way):
-    """The same from a request for each context."""
+@functools.cache
+def by_hand(model, backend, n_keep, n, way):
+    """The same without drafts from a request for each context."""
     text, results, n_left = list(PROMPT), [], n
     n_same = min(len(PROMPT) if n_keep < 0 else n_keep, N_CTX - 4)
-    while n_left:
-        how = {"max_tokens": n_left, "cache_prompt": False, "seed_offset": n - n_left, **ANSWER, **way}
-        results.append(engine.generate(text, **how))
-        text += results[-1].tokens
-        n_left -= len(results[-1].tokens)
-        assert results[-1].finish_reason == ("context" if n_left else "length")
-        del text[n_same : n_same + (N_CTX - n_same) // 2]
+    with Engine.load(tiny_model(model), backend=backend, threads=1, n_ctx=N_CTX, spec_type="none") as engine:
+        while n_left:
+            how = {"max_tokens": n_left, "cache_prompt": False, "seed_offset": n - n_left, **ANSWER, **WAYS[way]}
+            results.append(engine.generate(text, **how))
+            text += results[-1].tokens
+            n_left -= len(results[-1].tokens)
+            assert results[-1].finish_reason == ("context" if n_left else "length")
+            del text[n_same : n_same + (N_CTX - n_same) // 2]
     return results
 
 
@@ -44,8 +48,8 @@ def by_hand(engine, n_keep, n, way):
 )
 def test_the_text_is_that_of_requests_for_what_is_left(model, backend, n_keep, way, spec):
     n = 130 if n_keep < 100 else 60
+    expected = by_hand(model, backend, n_keep, n, way)
     with Engine.load(tiny_model(model), backend=backend, threads=1, n_ctx=N_CTX, spec_fixed=True, **spec) as engine:
-        expected = by_hand(engine, n_keep, n, WAYS[way] | {"speculative": False})
         found = engine.generate(PROMPT, max_tokens=n, context_shift=True, n_keep=n_keep, **ANSWER, **WAYS[way])
         assert output(found) == output(*expected)
         stats = found.stats

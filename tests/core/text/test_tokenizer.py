@@ -4,7 +4,7 @@ import threading
 import numpy as np
 import pytest
 import vocabularies
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
 from augury.text.tokenizer import StreamDecoder, load_tokenizer
@@ -275,6 +275,7 @@ def test_tokens_for_filling_in_the_middle_are_told_by_key_or_text():
 
 
 @pytest.mark.parametrize("name", vocabularies.NAMES)
+@settings(max_examples=50)
 @given(data=st.data(), skip_special=st.booleans(), continues=st.booleans())
 def test_pieces_joined_are_the_whole_decoded_for_any_tokens(name, data, skip_special, continues):
     tokenizer = vocabularies.tokenizer(name)

@@ -34,25 +34,16 @@ def test_every_architecture_has_an_oracle():
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_logits_are_those_of_llama_cpp(backend, name):
+def test_logits_are_those_of_llama_cpp_and_the_same_bits_one_by_one_or_in_a_tree(backend, name):
     tokens, right = expected(name)
+    model = load(backend, name, n_slots=3)
 
-    logits = load(backend, name).forward(run_of(tokens)).rows()
+    at_once = model.forward(run_of(tokens, slot=1)).rows().copy()
+    one_by_one = [model.forward(run_of([token], start=i)).rows().copy() for i, token in enumerate(tokens)]
 
     plan = plan_of(tiny_file(name), REGISTRY)
     has_gelu = any(getattr(block, "activation", None) is Activation.GELU_HALF for block in plan.blocks())
-    assert nmse(logits, right) < (GELU_LIMIT if has_gelu else LIMIT)
-
-
-@pytest.mark.sample(12)
-@pytest.mark.parametrize(("backend", "name"), CASES)
-def test_tokens_one_by_one_or_in_a_tree_give_the_same_bits(backend, name):
-    tokens, _ = expected(name)
-    model = load(backend, name, n_slots=3)
-    at_once = model.forward(run_of(tokens, slot=1)).rows().copy()
-
-    one_by_one = [model.forward(run_of([token], start=i)).rows().copy() for i, token in enumerate(tokens)]
-
+    assert nmse(at_once, right) < (GELU_LIMIT if has_gelu else LIMIT)
     assert np.array_equal(np.concatenate(one_by_one), at_once)
     if not model.state_spec.n_bytes_per_sequence:  # beside every token another, which leads nowhere
         pairs, parents = np.repeat(tokens, 2), [2 * (i // 2) - 2 if i > 1 else -1 for i in range(2 * len(tokens))]
