@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TESTS ?=
 BIN := $(VENV)/bin
+# or else every process of pytest would compile all that it imports before it reads tests/conftest.py
+export PYTHONDONTWRITEBYTECODE :=
 # setuptools warns on every strict install that build/ must stay, which the rules below see to. Most modules are never imported:
 # to compile them all takes as long as the rest of the installation.
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-compile

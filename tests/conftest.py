@@ -1,4 +1,4 @@
-"""How far matrices and properties go: a seeded sample, with `--rest` what it left out, with `--full` all. See docs/testing.md.
+"""How far matrices and properties go: a seeded sample, or by options what it left out, all, or the least. See docs/testing.md.
 
 And what is checked of every result of every test: that its statistics add up.
 """
@@ -23,7 +23,7 @@ from augury.testing.counts import miscounts
 SEED = 12
 
 # no deadlines, for how long an example takes says more about the machine than about the code
-for name, n_examples in (("sample", 20), ("full", 300)):
+for name, n_examples in (("once", 5), ("sample", 20), ("full", 300)):
     settings.register_profile(name, max_examples=n_examples, deadline=None, derandomize=True, database=None)
 
 
@@ -45,6 +45,7 @@ def _counted():
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="all cases of the tests marked with sample, and more of properties")
     parser.addoption("--rest", action="store_true", help="what --full adds: the cases left out without it, and properties")
+    parser.addoption("--once", action="store_true", help="one case of each test, for another Python")
 
 
 def pytest_configure(config):
@@ -60,7 +61,8 @@ def pytest_configure(config):
         os.environ["TINY_MODELS"] = folder.name
         config.add_cleanup(folder.cleanup)
         config.add_cleanup(lambda: os.environ.pop("TINY_MODELS"))
-    settings.load_profile("full" if config.getoption("full") or config.getoption("rest") else "sample")
+    is_full = config.getoption("full") or config.getoption("rest")
+    settings.load_profile("full" if is_full else "once" if config.getoption("once") else "sample")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -106,15 +108,23 @@ def spread(items, n_processes):
 def left_out_of(items, config):
     cases = {}
     for item in items:
-        if item.get_closest_marker("sample") is not None:
-            cases.setdefault((item.path, item.originalname), []).append(item)
+        if n_wanted(item, config) is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = set()
     for matrix in cases.values():
-        (n,) = matrix[0].get_closest_marker("sample").args
+        n = n_wanted(matrix[0], config)
         left_out |= {*matrix} - sample(matrix, max(n, 1) if is_named(matrix[0], config) else n)
     if config.getoption("rest"):
         left_out = {item for item in items if item not in left_out and not is_property(item)}
     return left_out
+
+
+def n_wanted(item, config):
+    """How many cases of a test are to run; None is all."""
+    mark = item.get_closest_marker("sample")
+    if config.getoption("once"):
+        return 1 if mark is None else min(1, *mark.args)
+    return None if mark is None else mark.args[0]
 
 
 def is_named(item, config):
@@ -158,4 +168,4 @@ def params_of(item):
 
 
 def chance(item):
-    return Random(f"{SEED}/{item.name.removeprefix(item.originalname)[1:-1]}").random()
+    return Random(f"{SEED}/{item.name.partition('[')[2][:-1]}").random()

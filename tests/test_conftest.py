@@ -55,6 +55,7 @@ def test_a_sample_tries_every_value_that_it_has_room_for_and_what_it_leaves_out_
     suite("-k", f"test_matrix and {min(left_out)}").assert_outcomes(passed=1, deselected=12)
     suite("-k", "test_costly").assert_outcomes(passed=1, deselected=12)
     suite("--full").assert_outcomes(passed=13)
+    suite("--once").assert_outcomes(passed=3, deselected=10)
     rest = suite("--rest")
     rest.assert_outcomes(passed=5, deselected=8)
     ran = [line.partition("::")[2] for line in rest.outlines if "PASSED" in line]
