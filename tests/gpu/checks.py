@@ -43,6 +43,19 @@ N_SPECULATED = 10_000  # tokens that are written with and without drafts
 N_OVERLAPPED = 500  # while a CPU drafts
 CHAINED_FROM = (5, 250, 600)  # where chains of passes begin, by slot
 N_CHAINED = 500  # tokens that are written with drafts of a model that feeds itself
+KINDS = (  # with, between them, blocks of every kind
+    *(
+        "qwen3-dense",
+        "gemma4-e",
+        "deepseek32-moe",
+        "deepseek4-moe",
+        "minimax-m3-moe",
+        "gpt-oss-moe",
+        "qwen35-dense",
+        "jamba-dense",
+    ),
+    *("falcon-h1-dense", "lfm2-dense", "minimax-01-moe", "kimi-linear-moe", "kimi-k3-moe", "hrm_text-dense", "qwen4exp-moe"),
+)
 N_PLACED = 200  # by each number of layers on a GPU
 
 
@@ -292,18 +305,28 @@ def recordings():
     return {"recordings": 100}
 
 
+def every_kind_of_block():
+    """Passes of tiny models, few tokens and many, of which a checker of memory tells what is wrong."""
+    files = [*map(tiny_file, KINDS), random_model(TINY, Q4_K_M)]
+    for file in files:
+        model = load(file, n_ctx=64, n_slots=2)
+        for n in (3, 20):
+            model.forward(Batch.chain(np.arange(n, dtype=np.int32))).top_k(np.zeros(1, np.int32), 5)
+        model.close()
+
+
 def memory_checker():
-    """compute-sanitizer, where there is one, over a small model: what is read and written, and races in shared memory."""
+    """compute-sanitizer, where there is one: what is read and written, races in shared memory, and who comes to barriers."""
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if tool is None:
         return {"left out": "there is no compute-sanitizer"}
-    words = [sys.executable, "-c", "from gpu import checks; checks.near_other_backends()"]
+    words = [sys.executable, "-c", "from gpu import checks; checks.every_kind_of_block()"]
     told, environment = {}, os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    for name in ("memcheck", "racecheck"):
+    for name in ("memcheck", "racecheck", "synccheck"):
         words_of_tool = [tool, "--tool", name, "--error-exitcode", "9", *words]
-        ended = subprocess.run(words_of_tool, capture_output=True, text=True, check=False, timeout=100, env=environment)
-        assert ended.returncode == 0, (name, (ended.stdout + ended.stderr)[-3000:])
-        told[name] = ended.stdout.strip().splitlines()[-1:]
+        ended = subprocess.run(words_of_tool, capture_output=True, text=True, check=False, timeout=75, env=environment)
+        told[name] = f"status {ended.returncode}: {(ended.stdout + ended.stderr)[-2000:]}"
+    assert all(each.startswith("status 0:") for each in told.values()), told
     return told
 
 
