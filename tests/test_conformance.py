@@ -35,10 +35,22 @@ OPTIONS = {  # with which a drafter drafts on short texts; one without an entry 
 }
 NEVER_DRAFT = ("none", "forced")  # the latter without a constraint: what computes is nothing to them
 NAMES = sorted({*REGISTRY.drafters, *OPTIONS} - {"toy-period"})
-# who never drafts has nothing that could be rejected
-CASES = [
-    (name, check) for name in NAMES for check in DRAFTER_CHECKS if name not in NEVER_DRAFT or check not in REJECTION_CHECKS
-]
+# whose drafts have no probabilities: they count as certain, whoever made them, so that ngram-simple and recycle stand for these
+CERTAIN = (
+    "ngram-cache",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "prediction",
+    "recurrent-checkpoint",
+    "self-spec",
+    "suffix",
+)
+LEFT_OUT = {  # who never drafts has nothing that could be rejected
+    *itertools.product(NEVER_DRAFT, REJECTION_CHECKS),
+    *itertools.product(CERTAIN, [check for check in REJECTION_CHECKS if "distribution" in check.name]),
+}
+CASES = [case for case in itertools.product(NAMES, DRAFTER_CHECKS) if case not in LEFT_OUT]
 PAIRS = list(
     itertools.combinations([name for name in sorted(REGISTRY.drafters) if name not in (*NEVER_DRAFT, "toy-period")], 2)
 )
@@ -106,8 +118,10 @@ def write_hybrid(path, llama):
                 writer.add_tensor(f"blk.{layer}.shortconv.{name}.weight", values)
 
 
-# the others compute on the toy, whatever the file, as they do above
-BACKENDS_ARE_ASKED = {f"leaves {way} output as it is" for way in WAYS} | {"keeps count where it is verified by rejection"}
+# the others compute on the toy, whatever the file, as they do above; and penalties are nothing to states
+BACKENDS_ARE_ASKED = {f"leaves {way} output as it is" for way in ("greedy", "sampled")} | {
+    "keeps count where it is verified by rejection"
+}
 ON_BACKENDS = [check for check in DRAFTER_CHECKS if check.name in BACKENDS_ARE_ASKED]
 assert len(ON_BACKENDS) == len(BACKENDS_ARE_ASKED)
 

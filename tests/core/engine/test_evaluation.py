@@ -54,8 +54,7 @@ def test_a_text_has_the_same_embedding_alone_and_among_others(engine, pooling):
     assert len(together) == len(TEXTS)
     for text, found in zip(TEXTS, together, strict=True):
         assert np.array_equal(found, engine.embed(text, pooling=pooling))
-    long = list(range(128)) * 8
-    assert len(long) > CHUNK
+    long = [i % 128 for i in range(CHUNK + 90)]
     beside = engine.embed([[3] * 100, long], pooling=pooling)[1]  # the chunks end elsewhere
     assert np.array_equal(beside, engine.embed(long, pooling=pooling))
 

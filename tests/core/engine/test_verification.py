@@ -81,15 +81,10 @@ def test_rejection_keeps_the_target_s_distribution(q):
     n = 20_000
     first, second = np.zeros(4), np.zeros(4)
     n_accepted = 0
-    for _ in range(n):
-        drawn = [1, 2] if q is None else [int(rng.choice(4, p=row)) for row in q]
-        numbers = rng.random((3, 2))
-        accepted = reject(
-            drawn,
-            None if q is None else np.array(q, np.float32),
-            lambda i: (np.arange(4), P[i]),
-            lambda i, numbers=numbers: tuple(numbers[i]),
-        )
+    ids, probabilities = np.arange(4), None if q is None else np.array(q, np.float32)
+    drafts = np.tile([1, 2], (n, 1)) if q is None else np.column_stack([rng.choice(4, n, p=row) for row in q])
+    for drawn, numbers in zip(drafts.tolist(), rng.random((n, 3, 2)).tolist(), strict=True):
+        accepted = reject(drawn, probabilities, lambda i: (ids, P[i]), numbers.__getitem__)
         assert accepted.tokens[:-1] == drawn[: len(accepted.path)]
         n_accepted += len(accepted.path) > 0
         first[accepted.tokens[0]] += 1

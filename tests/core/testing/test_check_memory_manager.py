@@ -202,12 +202,10 @@ def test_a_broken_promise_is_found_out(manager, told):
     assert "See augury." in str(found.value)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("manager", "options"),
+    ("manager", "options"),  # without any: tests/test_conformance.py
     [
-        ("contiguous", {}),
-        ("checkpoints", {}),
         ("checkpoints", {"checkpoint_min_step": 0, "ctx_checkpoints": 3}),
         ("checkpoints", {"checkpoint_min_step": 3, "use_checkpoints": "on"}),
         ("checkpoints", {"ctx_checkpoints": 0}),

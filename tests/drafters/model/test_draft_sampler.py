@@ -84,7 +84,7 @@ def test_rejection_keeps_the_distribution_and_accepts_more_than_matching(p_min):
     }
     counts, rates = {}, {}
     for first_seed, verify in enumerate(("match", "rejection")):
-        with Engine.load(tiny_model("llama-dense"), n_ctx=32, slots=8, spec_verify=verify, **draft) as engine:
+        with Engine.load(tiny_model("llama-dense"), n_ctx=32, slots=32, spec_verify=verify, **draft) as engine:
             runnings = [engine.submit([1, 2, 3], seed=2 * i + first_seed, **how) for i in range(n_requests)]
             results = [running.result() for running in runnings]
         counts[verify] = Counter(result.tokens for result in results)

@@ -73,7 +73,7 @@ def test_a_tree_that_no_slot_would_hold_is_refused():
         )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"])

@@ -197,7 +197,7 @@ def models(tmp_path_factory):
     }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 4}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("draft", ["same", "coarse"])
