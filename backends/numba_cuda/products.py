@@ -52,14 +52,15 @@ def launch_of(
     combined: tuple[Pointer | float, ...] = (),
 ) -> Launch:
     """What multiplies by one matrix; see `kernels.matmul`."""
-    if tiles.n_rows <= TILES[-1]:
+    more: tuple[Pointer | float, ...] = (tiles.n_apart,)
+    if not tiles.n_apart:
         n_warps, n_wanted = max(WARPS, matrix.n_cuts), matrix.n_tiles * matrix.n_cuts
         if mode == GATED:
             n_warps = GATED_WARPS * n_gated
             n_wanted = n_warps * -(-matrix.n_rows // n_gated // UNIT)
         kernel, n_blocks, n_threads = MULTIPLY[matrix.format.name, tiles.n_rows], -(-n_wanted // n_warps), WARP * n_warps
-        gated = gated or (to.at, to.at, to.at, *NOT_GATED)
-        combined = combined or (to.at, to.at, to.at, to.at, tiles.n_most, tiles.per_token, *NOT_COMBINED[2:])
+        more = gated or (to.at, to.at, to.at, *NOT_GATED)
+        more += combined or (to.at, to.at, to.at, to.at, tiles.n_most, tiles.per_token, *NOT_COMBINED[2:])
     else:
         kernel, n_threads = MULTIPLY_MATRIX[matrix.format.name, tiles.n_rows], MATRIX_THREADS
         n_blocks = -(-matrix.n_rows // MATRIX_ROWS)
@@ -67,7 +68,7 @@ def launch_of(
     places = (tiles.at, matrix.words, rows, x.factors, x.sums, matrix.bias or to.at, to.at)
     sizes = (matrix.n_rows, matrix.n_units, matrix.n_steps, matrix.n, matrix.n_cuts, to.width, column)
     flags = (0 if matrix.bias is None else HAS_SCALES if matrix.has_scales else HAS_BIAS, mode, which)
-    return Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale, *gated, *combined))
+    return Launch(kernel, (n_blocks, tiles.n, 1), n_threads, (*places, *sizes, *flags, matrix.scale, *more))
 
 
 def launch_of_two(

@@ -10,12 +10,14 @@ import numpy as np
 from attrs import frozen
 
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS, TILE_UNITS, UNIT
+from augury.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from augury.files.gguf import TensorType
 
 __all__ = ["n_units", "repack"]
 
+_MOST_WORDS = 1 << 32  # of a quantised type, which kernels count in 32 bits
 _PART_BYTES = 1 << 18  # of a matrix that are repacked at once, so that what they become on the way stays in a core's cache
 
 
@@ -42,10 +44,19 @@ def repack(kind: TensorType, data: np.ndarray, n_rows: int, n_cols: int, threads
         n_rows: Of the matrix.
         n_cols: Of a row; of types other than floats a multiple of 32.
         threads: That share the work.
+
+    Raises:
+        UnsupportedError: It is too large.
     """
-    rows = data.reshape(n_rows, -1)
+    rows, fmt = data.reshape(n_rows, -1), FORMATS[kind.name]
     n = n_units(n_rows, n_cols)
-    words = np.empty(FORMATS[kind.name].n_words(n), np.uint32)
+    n_words = fmt.n_words(n)
+    if n_words > _MOST_WORDS and not fmt.is_float:
+        raise UnsupportedError(
+            f"a matrix of {n_rows} x {n_cols} {kind.name} weights takes {4 * n_words / 2**30:.1f} GiB; expected "
+            f"{4 * _MOST_WORDS >> 30} GiB at most; take a file of fewer bits per weight, or --backend numba-cpu"
+        )
+    words = np.empty(n_words, np.uint32)
     step = max(1, _PART_BYTES // max(1, rows.shape[1] * TILE_ROWS)) * TILE_ROWS
     starts = range(0, n_rows, step)
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from augury.backends.numba_cuda.kernels.formats import UNIT
+from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import OF_TILES
+from augury.backends.numba_cuda.kernels.sums import TILES
 
 if TYPE_CHECKING:
     from augury.backends.numba_cuda.device import Pointer
@@ -57,3 +59,8 @@ class Tiles:
     n_most: int = 0  # rows that routes have room for
     per_token: int = 0  # rows of routes that a token has
     which: int = OF_TILES
+
+    @property
+    def n_apart(self) -> int:
+        """How many rows' units for the same weights are neighbours, as tensor cores read them; 0: a row's units are."""
+        return (self.n_most or MAX_TOKENS) if self.n_rows > TILES[-1] else 0

@@ -26,6 +26,7 @@ from augury.backends.numba_cuda.kernels.norm import (
     norm_parts,
     norm_rows,
 )
+from augury.backends.numba_cuda.kernels.routes import combine_rows
 from augury.backends.numba_cuda.products import WARPS, launch_of, launch_of_two, tile_of
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
 from augury.blocks import Linear, Matrices, NormKind
@@ -307,7 +308,7 @@ class Tape:
         else:
             found = self.weights.products([(part, i * size) for i, part in enumerate(parts) if isinstance(part, Linear)])
         matrix, which = found[0][0], OF_TOKENS if tiles is None else tiles.which
-        if len(found) != 1 or size % TILE_ROWS or matrix.n_cuts > 1:
+        if len(found) != 1 or size % TILE_ROWS or matrix.n_cuts > 1 or (tiles is not None and tiles.n_apart):
             return False
         if tiles is None and matrix.n_rows * matrix.n_cols > _MOST_GATED:
             return False
@@ -340,8 +341,15 @@ class Tape:
         self, x: Operand, part: Matrices, rows: Rows, tiles: Tiles, combined: tuple[Pointer | float, ...]
     ) -> None:
         """Multiply rows by matrices that routes choose, and add up what comes of a token, by what `combined` says."""
+        sizes = (tiles.n_most, tiles.per_token)
+        if tiles.n_apart:
+            self.multiply_tiles(x, [part], rows, tiles)
+            grid = (warps_of(units_of(rows.width)), self.size.n_tokens)
+            places = (tiles.at, rows.at, *combined[:3], *sizes, combined[3], rows.width, *combined[4:])
+            self.add(combine_rows, grid, WARP * WARPS, *places)
+            return
         ((matrix, column),) = self.weights.several([part])
-        places = (*combined[:3], self.buffers["counters"], tiles.n_most, tiles.per_token, *combined[3:])
+        places = (*combined[:3], self.buffers["counters"], *sizes, *combined[3:])
         self.steps.append(launch_of(matrix, x, rows, column, tiles, COMBINED, OF_TILES, combined=places))
 
     def _tiles(self, matrix: Matrix, *, is_output: bool = False) -> Tiles:

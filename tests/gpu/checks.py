@@ -11,7 +11,7 @@ import sys
 import attrs
 import numpy as np
 from oracles.cuda_latents import error_of_latents
-from oracles.cuda_products import PassedLogits, Product
+from oracles.cuda_products import ExpertProducts, PassedLogits, Product
 from oracles.models import ORACLES, expected, nmse, tiny_file
 
 from augury.backends.numba_cuda import NumbaCuda, NumbaCudaOptions
@@ -19,13 +19,15 @@ from augury.backends.numba_cuda.blocks import KNOWN
 from augury.backends.numba_cuda.choosing import KERNELS
 from augury.backends.numba_cuda.gpu import Gpu
 from augury.backends.numba_cuda.kernels.attention import ATTEND
+from augury.backends.numba_cuda.kernels.experts import route
 from augury.backends.numba_cuda.kernels.formats import FORMATS
 from augury.backends.numba_cuda.kernels.latent import merge_latents
 from augury.backends.numba_cuda.kernels.latent_attention import ATTEND_LATENT
 from augury.backends.numba_cuda.kernels.matmul import MULTIPLY
 from augury.backends.numba_cuda.kernels.norm import norm_rows
+from augury.backends.numba_cuda.kernels.routes import gather_rows
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILES, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE, MATRIX_TILES, MULTIPLY_MATRIX
 from augury.batch import Batch
 from augury.devices import Placement
 from augury.engine.engine import Engine
@@ -37,7 +39,7 @@ from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
 from augury.stages import Stage, StagedBackend
 from augury.types import ModelOptions
-from gpu.models import Q4_K_M, SMALL, TINY, load, random_model
+from gpu.models import Q4_K_M, SMALL, TINY, TINY_MIXTURE, load, random_model
 
 N_SPECULATED = 10_000  # tokens that are written with and without drafts
 N_OVERLAPPED = 500  # while a CPU drafts
@@ -62,7 +64,7 @@ N_PLACED = 200  # by each number of layers on a GPU
 def products():
     """Every kernel of products against float64, and against the others of its type, at a size of a real layer."""
     gpu, told = Gpu(0), {}
-    gpu.prepare([norm_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
+    gpu.prepare([norm_rows, route, gather_rows, *MULTIPLY.values(), *MULTIPLY_MATRIX.values()], Progress())
     for name, fmt in FORMATS.items():
         few, many = (Product(gpu, name, n, 260, 2048) for n in (8, 64))
         found = [few.by(tile, n_cuts=n_cuts) for n_cuts in (1, 4) for tile in TILES]
@@ -73,6 +75,10 @@ def products():
             for tile in MATRIX_TILES[name]:
                 assert np.array_equal(many.by(tile)[:8], found[0]), f"{name}: tensor cores differ"
                 assert np.array_equal(many.by(tile, n_cuts=4)[:8], found[-1]), f"{name}: tensor cores differ where rows are cut"
+            chosen = np.random.default_rng(5).integers(0, 8, (64, 2))
+            experts = ExpertProducts(gpu, name, chosen, 8, 260, 2048)
+            by_bytes, by_tensor_cores = (experts.by(tile)[0] for tile in (TILES[-1], MATRIX_TILE))
+            assert np.array_equal(by_bytes, by_tensor_cores), f"{name}: tensor cores differ for experts"
             told[name] = max(told[name], float(np.abs(many.by(32) - many.right).max() / np.abs(many.right).max()))
         assert told[name] < 1e-5, (name, told[name])
     gpu.close()
@@ -142,7 +148,11 @@ def architectures():
 
 def invariance():
     """A token alone, and among 1 to 64 at each place, beside another slot, at any cut, with graphs and without."""
-    file = random_model(TINY, Q4_K_M)
+    return {f"rows compared of {shape.name}": _n_compared(shape) for shape in (TINY, TINY_MIXTURE)}
+
+
+def _n_compared(shape):
+    file = random_model(shape, Q4_K_M)
     tokens = np.random.default_rng(3).integers(0, TINY.n_vocab, 700).astype(np.int32)
     n_compared = 0
     whole = None
@@ -167,7 +177,7 @@ def invariance():
             )
             assert np.array_equal(model.forward(joint).rows()[n:], whole[600:620]), f"beside {n} of another slot"
         model.close()
-    return {"rows compared": n_compared}
+    return n_compared
 
 
 def speculation():

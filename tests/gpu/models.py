@@ -30,11 +30,15 @@ class Shape:
     n_kv_heads: int
     head_dim: int
     n_vocab: int
+    n_experts: int = 0  # of a mixture, whose feed-forwards have n_ff values each
+    n_used: int = 0
 
 
 TINY = Shape("tiny", 256, 512, 4, 4, 2, 64, 512)
 SMALL = Shape("135M", 576, 1536, 30, 9, 3, 64, 49152)
 MIDDLE = Shape("1.5B", 1536, 8960, 28, 12, 2, 128, 151936)
+TINY_MIXTURE = Shape("tiny mixture", 256, 256, 2, 4, 2, 64, 512, 8, 2)
+MIXTURE = Shape("mixture", 2048, 1024, 16, 16, 4, 128, 128256, 32, 4)
 LARGE = Shape("8B", 4096, 14336, 32, 32, 8, 128, 128256)
 
 
@@ -49,22 +53,22 @@ def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1, *, i
     chunk = rng.integers(0, 256, _CHUNK, np.uint8)
     tensors: dict[str, Tensor] = {}
 
-    def matrix(name: str, n_out: int, n_in: int) -> None:
+    def matrix(name: str, n_out: int, n_in: int, n: int = 0) -> None:
         kind = next((kinds[end] for end in sorted(kinds, key=len, reverse=True) if end and end in name), kinds[""])
         if n_in % kind.block_size:
             kind = TensorType.Q8_0
-        n_blocks = 0 if is_hollow else n_out * n_in // kind.block_size
+        n_blocks = 0 if is_hollow else max(1, n) * n_out * n_in // kind.block_size
         start = int(rng.integers(0, 1 << 20)) * 8
         data = np.resize(np.roll(chunk, -start), n_blocks * kind.block_bytes).reshape(n_blocks, kind.block_bytes)
         for place in HALVES.get(kind, ()):  # factors of ordinary size, on average as large as real ones
             data[:, place + 1] = 0x10 if kind.name.endswith("K") else 0x14
         if kind is TensorType.MXFP4:
             data[:, 0] = 122
-        tensors[name] = Tensor(name, (n_out, n_in), kind, data.reshape(-1))
+        tensors[name] = Tensor(name, (n, n_out, n_in) if n else (n_out, n_in), kind, data.reshape(-1))
 
-    def vector(name: str, n: int) -> None:
-        values = (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
-        tensors[name] = Tensor(name, (n,), TensorType.F32, values.view(np.uint8))
+    def vector(name: str, *shape: int) -> None:
+        values = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
+        tensors[name] = Tensor(name, shape, TensorType.F32, values.view(np.uint8).reshape(-1))
 
     n_q, n_kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     matrix("token_embd.weight", shape.n_vocab, shape.n_embd)
@@ -76,11 +80,17 @@ def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1, *, i
             ("attn_k", n_kv, shape.n_embd),
             ("attn_v", n_kv, shape.n_embd),
             ("attn_output", shape.n_embd, n_q),
+        ):
+            matrix(f"blk.{i}.{name}.weight", n_out, n_in)
+        end = "_exps" if shape.n_experts else ""
+        for name, n_out, n_in in (
             ("ffn_gate", shape.n_ff, shape.n_embd),
             ("ffn_up", shape.n_ff, shape.n_embd),
             ("ffn_down", shape.n_embd, shape.n_ff),
         ):
-            matrix(f"blk.{i}.{name}.weight", n_out, n_in)
+            matrix(f"blk.{i}.{name}{end}.weight", n_out, n_in, shape.n_experts)
+        if shape.n_experts:
+            vector(f"blk.{i}.ffn_gate_inp.weight", shape.n_experts, shape.n_embd)
         vector(f"blk.{i}.attn_norm.weight", shape.n_embd)
         vector(f"blk.{i}.ffn_norm.weight", shape.n_embd)
     metadata = {
@@ -96,6 +106,7 @@ def random_model(shape: Shape, kinds: dict[str, TensorType], seed: int = 1, *, i
         "llama.rope.dimension_count": shape.head_dim,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.vocab_size": shape.n_vocab,
+        **({"llama.expert_count": shape.n_experts, "llama.expert_used_count": shape.n_used} if shape.n_experts else {}),
     }
     path = Path(f"{shape.name}.gguf")
     return ModelFile(path, (path,), sum(each.n_bytes for each in tensors.values()), metadata, tensors)

@@ -36,7 +36,7 @@ from augury.engine.context import EngineContext
 from augury.interfaces import Progress
 from augury.plugins.memory.contiguous import Contiguous
 from gpu.checks import engine_of
-from gpu.models import LARGE, MIDDLE, Q4_K_M, SMALL, load, random_model, write
+from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, SMALL, load, random_model, write
 
 _GIB = 1 << 30
 _EMPTY = """.version 7.8
@@ -173,7 +173,7 @@ def products():
             else:
                 kernel, n_blocks, n_threads = MULTIPLY_MATRIX[name, tile], n_rows // MATRIX_ROWS, MATRIX_THREADS
             sizes = (n_rows, n_cols // 32, n_cols // 256, n, 1, n_rows, 0, 0, STORE, 0, 1.0)
-            sizes += (y, y, y, *NOT_GATED, y, y, y, y, *NOT_COMBINED) if tile in TILES else ()
+            sizes += (y, y, y, *NOT_GATED, y, y, y, y, *NOT_COMBINED) if tile in TILES else (MAX_TOKENS,)
             steps = [Launch(kernel, (n_blocks, 1, 1), n_threads, (at, w, x, x, x, y, y, *sizes)) for w in copies]
             program = gpu.program(steps, (told_by_host, best), (best, told_by_host))
             program.run()
@@ -219,6 +219,11 @@ def middle():
 def large():
     """A model of 8 billion weights."""
     return _model(LARGE)
+
+
+def mixture():
+    """A mixture of 32 experts, of which a token goes to four."""
+    return _model(MIXTURE)
 
 
 def kernels():
@@ -380,6 +385,7 @@ PARTS = (
     small,
     middle,
     large,
+    mixture,
     kernels,
     drafts,
     rounds,

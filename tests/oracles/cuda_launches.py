@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpu.models import LARGE, MIDDLE, Q4_K_M, random_model
+from gpu.models import LARGE, MIDDLE, MIXTURE, Q4_K_M, random_model
 from oracles.models import ORACLES, tiny_file
 
 from augury import Registry
@@ -48,9 +48,9 @@ def placed(file, device, kinds, n_ctx=64):
 
 
 def launches():
-    """Of passes of any number of tokens through some tiny models, and through those of 1.5 and 8 billion weights."""
+    """Of passes of any number of tokens through some tiny models, those of 1.5 and 8 billion weights, and a mixture."""
     files = [(tiny_file(name), 64) for name in ORACLES[::7]]
-    files += [(random_model(shape, Q4_K_M, is_hollow=True), 32768) for shape in (MIDDLE, LARGE)]
+    files += [(random_model(shape, Q4_K_M, is_hollow=True), 32768) for shape in (MIDDLE, LARGE, MIXTURE)]
     for file, n_ctx in files:
         lowering = placed(file, CountingDevice(), MIXED, n_ctx)
         n_layers = min(2, len(lowering.plan.layers))

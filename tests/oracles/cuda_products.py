@@ -8,14 +8,19 @@ from oracles.weights import FLOATS, dequantised, random_weights
 from augury.backends.numba_cuda.choosing import Chooser, Logits
 from augury.backends.numba_cuda.device import Launch
 from augury.backends.numba_cuda.kernels.dialect import THREADS, WARP
-from augury.backends.numba_cuda.kernels.formats import FORMATS
-from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE
-from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_COMBINED, NOT_GATED, STORE
+from augury.backends.numba_cuda.kernels.experts import SOFTMAX, route
+from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE_ROWS
+from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS, N_ROWS, SIZE, TOKENS
+from augury.backends.numba_cuda.kernels.matmul import MULTIPLY, NOT_COMBINED, NOT_GATED, OF_TILES, STORE
 from augury.backends.numba_cuda.kernels.norm import NOTHING, RMS, norm_rows
+from augury.backends.numba_cuda.kernels.routes import PLACES, SECTIONS, gather_rows
 from augury.backends.numba_cuda.kernels.sums import TILES
-from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MULTIPLY_MATRIX
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_ROWS, MATRIX_THREADS, MATRIX_TILE, MULTIPLY_MATRIX
 from augury.backends.numba_cuda.passes import DevicePass
+from augury.backends.numba_cuda.products import launch_of
 from augury.backends.numba_cuda.repack import n_units, repack
+from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
+from augury.backends.numba_cuda.weights import Matrix
 from augury.files.tensor_type import TensorType
 from augury.passes import ArrayPass
 
@@ -78,7 +83,7 @@ class Product:
         rows = [self.at[key] for key in ("w", "floats" if self.fmt.is_float else "bytes", "factors", "sums", "bias", "y")]
         sizes = (self.n_rows, self.n_cols // 32, -(-self.n_cols // 256), n_units(self.n_rows, self.n_cols), n_cuts)
         given = (self.at["inputs"], *rows, *sizes, self.n_rows, 0, 1, mode, 0, 0.5)
-        given += () if tile > TILES[-1] else (*[self.at["y"]] * 3, *NOT_GATED, *[self.at["y"]] * 4, *NOT_COMBINED)
+        given += (MAX_TOKENS,) if tile > TILES[-1] else (*[self.at["y"]] * 3, *NOT_GATED, *[self.at["y"]] * 4, *NOT_COMBINED)
         self.device.launch(Launch(kernel, (n_blocks, -(-self.n_tokens // tile), 1), n_threads, given))
         return self._read("y", (self.n_tokens, self.n_rows))
 
@@ -92,6 +97,57 @@ class Product:
         shape = (n, n_units_of_row) if n <= FEW_TOKENS else (n_units_of_row, MAX_TOKENS)
         values = in_order(self._read("bytes", (*shape, 32), np.int8)) * self._read("factors", shape)[..., None]
         return (values if n <= FEW_TOKENS else values.swapaxes(0, 1)[:n]).reshape(n, -1)
+
+
+class ExpertProducts:
+    """Random rows of tokens, and the products of each with the random matrices that it goes to, on a device.
+
+    Args:
+        chosen: (n_tokens, k) which of the matrices, by token.
+    """
+
+    def __init__(self, device, name, chosen, n_experts, n_rows, n_cols):
+        rng, (n, self.k), self.device = np.random.default_rng(4), chosen.shape, device
+        self.chosen, self.n_experts, self.n_most = chosen.astype(np.int32), n_experts, MAX_TOKENS * self.k
+        n_stored = -(-n_rows // TILE_ROWS) * TILE_ROWS
+        data, _ = random_matrix(rng, TensorType[name], n_experts * n_stored, n_cols)
+        told = np.zeros(SIZE, np.int32)
+        told[0], told[TOKENS : TOKENS + n] = n, np.arange(n)
+        arrays = {"inputs": told, "w": repack(TensorType[name], data.reshape(-1), n_experts * n_stored, n_cols)}
+        arrays |= {
+            "bias": rng.standard_normal(n_experts * n_rows, np.float32),
+            "x": rng.standard_normal((n, n_cols), np.float32),
+        }
+        arrays |= {"table": self.chosen, "routes": np.zeros((SECTIONS, self.n_most), np.int32)}
+        arrays |= dict.fromkeys(("logits", "values"), np.zeros((n, 3 * n_experts), np.float32))
+        arrays |= {"weights": np.zeros((n, self.k + 1), np.float32)}
+        arrays |= dict.fromkeys(
+            ("floats", "bytes", "factors", "sums"), np.zeros((self.n_most + MATRIX_TILE, n_cols), np.float32)
+        )
+        self.y = np.zeros((self.n_most, n_rows), np.float32)
+        self.at = {key: device.allocate(each.nbytes, key).at(0) for key, each in (arrays | {"y": self.y}).items()}
+        for key, array in arrays.items():
+            device.write(self.at[key], array)
+        words, bias = self.at["w"], self.at["bias"]
+        self.matrix = Matrix(FORMATS[name], words, n_rows, n_cols, 0.5, bias, n_experts)
+
+    def by(self, tile):
+        """The products (n_tokens, k, n_rows) by blocks that take `tile` rows of an expert; and the tiles (m, 3)."""
+        at, (n, k), width = self.at, self.chosen.shape, self.matrix.n_cols
+        device, tiles = self.device, Tiles(at["routes"], n * k, tile, self.n_most, k)
+        names = ("inputs", "logits", "values", "x", "table", "weights", "routes")
+        sizes = (self.n_most, self.n_experts, self.n_experts, k, SOFTMAX, 0, 1, 0, 1, 1, 1, 0, 0, tile, 1.0)
+        device.launch(Launch(route, (1, 1, 1), THREADS, (*(at[name] for name in names), *sizes)))
+        names = ("inputs", "x", "weights", "floats", "bytes", "factors", "sums", "routes")
+        sizes = (self.n_most, k, width, tiles.n_apart, 0, 0, 1)
+        device.launch(Launch(gather_rows, (width // 32, n * k, 1), WARP, (*(at[name] for name in names), *sizes)))
+        x = Operand(*(at[name] for name in ("floats", "bytes", "factors", "sums")), width)
+        device.write(at["y"], self.y)
+        device.launch(launch_of(self.matrix, x, Rows(at["y"], self.y.shape[1]), 0, tiles, STORE, OF_TILES))
+        y, told = self.y.copy(), np.empty((SECTIONS, self.n_most), np.int32)
+        device.read(at["y"], y)
+        device.read(at["routes"], told)
+        return y[told[PLACES, : n * k].reshape(n, k)], told.reshape(-1)[1 : 1 + 3 * told[0, 0]].reshape(-1, 3)
 
 
 class PassedLogits:

@@ -74,11 +74,12 @@ def activate(
     *,
     divisors: Vector | None = None,
     per_token: int = 0,
+    n_apart: int = 0,
 ) -> None:
     """Write that gates are activated, divided and multiplied with ups, as far as there are such; see `kernels.gate`."""
     of_up = gates if ups is None else ups
     places = (gates.at, of_up.at, gates.at if divisors is None else tape.weights.vector(divisors))
-    sizes = (gates.width, of_up.width, size, to.width, per_token, gate.number)
+    sizes = (gates.width, of_up.width, size, to.width, per_token, n_apart, gate.number)
     has = (ups is not None, divisors is not None, gate.limits_activated, to.as_floats, to.as_bytes)
     grid = (warps_of(units_of(size)), max(1, per_token) * tape.size.n_tokens)
     operand = (to.floats, to.quantised, to.factors, to.sums)

@@ -14,6 +14,7 @@ from augury.backends.numba_cuda.kernels.formats import TILE_ROWS
 from augury.backends.numba_cuda.kernels.inputs import FEW_TOKENS, MAX_TOKENS
 from augury.backends.numba_cuda.kernels.matmul import HAS_BIAS, MOST_ROUTED, OF_ROUTES
 from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
 from augury.backends.numba_cuda.products import WARPS, tile_of
 from augury.backends.numba_cuda.rows import Rows, Tiles
 from augury.backends.numba_cuda.tape import Gate, Tape, units_of, warps_of
@@ -61,7 +62,7 @@ class MixtureEmitter(Emitter):
     def buffers(self, n_splits: int) -> Mapping[str, int]:
         """See `Emitter.buffers`."""
         block, n_most = self.block, self._n_most
-        router, n_rows = block.router, n_most + TILES[-1]  # a tile reads as many rows as it has room for
+        router, n_rows = block.router, n_most + MATRIX_TILE  # a tile reads as many rows as it has room for
         needed = {
             "router": 4 * MAX_TOKENS * (router.logits.n_out + 1),
             "scores of experts": 4 * MAX_TOKENS * (2 * router.logits.n_out + router.n_groups),
@@ -169,9 +170,7 @@ class MixtureEmitter(Emitter):
         block, buffers, router = self.block, tape.buffers, self.block.router
         n_experts, is_joined = router.logits.n_out, self._joins(tape)
         n_rows = tape.size.n_tokens * (router.n_used + is_joined)
-        # of as many rows as experts are likely to have; of more, an expert's weights are read again, from a nearer memory
-        wanted = 1 if tape.size.n_tokens == 1 else max(2, 2 * n_rows // n_experts)
-        tile = next((each for each in TILES if each >= wanted), TILES[-1])
+        tile = self._tile(tape, n_rows)
         bias = buffers["router"] if router.bias is None else tape.weights.vector(router.bias)
         table = tape.inputs if router.token_experts is None else tape.weights.integers(router.token_experts)
         scores, weights = buffers["scores of experts"], buffers["weights of experts"]
@@ -200,6 +199,18 @@ class MixtureEmitter(Emitter):
         n_tiles = min(n_rows, n_experts + is_joined + n_rows // tile)
         return Tiles(buffers["routes"], n_tiles, tile, self._n_most, router.n_used + is_joined)
 
+    def _tile(self, tape: Tape, n_rows: int) -> int:
+        """How many of a pass's rows share a reading of an expert's weights: as many as it is likely to have.
+
+        Of more, its weights are read again, from a nearer memory. See docs/cuda.md for when tensor cores multiply.
+        """
+        block, n_tokens = self.block, tape.size.n_tokens
+        wanted = 1 if n_tokens == 1 else max(2, 2 * n_rows // block.up.n)
+        parts = [part for part in (block.gate, block.up, block.down) if part is not None]
+        if wanted > TILES[-1] and n_tokens > FEW_TOKENS and not any(map(tape.weights.is_float, parts)):
+            return MATRIX_TILE
+        return next((each for each in TILES if each >= wanted), TILES[-1])
+
     def emit_experts(self, tape: Tape, x: Operand, to: Rows, besides: Pointer | None, tiles: Tiles, *, adds: bool) -> None:
         """Write the sum of what the experts give that were chosen, and of other rows."""
         block, buffers, k = self.block, tape.buffers, tiles.per_token
@@ -214,13 +225,13 @@ class MixtureEmitter(Emitter):
             places = (x.floats, weights, gathered.floats, gathered.quantised, gathered.factors, gathered.sums, tiles.at)
             flags = (int(block.weighs_input), int(gathered.as_floats), int(gathered.as_bytes))
             grid = (warps_of(units_of(x.width)), tape.size.n_tokens * k)
-            tape.add(routes.gather_rows, grid, WARP * WARPS, *places, self._n_most, k, x.width, *flags)
+            tape.add(routes.gather_rows, grid, WARP * WARPS, *places, self._n_most, k, x.width, tiles.n_apart, *flags)
         gate = Gate(block.activation, block.limit, block.limits_activated, block.constants)
         if not tape.multiply_gated(read, inputs, hidden, gate, chosen):
             rows = Rows(buffers["experts' gate and up"], self._width)
             tape.multiply_tiles(read, inputs, rows, chosen)
             ups = None if block.gate is None else Rows(rows.at.at(4 * size), rows.width)
-            activate(tape, gate, rows, ups, hidden, size, per_token=k)
+            activate(tape, gate, rows, ups, hidden, size, per_token=k, n_apart=tiles.n_apart)
         rows = Rows(buffers["experts' rows"], block.down.n_out)
         flags = (int(block.weighs_input), int(besides is not None), int(adds))
         combined = (weights, besides or to.at, to.at, block.router.n_used + 1, *flags)

@@ -26,6 +26,7 @@ from augury.backends.numba_cuda.kernels.instructions import (  # noqa: F401 - ke
     float_of_half,
     fma,
     half_of_float,
+    index_of,
     lane,
     larger,
     load8,

@@ -146,7 +146,9 @@ def _place(routes, n_most, n, tile, row):
         count += 1 if found == expert else 0
     routes[PLACES * n_most + row] = place
     routes[SOURCES * n_most + place] = row
-    routes[STARTS * n_most + place] = min(tile, count - index) if remainder(index, tile) == 0 else 0
+    before = (place - index) & 1 if tile > TILES[-1] else 0  # tensor cores take tiles from even places on
+    at = remainder(before + index, tile)
+    routes[STARTS * n_most + place] = min(tile - at, count - index) if index == 0 or at == 0 else 0
 
 
 @lane

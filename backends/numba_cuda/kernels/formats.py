@@ -17,6 +17,7 @@ from attrs import frozen
 from augury.backends.numba_cuda.kernels.dialect import (
     float_of,
     float_of_half,
+    index_of,
     lane,
     load8,
     prmt,
@@ -81,7 +82,7 @@ def unit_at(row, unit, n_steps):
 @lane
 def _shared_by(u):
     """Which factor of all is a unit's, where eight units of a row share one."""
-    return u // TILE * TILE_ROWS + u % TILE_ROWS
+    return (u >> 5) * TILE_ROWS + (u & 3)
 
 
 @lane
@@ -179,7 +180,7 @@ def _factor_alone(words_before, is_power):
 
     @lane
     def words(w, n, u):
-        word = w[words_before * n + (u >> 1)]
+        word = w[index_of(words_before * n + (u >> 1))]
         return word, word
 
     @lane
@@ -196,7 +197,7 @@ def _factor_and_least(words_before):
 
     @lane
     def words(w, n, u):
-        word = w[words_before * n + u]
+        word = w[index_of(words_before * n + u)]
         return word, word
 
     @lane
@@ -212,7 +213,7 @@ def _scales_and_factor(words_before):
 
     @lane
     def words(w, n, u):
-        return w[words_before * n + (u >> 1)], w[words_before * n + n // 2 + (_shared_by(u) >> 1)]
+        return w[index_of(words_before * n + (u >> 1))], w[index_of(words_before * n + (n >> 1) + (_shared_by(u) >> 1))]
 
     @lane
     def numbers(words, u):
@@ -227,7 +228,7 @@ def _scales_factor_and_least(words_before, is_pair):
 
     @lane
     def words(w, n, u):
-        return w[words_before * n + (u >> 1)], w[words_before * n + n // 2 + _shared_by(u)]
+        return w[index_of(words_before * n + (u >> 1))], w[index_of(words_before * n + (n >> 1) + _shared_by(u))]
 
     @lane
     def numbers(words, u):
@@ -274,8 +275,8 @@ def _high_words(fmt):
     @lane
     def high_words(w, n, u):
         if n_high == 2:
-            return load8(w, n_before * n + 2 * u)
-        one = w[n_before * n + u] if n_high else np.uint32(0)
+            return load8(w, index_of(n_before * n + 2 * u))
+        one = w[index_of(n_before * n + u)] if n_high else np.uint32(0)
         return one, one
 
     return high_words
@@ -290,10 +291,10 @@ def words_of(fmt):
         if n_main == 2:
             p, q = load8(w, 2 * u)
             return p, p, p, p, q, q, q, q
-        a, b, c, d = stream16(w, 4 * u)
+        a, b, c, d = stream16(w, index_of(4 * u))
         if n_main == 4:
             return a, b, c, d, a, b, c, d
-        e, f, g, h = stream16(w, 4 * (n + u))
+        e, f, g, h = stream16(w, index_of(4 * (n + u)))
         return a, b, c, d, e, f, g, h
 
     @lane
@@ -335,9 +336,9 @@ def fragment_of(fmt):
     @lane
     def main_words(w, n, u, i):
         if n_main == 2:
-            return load8(w, 2 * u)
-        one = w[4 * u + i]
-        return one, w[4 * (n + u) + i] if n_main == 8 else one
+            return load8(w, index_of(2 * u))
+        one = w[index_of(4 * u + i)]
+        return one, w[index_of(4 * (n + u) + i)] if n_main == 8 else one
 
     @lane
     def fragment(w, n, u, i):

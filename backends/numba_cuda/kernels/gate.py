@@ -7,7 +7,7 @@ import numpy as np
 from augury.backends.numba_cuda.kernels.activation import activated, beside_gate
 from augury.backends.numba_cuda.kernels.dialect import WARP, cuda, div, kernel, lane, mul, together
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.quantise import quantise, unit_of
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_among, unit_of
 
 GATED_WARPS = 8  # of a block that multiplies 32 rows of gate, four each; as many multiply those of up beside them
 _UNIT = WARP  # values
@@ -77,7 +77,7 @@ def _value(rows, at, ups, up_at, divisors, i, size, kind, has_up, has_divisors, 
     return mul(value, beside_gate(kind, ups[up_at + i], limits_activated, limit, b)) if has_up else value
 
 
-@kernel("jffffbfj" + 11 * "i" + "rrrrr")
+@kernel("jffffbfj" + 12 * "i" + "rrrrr")
 def gate(
     inputs,
     rows,
@@ -92,6 +92,7 @@ def gate(
     size,
     width,
     per_token,
+    n_apart,
     kind,
     has_up,
     has_divisors,
@@ -107,7 +108,7 @@ def gate(
     """Activation(gate) / divisors * up, or without one of them; a warp takes 32 values.
 
     They become floats (n, width), units, or both. Rows are tokens, or, if `per_token` is not 0, so many rows
-    of each that experts have, whose units lie one after another. What is beyond `size` is 0.
+    of each that experts have, whose units lie as `unit_among` says. What is beyond `size` is 0.
 
     Args:
         inputs: Of the pass.
@@ -132,5 +133,6 @@ def gate(
     if as_floats:
         out[t * width + i] = value
     if as_bytes:
-        place = t * (width // WARP) + unit if per_token else unit_of(inputs, t, unit, width // WARP)
+        n_units = width // WARP
+        place = unit_among(n_apart, t, unit, n_units) if per_token else unit_of(inputs, t, unit, n_units)
         quantise(value, thread % WARP, quantised, factors, sums, place)

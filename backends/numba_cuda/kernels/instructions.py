@@ -15,7 +15,7 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
 if SIMULATED:
-    from numba import float32, float64, int32, njit, types, uint32, uint64
+    from numba import float32, float64, int32, int64, njit, types, uint32, uint64
     from numba.extending import intrinsic
 
     from augury.backends.numba_cuda.kernels.lane import Compiler, lane
@@ -24,7 +24,7 @@ if SIMULATED:
     def _typed(signature):
         return njit(signature, pipeline_class=Compiler)
 else:
-    from numba import cuda, float32, int32, types, uint32, uint64
+    from numba import cuda, float32, int32, int64, types, uint32, uint64
     from numba.cuda.extending import intrinsic
 
     lane = cuda.jit(device=True, forceinline=True)
@@ -42,7 +42,7 @@ def _ptx(assembly, constraints, result, *parameters):
     """An operation that is inline PTX; without side effects."""
 
     def emit(builder, values):
-        to = {types.float32: _F32, types.int32: _I32, types.uint32: _I32, types.uint64: _I64}[result]
+        to = {types.float32: _F32, types.int32: _I32, types.uint32: _I32, types.int64: _I64, types.uint64: _I64}[result]
         kind = ir.FunctionType(to, [value.type for value in values])
         return builder.asm(kind, assembly, constraints, values, side_effect=False)
 
@@ -144,6 +144,11 @@ if SIMULATED:
         """The rest of a / b of 64 bits."""
         return a % b
 
+    @_typed(int64(uint32))
+    def index_of(i):
+        """An index of 32 bits, which stays one until it is added to an address: that takes fewer instructions."""
+        return i
+
     @_typed(int32(uint32, uint32, int32))
     def dp4a(a, b, c):
         """C plus the products of four pairs of signed bytes."""
@@ -226,6 +231,7 @@ else:
     quotient = _ptx("div.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
     remainder = _ptx("rem.s32 $0, $1, $2;", "=r,r,r", int32, int32, int32)
     remainder64 = _ptx("rem.u64 $0, $1, $2;", "=l,l,l", uint64, uint64, uint64)
+    index_of = _ptx("cvt.u64.u32 $0, $1;", "=l,r", int64, uint32)
     dp4a = _ptx("dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", int32, uint32, uint32, int32)
     prmt = _ptx("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", uint32, uint32, uint32, uint32)
     float_of_half = _ptx("{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }", "=f,r", float32, uint32)

@@ -66,6 +66,22 @@ def put_rows(sums, n_tokens, tile, i, n_rows, t, n, y, stride, column, bias, fir
 
 
 @lane
+def tokens_of_block(inputs, which, block, n_tokens):
+    """The only matrix, the first token that a block multiplies, and the one after the last of a pass."""
+    return 0, block * n_tokens, inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
+
+
+@lane
+def tile_of_block(inputs, which, block, n_tokens):
+    """Which of several matrices a block multiplies by, the first row of x that it takes, and the one after the last, if any."""
+    if which < OF_TILES:
+        return tokens_of_block(inputs, which, block, n_tokens)
+    if block >= inputs[0]:
+        return 0, 0, 0
+    return inputs[1 + 3 * block], inputs[2 + 3 * block], inputs[3 + 3 * block]
+
+
+@lane
 def _rows_of_block(block, n_warps, n_cuts, n_rows):
     """The first row that a block's warps multiply by, and how many there are."""
     n = TILE_ROWS * quotient(n_warps, n_cuts)
@@ -143,13 +159,7 @@ def _multiply(fmt, n_tokens):
             weights, shared, combined: And what follows: see `combine`.
             counters: One for each block along the rows.
         """
-        matrix, t = 0, cuda.blockIdx.y * n_tokens
-        n_wanted = inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
-        if which >= OF_TILES:
-            if cuda.blockIdx.y >= inputs[0]:
-                return
-            at = 3 * cuda.blockIdx.y
-            matrix, t, n_wanted = inputs[1 + at], inputs[2 + at], inputs[3 + at]
+        matrix, t, n_wanted = tile_of_block(inputs, which, cuda.blockIdx.y, n_tokens)
         if t >= n_wanted:  # most of a prompt has no logits
             return
         thread = cuda.threadIdx.x

@@ -26,6 +26,12 @@ def _rounded(value, largest):
 
 
 @lane
+def unit_among(n_apart, t, unit, n_units):
+    """Where a unit of row t is among all: beside those of `n_apart` rows for the same weights, or if that is 0 of its row."""
+    return unit * n_apart + t if n_apart else t * n_units + unit
+
+
+@lane
 def unit_of(inputs, t, unit, n_units):
     """Where a unit of a token's row is among all."""
     return unit * MAX_TOKENS + t if inputs[N_TOKENS] > FEW_TOKENS else t * n_units + unit

@@ -15,7 +15,7 @@ import numpy as np
 
 from augury.backends.numba_cuda.kernels.dialect import WARP, add, cuda, fma, kernel, lane, mul, quotient, remainder
 from augury.backends.numba_cuda.kernels.inputs import N_TOKENS
-from augury.backends.numba_cuda.kernels.quantise import quantise
+from augury.backends.numba_cuda.kernels.quantise import quantise, unit_among
 
 EXPERTS, PLACES, SOURCES, STARTS, SECTIONS = 4, 5, 6, 7, 8
 
@@ -26,11 +26,13 @@ def token_at(routes, n_most, per_token, place):
     return quotient(routes[SOURCES * n_most + place], per_token)
 
 
-@kernel("jfffbfjjiiiiii")
-def gather_rows(inputs, x, weights, out, quantised, factors, sums, routes, n_most, k, width, has_weights, as_floats, as_bytes):
+@kernel("jfffbfjjiiiiiii")
+def gather_rows(
+    inputs, x, weights, out, quantised, factors, sums, routes, n_most, k, width, n_apart, has_weights, as_floats, as_bytes
+):
     """The token of every place, as floats (rows, width), as units, or both; times its weight, if `has_weights`.
 
-    A warp takes 32 values.
+    A warp takes 32 values. Units lie as `unit_among` says.
     """
     thread, place = cuda.threadIdx.x, cuda.blockIdx.y
     if place >= inputs[N_TOKENS] * k:
@@ -47,7 +49,7 @@ def gather_rows(inputs, x, weights, out, quantised, factors, sums, routes, n_mos
     if as_floats:
         out[place * width + WARP * unit + i] = value
     if as_bytes:
-        quantise(value, i, quantised, factors, sums, place * (width // WARP) + unit)
+        quantise(value, i, quantised, factors, sums, unit_among(n_apart, place, unit, width // WARP))
 
 
 @lane
@@ -58,6 +60,16 @@ def _combined(rows, weights, routes, first, at, k, stride, i, is_weighed):
         weight = np.float32(1) if is_weighed else weights[at + j]
         total = fma(rows[routes[first + j] * stride + i], weight, total)
     return total
+
+
+@lane
+def _put_combined(routes, rows, weights, shared, y, n_most, k, n_weights, stride, t, i, is_weighed, has_shared, adds):
+    """Store value i of what token t is given, or add it; see `combine`."""
+    at = t * n_weights
+    total = _combined(rows, weights, routes, PLACES * n_most + t * k, at, k, stride, i, is_weighed)
+    if has_shared:
+        total = fma(shared[t * stride + i], weights[at + n_weights - 1], total)
+    y[t * stride + i] = add(y[t * stride + i], total) if adds else total
 
 
 @lane
@@ -75,9 +87,13 @@ def combine(
     value, end = np.int32(thread), np.int32(n * n_tokens)
     while value < end:  # a range would take more registers
         t, i = quotient(value, n), first + remainder(value, n)
-        at = t * n_weights
-        total = _combined(rows, weights, routes, PLACES * n_most + t * k, at, k, stride, i, is_weighed)
-        if has_shared:
-            total = fma(shared[t * stride + i], weights[at + n_weights - 1], total)
-        y[t * stride + i] = add(y[t * stride + i], total) if adds else total
+        _put_combined(routes, rows, weights, shared, y, n_most, k, n_weights, stride, t, i, is_weighed, has_shared, adds)
         value = np.int32(value + n_threads)
+
+
+@kernel("jjffff" + 7 * "i")
+def combine_rows(inputs, routes, rows, weights, shared, y, n_most, k, n_weights, stride, is_weighed, has_shared, adds):
+    """All values of y; see `combine`."""
+    t, i = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if t < inputs[N_TOKENS] and i < stride:
+        _put_combined(routes, rows, weights, shared, y, n_most, k, n_weights, stride, t, i, is_weighed, has_shared, adds)

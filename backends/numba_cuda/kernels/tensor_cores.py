@@ -14,6 +14,7 @@ from augury.backends.numba_cuda.kernels.dialect import (
     add,
     cuda,
     float_of,
+    index_of,
     kernel,
     lane,
     load8,
@@ -23,12 +24,12 @@ from augury.backends.numba_cuda.kernels.dialect import (
     together,
 )
 from augury.backends.numba_cuda.kernels.formats import FORMATS, TILE, TILE_ROWS, TILE_UNITS, fragment_of
-from augury.backends.numba_cuda.kernels.inputs import MAX_TOKENS, N_ROWS, N_TOKENS
-from augury.backends.numba_cuda.kernels.matmul import OF_OUTPUT, PARAMETERS, put
+from augury.backends.numba_cuda.kernels.matmul import PARAMETERS, put, tile_of_block, tokens_of_block
 from augury.backends.numba_cuda.kernels.sums import add_unit_of, cut_of
 
 MATRIX_ROWS, _COLUMNS = 16, 8  # rows of weights and tokens of an instruction
 _TILES = (16, 32, 64)  # tokens that share one reading of the weights
+MATRIX_TILE = _TILES[0]  # of an expert, which has few
 MATRIX_THREADS = WARP * SLICES
 _REGISTERS = 128  # so that a multiprocessor has room for two blocks
 
@@ -63,10 +64,10 @@ def _products_of(fmt, n_tokens):
         a, b = fragment(w, n, u, i % 4)
         c, d = fragment(w, n, v, i % 4)
         upper, lower = numbers(number_words(w, n, u), u), numbers(number_words(w, n, v), v)
+        first_words, first = index_of(8 * (place + i // 4) + 2 * (i % 4)), index_of(place + 2 * (i % 4))
         for tile in range(n_tokens // _COLUMNS):
-            at = place + _COLUMNS * tile
-            p, q = load8(x, 8 * (at + i // 4) + 2 * (i % 4))
-            at += 2 * (i % 4)
+            p, q = load8(x, first_words + 8 * _COLUMNS * tile)
+            at = first + _COLUMNS * tile
             if has_two_scales:
                 low, high = mma16(a, c, p), mma16(b, d, q)
             else:
@@ -80,8 +81,9 @@ def _multiply(fmt, n_tokens):
     add_products, n_sums = _products_of(fmt, n_tokens), n_tokens // 2
     n_of_slice = n_sums * WARP
     n_totals = SLICES * n_of_slice
+    find = tile_of_block if n_tokens == MATRIX_TILE else tokens_of_block  # which takes fewer registers
 
-    @kernel(PARAMETERS, name=f"multiply_{fmt.name}_matrix_{n_tokens}", most_registers=_REGISTERS)
+    @kernel(PARAMETERS + "i", name=f"multiply_{fmt.name}_matrix_{n_tokens}", most_registers=_REGISTERS)
     def multiply(
         inputs,
         w,
@@ -101,39 +103,43 @@ def _multiply(fmt, n_tokens):
         mode,
         which,
         scale,
+        n_apart,
     ):
-        """See `matmul`."""
-        t = cuda.blockIdx.y * n_tokens
-        n_wanted = inputs[N_ROWS] if which == OF_OUTPUT else inputs[N_TOKENS]
-        if t >= n_wanted:
+        """See `matmul`; units for the same weights are those of `n_apart` rows of x."""
+        matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)
+        if first >= n_wanted:
             return
+        t = first - (first & 1)  # what lanes read of two rows at once is aligned
         thread = cuda.threadIdx.x
         i, s = thread % WARP, thread // WARP
         totals = cuda.shared.array(n_totals, np.float32)
         sums = cuda.local.array(n_sums, np.float32)
         tile, last = cuda.blockIdx.x * (MATRIX_ROWS // TILE_ROWS) + i // 16, (n_rows - 1) // TILE_ROWS
-        in_tile = s * TILE_ROWS + i // 4 % TILE_ROWS
-        u, v = min(tile, last) * n_steps * TILE + in_tile, min(tile + 2, last) * n_steps * TILE + in_tile
+        above = matrix * (last + 1)
+        upper = (above + min(tile, last)) * n_steps * TILE + i // 4 % TILE_ROWS  # the first units of a lane's rows
+        lower = (above + min(tile + 2, last)) * n_steps * TILE + i // 4 % TILE_ROWS
         for cut in range(n_cuts):
             for j in range(n_sums):
                 sums[j] = np.float32(0)
             begin, end = cut_of(cut, n_steps, n_cuts)
-            for step in range(begin, end):
-                unit = TILE_UNITS * step + s
-                if unit < n_units:
-                    place = unit * MAX_TOKENS + t
-                    add_products(w, n, u + TILE * step, v + TILE * step, i, place, x, factors, halves, sums)
+            unit = TILE_UNITS * begin + s
+            u, v = np.uint32(upper + TILE_ROWS * unit), np.uint32(lower + TILE_ROWS * unit)
+            place, end = np.uint32(unit * n_apart + t), np.uint32(min(n_units, TILE_UNITS * end) * n_apart)
+            while place < end:  # all of 32 bits, which a range would not be
+                add_products(w, n, u, v, i, place, x, factors, halves, sums)
+                u, v, place = np.uint32(u + TILE), np.uint32(v + TILE), np.uint32(place + TILE_UNITS * n_apart)
             for j in range(n_sums):
                 at = s * n_of_slice + j * WARP + i
                 totals[at] = add(totals[at], sums[j]) if cut else sums[j]
         cuda.syncthreads()
+        matrix, first, n_wanted = find(inputs, which, cuda.blockIdx.y, n_tokens)  # anew: to keep them takes registers
         for at in range(thread, n_of_slice, MATRIX_THREADS):
             j, i = at // WARP, at % WARP
             row = cuda.blockIdx.x * MATRIX_ROWS + i // 4 + 8 * (j // 2 % 2)
-            token = t + 8 * (j // 4) + 2 * (i % 4) + j % 2
-            if row < n_rows and token < n_wanted:
+            token = first - (first & 1) + 8 * (j // 4) + 2 * (i % 4) + j % 2
+            if row < n_rows and first <= token < n_wanted:
                 total = _tree(totals, at, n_of_slice)
-                put(y, token * stride + column + row, total, bias, row, has_bias, mode, scale)
+                put(y, token * stride + column + row, total, bias, matrix * n_rows + row, has_bias, mode, scale)
 
     return multiply
 

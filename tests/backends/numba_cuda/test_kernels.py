@@ -203,7 +203,7 @@ def test_activations_of_feed_forwards(name, limits_activated):
     memory = Memory(inputs=made, rows=rows, divisors=divisors, out=np.full((2, width), np.nan, np.float32))
     at = memory.at
     places = (at["inputs"], at["rows"], at["rows"].at(4 * size), at["divisors"], at["out"], at["out"], at["out"], at["out"])
-    flags = (0, NUMBERS[name], 1, 1, limits_activated, 1, 0)  # a row per token; ups, divisors; floats, bytes
+    flags = (0, 0, NUMBERS[name], 1, 1, limits_activated, 1, 0)  # a row per token; ups, divisors; floats, bytes
     sizes = (2 * size, 2 * size, size, width)
     memory.device.launch(Launch(gate, (2, 2, 1), 32, (*places, *sizes, *flags, limit, *constants)))
     given = constants[:2] if name == "situ" else constants

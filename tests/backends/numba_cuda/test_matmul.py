@@ -15,10 +15,17 @@ from augury.backends.numba_cuda.products import launch_of, launch_of_two, tile_o
 from augury.backends.numba_cuda.repack import n_units, repack
 from augury.backends.numba_cuda.rows import Operand, Rows, Tiles
 from augury.backends.numba_cuda.weights import Matrix
+from augury.errors import UnsupportedError
 from augury.files.tensor_type import TensorType
 
 N_ROWS = 6
 COLUMNS = 320  # ten units: some slices have two, and the last tile is not full
+
+
+def test_a_matrix_of_more_words_than_kernels_count_is_refused(monkeypatch):
+    monkeypatch.setattr(repack_module, "_MOST_WORDS", 1 << 8)
+    with pytest.raises(UnsupportedError, match=r"a matrix of 8 x 256 Q8_0 weights takes 0.0 GiB; expected .* at most"):
+        repack(TensorType.Q8_0, np.zeros(8 * 8 * 34, np.uint8), 8, 256)
 
 
 def columns_of(name):

@@ -3,6 +3,7 @@
 import attrs
 import numpy as np
 import pytest
+from oracles.cuda_products import ExpertProducts
 from oracles.models import nmse, tiny_file
 from oracles.passes import joined, run_of
 
@@ -12,8 +13,12 @@ from augury.backends.numba_cuda.blocks.mixture import GATINGS
 from augury.backends.numba_cuda.device import Launch, SimulatedDevice
 from augury.backends.numba_cuda.kernels import experts, inputs, routes
 from augury.backends.numba_cuda.kernels.dialect import THREADS
+from augury.backends.numba_cuda.kernels.sums import TILES
+from augury.backends.numba_cuda.kernels.tensor_cores import MATRIX_TILE
+from augury.backends.numba_cuda.lowering import Parts, size_of
 from augury.backends.reference.formula import choose_experts
 from augury.blocks import Gating, Integers, Layer, Linear, MixtureOfExperts, Router
+from augury.files.tensor_type import TensorType
 from augury.interfaces import Progress
 from augury.loader import make_backend, plan_of
 from augury.types import ModelOptions
@@ -72,12 +77,28 @@ def test_what_a_token_s_experts_give_it_does_not_depend_on_who_else_goes_to_them
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("name", ["qwen2moe-moe-2-of-8-q8_0", "glm4moe-moe"])  # shared experts: apart, and as one more
+@pytest.mark.parametrize("name", ["qwen2moe-moe-2-of-8-q8_0", "glm4moe-moe-q8_0"])  # shared experts: apart, and as one more
 def test_many_tokens_share_a_pass(name):
-    model, tokens = loaded(name, "numba-cuda"), np.resize(TOKENS, 18)
+    model, tokens = loaded(name, "numba-cuda", mixture_alone), np.resize(TOKENS, 18)
+    kernels = [{step.kernel.name for step in model._lowering.steps(size_of(n, 17), Parts((0, 1))).steps} for n in (9, 18)]
+    assert ["combine_rows" in each for each in kernels] == [False, True], "tensor cores multiply where there are many"
     whole = model.forward(run_of(tokens)).rows().copy()
     parts = [model.forward(run_of(tokens[i : i + 9], slot=1, start=i)).rows().copy() for i in (0, 9)]
     assert np.array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K"])
+def test_tensor_cores_give_experts_rows_the_bits_of_byte_dot_products(name):
+    chosen = np.array([(2, 0 if t < 3 else 3) for t in range(20)])  # of one expert all tokens, of another none
+    device, width = SimulatedDevice(), 256 if TensorType[name].block_size == 256 else 64
+    products = ExpertProducts(device, name, chosen, 4, 6, width)
+    (right, _), (found, tiles) = (products.by(tile) for tile in (TILES[-1], MATRIX_TILE))
+    assert np.array_equal(found, right)
+    assert np.count_nonzero(right) == right.size
+    assert tiles.tolist() == [[0, 0, 3], [2, 3, 18], [2, 18, 23], [3, 23, 38], [3, 38, 40]], "16 from an even place on"
+    alone, _ = ExpertProducts(device, name, chosen[:1], 4, 6, width).by(MATRIX_TILE)
+    assert np.array_equal(alone, found[:1])
 
 
 def routed(router, logits, bias, table):
