@@ -72,6 +72,8 @@ class DevicePass(Pass):
     def gather(self, row: int, ids: np.ndarray) -> np.ndarray:
         """See `Pass.gather`."""
         self.wait()
+        if not len(ids):
+            return np.empty(0, np.float32)
         if len(ids) == 1 and ids[0] == self._told[row]:
             best: np.ndarray = self._told[MAX_TOKENS + row :][:1].view(np.float32)
             return best
@@ -84,7 +86,7 @@ class DevicePass(Pass):
             of_row: np.ndarray = self.row(row)[ids]
             return of_row
         self._chooser.ask_ids(int(self._row_slots[row]), ids)
-        if row in self._begun.ids and len(ids):
+        if row in self._begun.ids:
             foreseen = self._begun.ids[row]
             at = np.minimum(np.searchsorted(foreseen, ids), len(foreseen) - 1)
             if np.array_equal(foreseen[at], ids):

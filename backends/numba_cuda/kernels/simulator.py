@@ -146,6 +146,7 @@ cuda = SimpleNamespace(
 
 def run(function: object, grid: tuple[int, ...], n_threads: int, args: Sequence[object], *, is_reversed: bool = False) -> None:
     """Run a kernel over a grid of blocks of `n_threads` threads, blocks and threads from last to first if `is_reversed`."""
+    assert min(grid) > 0, f"a grid of {grid} blocks, which a driver would refuse"
     place, step = cuda.blockIdx, -1 if is_reversed else 1
     with _lock:
         cuda.blockDim.x = n_threads

@@ -16,6 +16,7 @@ def test_best_tokens_are_in_order_and_of_equals_the_lowest_comes_first(n):
     logits = RNG.integers(0, 40, (5, 150)).astype(np.float32)
     logits[1, 77], logits[2, :], logits[3, 5:], logits[4, 120:] = np.nan, -np.inf, -np.inf, 99
     passed, k = PassedLogits(SimulatedDevice(), logits)(n), 100
+    assert len(passed.gather(0, np.empty(0, np.int32))) == 0
     right = ArrayPass(logits[:, :n])
     order = np.array([3, 0, 1, 2, 4], np.int32)
     for found, wanted in zip(passed.top_k(order, k), right.top_k(order, k), strict=True):
