@@ -28,6 +28,18 @@ def specs(target):
 
 
 DRAFTERS = sorted(specs(RECURRENT[0]))
+# Where drafts are often right, all combinations on the backend that people use; of the others a quarter, in which are all of
+# any three of the values.
+CASES = [
+    (target, backend, drafter, slots, memory)
+    for i, target in enumerate(RECURRENT)
+    for j, backend in enumerate(BACKENDS)
+    for k, drafter in enumerate(DRAFTERS)
+    for s, slots in enumerate((1, 3))
+    for m, memory in enumerate(("auto", "checkpoints:use_checkpoints=on"))
+    if (s, m) == ((i + j + k) % 2, ((i + k) // 2 + j) % 2)
+    or (backend == "numba-cpu" and ("hybrid" in drafter or drafter == "a chain"))
+]
 
 
 def prompts():
@@ -52,21 +64,22 @@ def plain(target, backend, n):
 
 
 @pytest.mark.sample(6)
-@pytest.mark.parametrize("memory", ["auto", "checkpoints:use_checkpoints=on"])
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("target", RECURRENT)
+@pytest.mark.parametrize(("target", "backend", "drafter", "slots", "memory"), CASES)
 def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memory):
-    n = 60 if backend == "numba-cpu" else 16
+    n = 40 if backend == "numba-cpu" else 16
     how = {"spec_type": specs(target)[drafter], "spec_fixed": True, "slots": slots, "memory": memory}
-    how |= {"draft_max": 5, "threads": 1 if slots == 1 else 2}  # longer drafts only have more that is rejected
+    how |= {
+        "draft_max": 5,
+        "threads": 2 if (slots, memory) == (3, "auto") else 1,
+    }  # longer drafts only have more that is rejected
     with load(target, backend, **how) as engine:
         results, found = answers(engine, n, *WAYS)
     assert found == plain(target, backend, n)
     assert all(each.failed is None for result in results for each in result.stats.drafters.values())
+    drafted, accepted = (sum(getattr(result.stats, name) for result in results) for name in ("n_drafted", "n_accepted"))
+    assert drafted > accepted
     if "hybrid" in drafter:
-        assert sum(result.stats.n_accepted for result in results) > 0
+        assert accepted > 0
 
 
 @pytest.mark.sample(1)
@@ -74,7 +87,7 @@ def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memor
 @pytest.mark.parametrize("target", RECURRENT)
 def test_a_pure_target_takes_a_hybrid_draft_model(target, slots):
     how = {"spec_type": f"draft-model:model={tiny_model(target)}", "spec_fixed": True, "draft_max": 5}
-    with load("llama-dense", "numba-cpu", slots=slots, threads=2, **how) as engine:
+    with load("llama-dense", "numba-cpu", slots=slots, threads=1, **how) as engine:
         results, found = answers(engine, 40, "greedy")
     assert found == plain("llama-dense", "numba-cpu", 40)[: len(found)]
     assert sum(result.stats.n_drafted for result in results) > 0

@@ -31,7 +31,8 @@ ASKED = {"prompt": "Two people and two things of the street:", "max_tokens": 28}
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fixed", "planned"])
 def engine(request):
-    with Engine.load("smollm2", spec_type="suffix;ngram-simple:n=2,m=6;recycle", spec_fixed=request.param, n_ctx=128) as loaded:
+    drafters = "suffix;ngram-simple:n=2,m=6;recycle"
+    with Engine.load("smollm2", spec_type=drafters, spec_fixed=request.param, n_ctx=128, threads=1) as loaded:
         yield loaded
 
 
