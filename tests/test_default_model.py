@@ -77,7 +77,7 @@ def test_the_cpu_backend_is_no_further_from_the_weights_than_llama_cpp(model, or
 def test_speculation_changes_nothing_but_speed(model, way):
     def answers(**how):
         with Engine.load(model, n_ctx=512, **how) as engine:
-            return [engine.generate(PROMPT, max_tokens=96, **way), engine.generate(messages=MESSAGES, max_tokens=48, **way)]
+            return [engine.generate(PROMPT, max_tokens=64, **way), engine.generate(messages=MESSAGES, max_tokens=48, **way)]
 
     plain = answers(spec_type="none")
     ways_to_draft = [

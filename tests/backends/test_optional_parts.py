@@ -433,6 +433,7 @@ def test_a_part_does_not_depend_on_the_pass(backend, name):
         assert np.array_equal(rows(model, run_of(tokens[n:][path], slot=1, start=n)), tree[path])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 @pytest.mark.parametrize(
     "name",
