@@ -12,7 +12,7 @@ import pytest
 from augury.backends.numba_cuda.probe import SIMULATOR
 
 HERE = Path(__file__).parent
-N_KERNELS = 203
+N_KERNELS = 204
 
 
 def compiled(tmp_path, *words):
