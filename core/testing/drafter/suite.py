@@ -31,7 +31,7 @@ def check_drafter(
     Args:
         drafter: A class, or the name of an installed drafter.
         options: Values of its options by name; choose them so that it drafts on short texts.
-        backends: Where outputs are compared: `toy` and any backend that is installed.
+        backends: Where outputs are compared, `toy` and any that is installed: on the first in all ways, on others in fewer.
         registry: Where everything is found; None for what is installed.
 
     Raises:
