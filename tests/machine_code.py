@@ -1,7 +1,7 @@
-"""The machine code of CUDA kernels, and what is wrong with it: `python tests/machine_code.py OUT.json [MODULE]`.
+"""The machine code of CUDA kernels, and what is wrong with it: `python tests/machine_code.py OUT.json MODULE`.
 
 A process of its own compiles: there kernels are written in CUDA, in other tests in what simulates it. MODULE is a file with
-kernels to compile in place of augury's. Needs the dependency group `cuda`, and no GPU.
+kernels to compile beside augury's. Needs the dependency group `cuda`, and no GPU.
 """
 
 import itertools
@@ -183,8 +183,6 @@ if __name__ == "__main__":
     from augury.backends.numba_cuda.aot import all_kernels
     from augury.backends.numba_cuda.kernels.dialect import Kernel
 
-    kernels = all_kernels()
-    if len(sys.argv) > 2:
-        kernels = [value for value in runpy.run_path(sys.argv[2]).values() if isinstance(value, Kernel)]
-    told = report(kernels, CAPABILITIES)
-    Path(sys.argv[1]).write_text(json.dumps({f"{major}.{minor}": found for (major, minor), found in told.items()}))
+    beside = [value for value in runpy.run_path(sys.argv[2]).values() if isinstance(value, Kernel)]
+    told = [report(kernels, CAPABILITIES) for kernels in (all_kernels(), beside)]
+    Path(sys.argv[1]).write_text(json.dumps([{"{}.{}".format(*key): found for key, found in each.items()} for each in told]))

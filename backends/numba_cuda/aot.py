@@ -7,6 +7,7 @@ cache. Nothing else imports numba's compiler, so that another one can take its p
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,21 @@ _ELEMENTS = {
     "b": "int8",
     "h": "uint16",
 }  # of pointers, see `Kernel`
+# Passes of numba that treat closures, arrays' expressions, overloads and the like; each looks at the whole function.
+_USELESS = {
+    "DumpParforDiagnostics",
+    "FindLiterallyCalls",
+    "InlineClosureLikes",
+    "InlineInlinables",
+    "InlineOverloads",
+    "LiteralPropagationSubPipelinePass",
+    "LiteralUnroll",
+    "MakeFunctionToJitFunction",
+    "NopythonRewrites",
+    "RewriteDynamicRaises",
+    "WithLifting",
+}
+_OLD, _NEW = (8, 0), (10, 0)  # from the first to below the second, NVVM makes the same PTX
 
 
 @frozen
@@ -57,7 +73,7 @@ def compile_kernel(kernel: Kernel, capabilities: Sequence[tuple[int, int]]) -> l
 
     library, binaries = _library_of(kernel, capabilities[0]), []
     for capability in capabilities:
-        ptx = library.get_asm_str(cc=capability)
+        ptx = library.get_asm_str(cc=_OLD if _OLD <= capability < _NEW else capability)  # which the library keeps
         (entry,) = re.findall(r"\.entry (\w+)\(", ptx)
         options = LinkerOptions(arch=f"sm_{capability[0]}{capability[1]}", max_register_count=kernel.most_registers)
         cubin = Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code
@@ -74,22 +90,36 @@ def _library_of(kernel: Kernel, capability: tuple[int, int]) -> Any:
     kinds |= {"i": types.int32, "r": types.float32}
     signature = types.void(*(kinds[each] for each in kernel.parameters))
     lower = compiler._compile_pyfunc_with_fixup  # noqa: SLF001 - what is public types anew for each capability
-    with _device_of(capability):
+    with _compiling_for(capability):
         library, _ = lower(kernel.function, signature, device=False, cc=capability, abi="numba")
     return library
 
 
 @contextmanager
-def _device_of(capability: tuple[int, int]) -> Iterator[None]:
-    """Let numba take the device for one of this capability: to type what a kernel calls, it asks the device, not its caller."""
-    from numba.cuda import dispatcher
+def _compiling_for(capability: tuple[int, int]) -> Iterator[None]:
+    """Let numba take the device for one of this capability: to type what a kernel calls, it asks the device, not its caller.
 
-    ask = dispatcher.get_current_device
+    And let it leave out what is useless here: passes, and looking for garbage, of which it makes little.
+    """
+    from numba.cuda import compiler, dispatcher
+
+    class Compiler(compiler.CUDACompiler):  # type: ignore[misc]
+        def define_pipelines(self) -> list[Any]:
+            (passes,) = super().define_pipelines()
+            passes.passes = [(each, what) for each, what in passes.passes if each.__name__ not in _USELESS]
+            passes.finalize()
+            return [passes]
+
+    ask, pipeline, collects = dispatcher.get_current_device, compiler.CUDACompiler, gc.isenabled()
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    compiler.CUDACompiler = Compiler
+    gc.disable()
     try:
         yield
     finally:
-        dispatcher.get_current_device = ask
+        dispatcher.get_current_device, compiler.CUDACompiler = ask, pipeline
+        if collects:
+            gc.enable()
 
 
 def all_kernels() -> list[Kernel]:
