@@ -60,7 +60,7 @@ def test_products_are_right_and_depend_on_no_other_token(name):
     assert np.array_equal(product.by(TILES[-1], mode=ADD), found + found)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(MATRIX_TILES))
 def test_tensor_cores_give_the_bits_of_byte_dot_products(name):
     few = Product(SimulatedDevice(), name, 8, N_ROWS, columns_of(name))

@@ -59,7 +59,7 @@ def test_a_backend_keeps_its_contracts(check):
     check.run(backend_subject("numba-cuda", n_examples=5))  # for 15 the simulator takes minutes
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pair", [("f16", "f16"), ("q8_0", "q4_0"), ("q4_0", "f16"), ("f16", "q8_0")], ids="-".join)
 def test_a_token_depends_on_its_past_alone(tiny, pair):
     types = {"cache_type_k": pair[0], "cache_type_v": pair[1]}
