@@ -34,6 +34,7 @@ def test_a_packed_row_dequantises_to_the_bits_of_ggml(kind):
     assert np.array_equal(bits(np.stack([embed(matrix, row) for row in range(70)])), bits(expected))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", weights.QUANTISED, ids=lambda kind: kind.name)
 @given(seed=st.integers(0, 2**32), n_rows=st.integers(1, 66), n_units=st.integers(1, 3))
 @settings(max_examples=15)
@@ -58,6 +59,7 @@ def test_float_weights_have_any_number_of_columns(kind, n_cols):
 WRITTEN_OUT = {"TQ1_0": 2.0625, "IQ1": 2.4375, "IQ2": 3.3125, "IQ3": 4.1875}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", weights.KINDS, ids=lambda kind: kind.name)
 def test_whole_panels_take_as_many_bytes_as_the_file_or_what_is_written_out(kind):
     source = weights.random_weights(np.random.default_rng(3), kind, 64, 512)

@@ -96,14 +96,6 @@ def test_health_needs_no_key(strict_server):
     assert strict_server.client.get("/health").json() == {"status": "ok"}
 
 
-def test_it_listens_on_several_addresses():
-    with serving(*here(), "--host", "127.0.0.1,127.0.0.2") as server:
-        port = int(server.url.rpartition(":")[2])
-        assert f"listens on http://127.0.0.1:{port} and http://127.0.0.2:{port} and loads" in server.output
-        for address in ("127.0.0.1", "127.0.0.2"):
-            assert httpx.get(f"http://{address}:{port}/health").json() == {"status": "ok"}
-
-
 def test_requests_are_logged_where_the_log_is_wanted(server, strict_server):
     server.client.get("/health")
     strict_server.client.get("/health")
@@ -144,8 +136,13 @@ def test_no_origin_may_ask_unless_one_is_named(client):
     assert "Access-Control-Allow-Origin" not in client.get("/health", headers={"Origin": "http://localhost"}).headers
 
 
-def test_a_request_ends_when_its_time_is_up():
-    with serving(*here(), "-c", 4096, "-np", 2, "--timeout", 1) as server, ThreadPoolExecutor() as pool:
+def test_a_server_listens_on_several_addresses_and_ends_a_request_when_its_time_is_up():
+    words = "-c 4096 -np 2 --timeout 1 --host 127.0.0.1,127.0.0.2"
+    with serving(*here(), *words.split()) as server, ThreadPoolExecutor() as pool:
+        port = int(server.url.rpartition(":")[2])
+        assert f"listens on http://127.0.0.1:{port} and http://127.0.0.2:{port} and loads" in server.output
+        for address in ("127.0.0.1", "127.0.0.2"):
+            assert httpx.get(f"http://{address}:{port}/health").json() == {"status": "ok"}
         bodies = [ENDLESS, {**ENDLESS, "stream": True}]
         answer, streamed = pool.map(lambda body: server.client.post("/v1/completions", json=body), bodies)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
