@@ -48,13 +48,15 @@ rounds = st.lists(
     max_size=5,
 )
 ALL, NONE = 8, -1
+TREE = (-1, -1, 0, 1, 1)
 
 
 @pytest.mark.sample(4)
-@settings(max_examples=min(50, settings().max_examples))  # one takes 10 to 80 ms, and the faults below show in the first
+@settings(max_examples=min(100, settings().max_examples))  # one takes 10 to 80 ms; what is seldom drawn is in the examples
 @given(script=rounds, is_mixed=st.booleans())
 @example(script=[((3, CHAIN, ALL), None, None), ((1, (), NONE), None, None), ((1, CHAIN, 2), None, None)], is_mixed=False)
-@example(script=[((0, CHAIN, 3), (2, (-1, -1, 0, 1, 1), 4), None), ((0, CHAIN, ALL), (0, (-1, -1), 1), None)], is_mixed=True)
+@example(script=[((0, CHAIN, 3), (2, TREE, 4), None), ((0, CHAIN, ALL), (0, (-1, -1), 1), None)], is_mixed=True)
+@example(script=[((2, TREE, 2), (1, CHAIN, 3), (3, TREE, 4)), ((1, TREE, 3), (0, CHAIN, 1), (0, TREE, 4))], is_mixed=False)
 def test_a_slot_is_as_after_a_fresh_run(model, script, is_mixed):
     texts = [Text(slot, slot) for slot in range(3)]
     for played in script:
