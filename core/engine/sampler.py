@@ -238,7 +238,8 @@ class Sampler:
 
     def uniforms(self, index: int) -> tuple[float, float]:
         """Two numbers in [0, 1) for token `index`, to verify by rejection with; the second is the one that `choose` takes."""
-        return self._acceptance(index), self._uniform(index + self.params.seed_offset)
+        index += self.params.seed_offset
+        return self._acceptance(index), self._uniform(index)
 
     def going_on(self, history: np.ndarray, index: int) -> dict[str, Any]:
         """The parameters with which a new request goes on with the text, whose token `index` is asked for next."""

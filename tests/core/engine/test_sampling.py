@@ -260,12 +260,12 @@ def test_a_token_depends_on_seed_and_index_alone_not_on_what_was_drawn_before(se
 
 
 def test_numbers_to_verify_by_are_of_seed_and_index_in_any_order_and_one_is_that_of_choosing():
-    def numbers(*indices):
-        sampler = Sampler(SamplingParams(seed=5), n_vocab=V)
-        return {index: sampler.uniforms(index) for index in indices}
+    def numbers(*indices, offset=0):
+        sampler = Sampler(SamplingParams(seed=5, seed_offset=offset), n_vocab=V)
+        return {index + offset: sampler.uniforms(index) for index in indices}
 
-    rising, one = numbers(*range(600)), numbers(599, 3)
-    assert one == {index: rising[index] for index in (599, 3)}
+    rising, one, going_on = numbers(*range(600)), numbers(599, 3), numbers(70, 0, offset=500)
+    assert one | going_on == {index: rising[index] for index in (599, 3, 570, 500)}
     both = np.array([*rising.values()])
     assert len(np.unique(both)) == both.size
     assert 0 <= both.min() < 0.01

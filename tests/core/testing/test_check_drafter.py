@@ -186,9 +186,9 @@ class Reading(Honest):
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("name", [name for name in CHECKS if name != DISTRIBUTION])  # neither draws
-@pytest.mark.parametrize("drafter", [Stepping, Reading])
-def test_a_drafter_that_begins_in_steps_or_reads_hidden_states_passes(name, drafter):
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != DISTRIBUTION])  # none of them draws
+@pytest.mark.parametrize("drafter", [Honest, Stepping, Reading])
+def test_what_keeps_its_promises_passes_though_it_begins_in_steps_or_reads_hidden_states(name, drafter):
     subject = drafter_subject(drafter, backends=("toy",))
     CHECKS[name](subject)
     assert subject.report.n_accepted > 0 or name != "leaves greedy output as it is", "what declines every time proves nothing"
