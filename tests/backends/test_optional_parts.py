@@ -402,7 +402,7 @@ def of_reference(name):
     return rows(model, run_of(some_tokens(24)))
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_part_is_computed_as_the_reference_does(backend, name):
@@ -414,7 +414,7 @@ def test_a_part_is_computed_as_the_reference_does(backend, name):
     assert nmse(of_reference(""), right) > 1e-6, "the part changes nothing"
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
 def test_a_part_does_not_depend_on_the_pass(backend, name):

@@ -49,6 +49,7 @@ def rows(model, batch, n_layers=None):
     return model.forward(attrs.evolve(batch, layers=None if n_layers is None else (0, n_layers))).rows().copy()
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("n_layers", range(1, N_LAYERS + 1))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_layers_and_the_output_are_a_model_of_these_layers(load, name, n_layers):

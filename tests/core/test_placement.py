@@ -108,6 +108,7 @@ def test_a_named_gpu_backend_leaves_the_rest_to_the_cpu(registry):
         assert engine.config["backend"] == "numba-cpu on CPU from layer 0 + gpu on GPU1 from layer 2"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["llama-dense", "jamba-dense", "qwen3moe-moe"])
 def test_every_number_of_layers_gives_the_same_with_drafts_and_without(registry, name):
     prompt = [3, 1, 4, 1, 5, 3, 1, 4, 1]

@@ -81,7 +81,7 @@ def test_stages_of_one_backend_are_the_whole_model_to_the_bit(name, backend):
     check_stages(name, backend, CUTS[name])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["reference", "numba-cpu"])
 @pytest.mark.parametrize("name", STREAMS)
 def test_several_residual_streams_go_from_stage_to_stage(name, backend):

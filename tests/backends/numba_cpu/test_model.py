@@ -68,6 +68,7 @@ def some_tokens(n, seed=7):
     return np.random.default_rng(seed).integers(0, 128, n).astype(np.int32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FLOAT_NAMES)
 def test_float_models_give_the_logits_of_llama_cpp(models, name):
     tokens, right = expected(name)
@@ -78,7 +79,7 @@ def test_float_models_give_the_logits_of_llama_cpp(models, name):
     assert nmse(logits, right) < FLOAT_LIMIT
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", QUANTISED_NAMES)
 def test_quantised_models_are_near_llama_cpp(models, name):
     tokens, right = expected(name)

@@ -187,6 +187,7 @@ def test_a_chain_that_does_not_fit_is_computed_pass_by_pass(tiny, monkeypatch):
     assert loaded(tiny_file("jamba-dense"), "numba-cuda").chain_rows == 0, "a recurrent state is fed otherwise"
 
 
+@pytest.mark.sample(0)
 def test_a_draft_model_on_the_cpu_drafts_between_the_beginning_and_the_end_of_a_pass(tiny, monkeypatch):
     class Planner(DraftPlanner):
         def n_ahead(self, slots, able, n_beside, begun_s):

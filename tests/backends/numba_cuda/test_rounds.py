@@ -40,6 +40,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_round_reads_of_logits_what_it_needs_and_waits_once(name, monkeypatch):
     params, mask, rejects, most_bytes, most_waits = REQUESTS[name]

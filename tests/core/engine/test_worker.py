@@ -83,6 +83,7 @@ DRAFTER = ("drafter.begin", "drafter.draft", "drafter.accept", "drafter.end")
 NOBODY = ("memory.end", *DRAFTER, "drafting.observe_round", "loop._on_round", "loop._on_request")
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("error", [RuntimeError("planted"), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize("where", [*ALONE, *TOGETHER, *NOBODY])
 def test_a_failure_anywhere_ends_only_whom_it_concerns(where, error):

@@ -35,6 +35,7 @@ def test_a_saved_slot_is_restored_to_another_and_an_erased_one_is_empty(client, 
     assert complete(client, id_slot=3)["timings"]["cache_n"] == 0
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(
     "name",
     ["../x", "/etc/x", "a/b", "a\\b", "..", ".", ".hidden", "", "a\x00b", "a\nb", "x" * 256, "c:x", "link", "pipe", "folder"],
