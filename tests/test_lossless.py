@@ -145,7 +145,7 @@ def test_output_is_that_of_plain_decoding_in_every_cache_type(backend, cache_typ
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(  # threads that wait for each other's Python cost as much as all the rest
     ("name", "drafter", "threads"),
-    list(zip(ORACLES, itertools.cycle(sorted(SPECS)), itertools.cycle([1, 2]), strict=False)),
+    list(zip(ORACLES, itertools.cycle(sorted(SPECS)), itertools.cycle([1, 1, 2, 1, 1]), strict=False)),
 )
 def test_a_thousand_tokens_of_every_model_are_those_of_plain_decoding(name, drafter, threads):
     """A long text alone, then five together: other tests show, for every model, that rows do not depend on each other."""
