@@ -56,7 +56,7 @@ def tiny(tmp_path_factory):
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("check", BACKEND_CHECKS, ids=lambda check: check.name)
 def test_a_backend_keeps_its_contracts(check):
-    check.run(backend_subject("numba-cuda", n_examples=3))  # for 15 the simulator takes minutes
+    check.run(backend_subject("numba-cuda", n_examples=2))  # for 15 the simulator takes minutes
 
 
 @pytest.mark.sample(1)

@@ -71,7 +71,7 @@ def test_quantised_matrices_of_heads_in_one_tensor_are_near_the_reference():
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("name", [name for name in ORACLES if not name.endswith("-64-layers")])  # which are all alike
 def test_whatever_a_file_says_there_is_a_good_plan_or_an_error_of_ours(name):
     file = tiny_file(name)
 
