@@ -106,6 +106,7 @@ def spread(items, n_processes):
 
 
 def left_out_of(items, config):
+    """The tests that a run without `--full` leaves out."""
     cases = {}
     for item in items:
         if n_wanted(item, config) is not None:

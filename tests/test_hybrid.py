@@ -68,10 +68,7 @@ def plain(target, backend, n):
 def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memory):
     n = 40 if backend == "numba-cpu" else 16
     how = {"spec_type": specs(target)[drafter], "spec_fixed": True, "slots": slots, "memory": memory}
-    how |= {
-        "draft_max": 5,
-        "threads": 2 if (slots, memory) == (3, "auto") else 1,
-    }  # longer drafts only have more that is rejected
+    how |= {"draft_max": 5, "threads": 2 if (slots, memory) == (3, "auto") else 1}  # longer drafts only have more to reject
     with load(target, backend, **how) as engine:
         results, found = answers(engine, n, *WAYS)
     assert found == plain(target, backend, n)

@@ -46,17 +46,21 @@ N_OVERLAPPED = 500  # while a CPU drafts
 CHAINED_FROM = (5, 250, 600)  # where chains of passes begin, by slot
 N_CHAINED = 500  # tokens that are written with drafts of a model that feeds itself
 KINDS = (  # with, between them, blocks of every kind
-    *(
-        "qwen3-dense",
-        "gemma4-e",
-        "deepseek32-moe",
-        "deepseek4-moe",
-        "minimax-m3-moe",
-        "gpt-oss-moe",
-        "qwen35-dense",
-        "jamba-dense",
-    ),
-    *("falcon-h1-dense", "lfm2-dense", "minimax-01-moe", "kimi-linear-moe", "kimi-k3-moe", "hrm_text-dense", "qwen4exp-moe"),
+    "qwen3-dense",
+    "gemma4-e",
+    "deepseek32-moe",
+    "deepseek4-moe",
+    "minimax-m3-moe",
+    "gpt-oss-moe",
+    "qwen35-dense",
+    "jamba-dense",
+    "falcon-h1-dense",
+    "lfm2-dense",
+    "minimax-01-moe",
+    "kimi-linear-moe",
+    "kimi-k3-moe",
+    "hrm_text-dense",
+    "qwen4exp-moe",
 )
 N_PLACED = 200  # by each number of layers on a GPU
 
