@@ -49,7 +49,7 @@ _FAR_BEHIND = 24  # tokens missed, beyond which it is asked by teacher forcing i
 _LIKELY = 0.1  # that a token is accepted in the next round: the pass hides the time, but it is the CPU's work all the same
 
 # What may be lost
-_LOOKUPS_LOSE = 0.2  # plain passes, at a request's beginning, by all drafters that cost nothing together
+_LOOKUPS_LOSE = 0.1  # plain passes, at a request's beginning, by all drafters that cost nothing together
 _LOOKUPS_SHARE = 0.005  # of the request's time, by the same
 _COSTLY_LOSES = 1.0  # plain passes, at the engine's beginning, by each costly drafter: a try or two
 _COSTLY_SHARE = 0.02  # of all time, by the same: its later tries are paid from it

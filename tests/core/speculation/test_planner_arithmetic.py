@@ -22,7 +22,7 @@ def test_what_lookups_may_lose_they_share_and_what_a_costly_one_may_all_requests
     planner = planner_of(False, False, True)
     first, second = planner.new_request(), planner.new_request()
     kept = [(each.seconds, each.share, each.most) for each in first.budgets]
-    assert kept == [(0.2, 0.0025, 16.0), (0.2, 0.0025, 16.0), (2.0, 0.02, 16.0)]
+    assert kept == [(0.1, 0.0025, 16.0), (0.1, 0.0025, 16.0), (2.0, 0.02, 16.0)]
     assert [one is other for one, other in zip(first.budgets, second.budgets, strict=True)] == [False, False, True]
     assert [estimate.chance(0) for estimate in first.estimates] == [0.4, 0.4, 0.65], "what is expected of each kind"
     assert first.n_missed == first.n_idle == first.n_right == [0, 0, 0]
@@ -33,7 +33,7 @@ def test_what_lookups_may_lose_is_a_share_of_a_plain_pass_at_the_last_depth():
     planner = DraftPlanner(PassCosts(times, 32), [False])
     drafters = planner.new_request()
     planner.choose([slot_of(drafters, {0: 1})])
-    assert [each.budgets[0].seconds for each in (drafters, planner.new_request())] == [0.4, 0.8]
+    assert [each.budgets[0].seconds for each in (drafters, planner.new_request())] == [0.2, 0.4]
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_slots_share_the_time_of_a_pass_by_their_drafts():
     planner.observe_round(slots, DEPTH, 5, 99.0)
     # eight plain tokens take 5.5 s and four more two seconds
     assert planner.costs.seconds(7, DEPTH) == before, "a pass with a prompt's tokens says nothing of others"
-    expected = [0.4 + 0.005 * (5.5 / 3 + own_s) - own_s for own_s in (0.0, 0.5, 1.5)]
-    expected[0] += -8.4 + 5.5 / 3  # of the token that it had right unused
+    expected = [0.2 + 0.005 * (5.5 / 3 + own_s) - own_s for own_s in (0.0, 0.5, 1.5)]
+    expected[0] += -8.2 + 5.5 / 3  # of the token that it had right unused
     expected[2] += 5.5 / 3  # of the accepted token
     assert [drafters.budgets[0].seconds for drafters in requests] == pytest.approx(expected)
     planner.observe_round(slots, DEPTH, 99, 99.0)  # more tokens than there are figures for
@@ -276,8 +276,8 @@ def test_a_certain_draft_is_taken_whole_at_once_and_less_of_it_once_it_was_wrong
     costs = PassCosts([PassTime(1, 0, 2.0), PassTime(17, 0, 10.0)], 32)
     planner = DraftPlanner(costs, [False, False], [True, False])
     drafters = planner.new_request()
-    assert drafters.budgets[1].seconds == 0.4, "a certain one takes no share of what lookups may lose"
-    assert [each.seconds for each in planner_of(False, False).new_request([1]).budgets] == [0.4, 0.4], (
+    assert drafters.budgets[1].seconds == 0.2, "a certain one takes no share of what lookups may lose"
+    assert [each.seconds for each in planner_of(False, False).new_request([1]).budgets] == [0.2, 0.2], (
         "nor one that is not asked"
     )
     both = slot_of(drafters, {0: 8, 1: 16})
