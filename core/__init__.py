@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from augury.devices import Placement
     from augury.engine.engine import Engine
     from augury.engine.running import Running
-    from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, PluginError, UnsupportedError
+    from augury.errors import (
+        AuguryError,
+        CapacityError,
+        ModelFileError,
+        OptionError,
+        PluginError,
+        PromptTooLongError,
+        QueueFullError,
+        UnsupportedError,
+    )
     from augury.hookspecs import hookimpl
     from augury.interfaces import Architecture, Backend, Drafter, MemoryManager, Model, Session, Source
     from augury.options import option
@@ -41,6 +50,8 @@ __all__ = [
     "OptionError",
     "Placement",
     "PluginError",
+    "PromptTooLongError",
+    "QueueFullError",
     "Registry",
     "Result",
     "Running",
@@ -57,7 +68,16 @@ _MODULES = {
     "engine.engine": ("Engine",),
     "constraint": ("Constraint",),
     "devices": ("Placement",),
-    "errors": ("AuguryError", "CapacityError", "ModelFileError", "OptionError", "PluginError", "UnsupportedError"),
+    "errors": (
+        "AuguryError",
+        "CapacityError",
+        "ModelFileError",
+        "OptionError",
+        "PluginError",
+        "PromptTooLongError",
+        "QueueFullError",
+        "UnsupportedError",
+    ),
     "hookspecs": ("hookimpl",),
     "interfaces": ("Architecture", "Backend", "Drafter", "MemoryManager", "Model", "Session", "Source"),
     "options": ("option",),

@@ -1,5 +1,6 @@
 """Hooks and options are documented, and every hook has a test of its name."""
 
+import builtins
 import importlib
 import inspect
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import augury
 from augury import hookspecs
 from augury.registry import Registry
 
@@ -58,3 +60,11 @@ def test_the_readme_makes_the_command_found_before_it_is_typed():
     lines = (ROOT / "README.md").read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("augury "))
     assert ". .venv/bin/activate" in lines[:first]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/library.md", "docs/server.md", "docs/guide.md"])
+def test_every_error_that_users_are_told_of_can_be_imported_from_augury(page):
+    named = set(re.findall(r"`(\w+Error)\b", (ROOT / page).read_text()))
+    ours = {name for name in named if name not in vars(builtins)}
+    assert ours <= set(augury.__all__)
+    assert ours or page != "docs/library.md"
