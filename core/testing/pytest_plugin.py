@@ -6,6 +6,7 @@ augury is installed, so it imports nothing of augury until the option is given.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ import pytest
 if TYPE_CHECKING:
     from augury.testing.conformance import Conformance
 
-_COMPARISONS = Path(__file__).resolve().parents[1] / "bench"
 _CONFORMANCE: pytest.StashKey[Conformance] = pytest.StashKey()
 
 
@@ -22,12 +22,21 @@ _CONFORMANCE: pytest.StashKey[Conformance] = pytest.StashKey()
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the checks to what was collected, before `-k` and `-m` choose among all."""
     specs: list[str] = config.getoption("augury_drafter")
-    if not specs or any(item.path.resolve().parent == _COMPARISONS for item in items):
+    if not specs or _are_comparisons(items):
         return
     from augury.testing.conformance import Conformance
 
     config.stash[_CONFORMANCE] = Conformance.of(specs, config.getoption("augury_backend"))
     items.extend(config.stash[_CONFORMANCE].items(session))
+
+
+def _are_comparisons(items: list[pytest.Item]) -> bool:
+    """Whether benchmarks of `augury.plugins.bench` are among these."""
+    spec = find_spec("augury.plugins.bench")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).resolve().parent  # of the file: an editable install links each file by itself
+    return any(item.path.resolve().parent == folder for item in items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
