@@ -45,7 +45,7 @@ class _Flags:
     """The server's own flags."""
 
     host: str = option("127.0.0.1", help="addresses to listen on, separated by commas")
-    port: int = option(8080, ge=0, help="port to listen on; 0: any free port")
+    port: int = option(8080, ge=0, le=65535, help="port to listen on; 0: any free port")
     alias: str | None = option(
         None, aliases=["a"], help="names of the model, separated by commas; without it the name that -m gives"
     )

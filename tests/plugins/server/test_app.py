@@ -278,6 +278,7 @@ def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypa
         (["--api-key-file", "missing.txt"], "missing.txt"),
         (["--no-such-flag"], "has no flag --no-such-flag"),
         (["--host", ","], "--host names no address"),
+        (["--port", "99999"], "port is '99999', expected 0 to 65535"),
         (["--cors-origins", "page.example"], "origins such as https://chat.example"),
         (["--cors-origins", "http://["], "origins such as https://chat.example"),
     ],
