@@ -34,7 +34,10 @@ __all__ = [
     "option",
     "options_of",
     "parse_specs",
+    "similar",
 ]
+
+_ALIKE = 0.75  # of 1: a slip of the fingers changes less of a name; below it a hint names something else
 
 _KEY = "augury_option"
 _KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
@@ -218,9 +221,14 @@ def check_mapping(name: str, values: Any) -> Mapping[str, Any]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown `name`: the nearest known one, or all of them."""
     names = list(known)
-    if close := difflib.get_close_matches(name, names, n=1):
-        return f"; did you mean {close[0]!r}?"
+    if (close := similar(name, names)) is not None:
+        return f"; did you mean {close!r}?"
     return f"; known: {', '.join(sorted(names)) or 'none'}"
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one was probably meant to be."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE)), None)
 
 
 @frozen

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from augury.cli.report import say
 from augury.errors import OptionError
-from augury.options import nearest
+from augury.options import similar
 
 if TYPE_CHECKING:
     from augury.cli.foreign_flags import ForeignFlag
@@ -225,5 +225,7 @@ class _Scan:
         if (glued := _GLUED.fullmatch(typed)) is not None and self._is_flag(glued[1]):
             return f"there is no flag {typed}; put a space before the value: {glued[1]} {glued[2]}"
         # a list of all flags would be a page: an unknown flag without a similar one gets the way to that page instead
-        hint = nearest(typed, [*self._parser.flags, *self._parser.foreign])
-        return f"{self._parser.prog} has no flag {typed}{hint if hint.startswith('; did') else '; see --help'}"
+        useful = [name for name, flag in self._parser.foreign.items() if flag.kind == "same as"]
+        flags = {name.lstrip("-"): name for name in [*useful, *self._parser.flags]}
+        close = similar(self._known(typed).lstrip("-"), flags)
+        return f"{self._parser.prog} has no flag {typed}; {f'did you mean {flags[close]!r}?' if close else 'see --help'}"

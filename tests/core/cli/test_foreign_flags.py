@@ -228,3 +228,23 @@ def test_any_command_line_is_parsed_or_refused(words):
     except SystemExit as ended:  # help, and argparse's own errors
         code = ended.code
     assert code in {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--temprature", "--temperature"),
+        ("--top_kk", "--top-k"),
+        ("-promt", "--prompt"),
+        ("--top-k=3 --sede", "--seed"),
+        ("--frobnicate", None),
+        ("--debug", None),
+        ("--foo", None),
+        ("-q", None),
+        ("--no-mmapp", None),  # one that is ignored would be no help
+    ],
+)
+def test_an_unknown_flag_is_told_what_it_was_meant_to_be_only_if_that_is_likely(typed, meant):
+    with pytest.raises(OptionError) as caught:
+        parsed(*typed.split(), "1")
+    assert str(caught.value).partition("; ")[2] == (f"did you mean '{meant}'?" if meant else "see --help")
