@@ -179,8 +179,8 @@ class Choice(Guided):
                 texts = json.loads(self.options.texts)
             except (ValueError, RecursionError) as error:
                 raise OptionError(f"choice: texts is {self.options.texts!r}, which is no JSON list: {error}") from None
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise OptionError(f"choice: texts is {self.options.texts!r}, expected at least one text, and texts alone")
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise OptionError(f"choice: texts is {self.options.texts!r}, expected at least one text, and none that is empty")
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts)))
 
 

@@ -65,11 +65,15 @@ class Guided(Constraint):
         """
 
     def limited(self, text: str, n_most: int = 100_000) -> str:
-        """A text that takes a second or two to compile at worst, for meanwhile the engine waits.
+        """A text that takes a second or two to compile at worst: the engine waits meanwhile.
 
         Raises:
-            OptionError: It is longer.
+            OptionError: It is longer, or empty.
         """
+        if not text:
+            raise OptionError(
+                f"{self.name} is given an empty text, which only an empty output would fit; leave it out or fill it"
+            )
         if len(text) > n_most:
             raise OptionError(f"{self.name} is given {len(text)} characters, expected {n_most} at most")
         return text
