@@ -15,6 +15,7 @@ from augury.cli.model_flags import add_model_flags, load_engine
 from augury.cli.prompts import Prompt, add_prompt_flags, add_template_flag, read_prompts
 from augury.cli.report import as_json, drafting_lines, engine_line, print_json, run_line, say, show_in_brief
 from augury.cli.sampling_flags import add_sampling_flags, request_params
+from augury.cli.text_file import check_writable
 from augury.cli.token_writer import TokenWriter
 from augury.errors import AuguryError, OptionError
 from augury.registry import Registry
@@ -57,6 +58,8 @@ def _run(args: argparse.Namespace) -> int:
     cache: Path | None = args.prompt_cache
     if cache is not None and (len(prompts), args.parallel) != (1, 1):
         raise OptionError("--prompt-cache is for one prompt and one sequence; run several one by one, without -np")
+    if cache is not None and not args.prompt_cache_ro:
+        check_writable(cache, "--prompt-cache")
     warn_of_synthetic(args)
     with load_engine(args, args.spec_type, args.model_draft) as engine:
         show_in_brief(engine)

@@ -183,6 +183,8 @@ def test_a_prompt_cache_is_for_one_prompt_and_a_damaged_one_is_an_error(capsys, 
     for more in (["--prompt-tokens", "1,2"], ["-np", "2"]):
         code, _, err = run(capsys, "run", *GREEDY, "--prompt-cache", str(file), "--prompt-tokens", "1", *more)
         assert (code, "--prompt-cache is for one prompt" in err) == (2, True)
+    code, out, err = run(capsys, "run", *GREEDY, "--prompt-cache", str(file / "x"), "--prompt-tokens", "1")
+    assert (code, out, f"--prompt-cache: there is no folder {file}" in err) == (1, "", True)
     file.write_bytes(b"damaged")
     code, out, err = run(capsys, "run", *GREEDY, "--prompt-cache", str(file), "--prompt-tokens", "1")
     assert (code, out) == (1, "")
