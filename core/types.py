@@ -48,6 +48,18 @@ def tokens_array(tokens: Any) -> np.ndarray:
     return read_only(array)
 
 
+def floats_array(values: Any) -> np.ndarray:
+    """A read-only float32 view of `values`, or a copy where they are another sequence of numbers.
+
+    Raises:
+        ValueError: They are something else.
+    """
+    given = np.asarray(values)
+    if given.dtype.kind not in "fiu":
+        raise ValueError(f"probabilities are {given.dtype} of shape {given.shape}, expected float32")
+    return read_only(given.astype(np.float32, copy=False, order="C"))
+
+
 def read_only(array: np.ndarray) -> np.ndarray:
     """A view of an array that nobody who holds it can make writable."""
     view: np.ndarray = np.asarray(array.data.toreadonly())
@@ -156,8 +168,10 @@ class Draft:
 
     tokens: np.ndarray = field(default=_NO_TOKENS, converter=tokens_array)  # (k,) int32
     parents: np.ndarray | None = field(default=None, converter=attrs.converters.optional(tokens_array))  # (k,) int32
-    probabilities: np.ndarray | None = None  # (k, V) float32: what each token was drawn from; None: it was certain
-    confidence: np.ndarray | None = None  # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
+    # (k, V) float32: what each token was drawn from; None: it was certain
+    probabilities: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
+    # (k,) float32: how probable it takes each token, if its parent is right, 0 to 1
+    confidence: np.ndarray | None = field(default=None, converter=attrs.converters.optional(floats_array))
 
     def __len__(self) -> int:
         return len(self.tokens)

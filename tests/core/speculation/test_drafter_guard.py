@@ -126,7 +126,10 @@ NO_DRAFTS = {
     "confidence [-0.5, 1.0], where each": returning(Draft([1, 2], [-1, 0], confidence=np.float32([-0.5, 1]))),
     "confidence [0.5, 1.5], where each": returning(Draft([1, 2], confidence=np.float32([0.5, 1.5]))),
     "probabilities of shape (1, 16)": returning(Draft([1, 2], probabilities=np.ones((1, 16)) / 16)),
-    "could not convert string": returning(Draft([1, 2], probabilities=np.full((2, 16), "a"))),
+    "probabilities are <U1 of shape (2, 16), expected float32": lambda history: Draft(
+        [1, 2], probabilities=np.full((2, 16), "a")
+    ),
+    "probabilities are <U1 of shape (1,), expected float32": lambda history: Draft([1], confidence=["a"]),
     "tokens are float64 of shape (1,)": changed("tokens", [0.5]),
     "object of type 'int' has no len": changed("tokens", 5),
 }
