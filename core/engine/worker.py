@@ -25,8 +25,11 @@ __all__ = ["Worker"]
 
 @frozen(eq=False)
 class _Evaluation:
+    """Work that is no request: steps that are taken between rounds, until one comes to something."""
+
     steps: Generator[Any, None, None]
     channel: Channel
+    waits_its_turn: bool
 
 
 class Worker:
@@ -49,7 +52,7 @@ class Worker:
         self._n_slots = n_slots
         self._max_queue = max_queue
         self._process = os.getpid()
-        self._engine_thread = _EngineThread(loop, give_back)
+        self._engine_thread = _EngineThread(loop, give_back, n_slots)
         # a daemon, so that a program that forgets to close its engine still ends
         self._thread = threading.Thread(target=self._engine_thread.run, name="augury-engine", daemon=True)
         weakref.finalize(self, self._engine_thread.inbox.put, None)
@@ -66,14 +69,15 @@ class Worker:
         self._engine_thread.put(sequence)
 
     def check_queue(self) -> None:
-        """See that the engine can be used, and has room for one more request.
+        """See that the engine can be used, and has room for one more request or evaluation.
 
         Raises:
             AuguryError: As `submit` does.
         """
         self.check()
         n_held_back = self._loop.n_held_back  # by a slot that is taken, while others may be free
-        n_others = self._engine_thread.inbox.qsize() + self._loop.n_sequences - n_held_back
+        thread = self._engine_thread
+        n_others = thread.inbox.qsize() + self._loop.n_sequences - n_held_back + thread.n_evaluations
         n_waiting = n_held_back + max(n_others - self._n_slots, 0)
         if self._max_queue is not None and n_waiting >= self._max_queue:
             raise QueueFullError(
@@ -83,24 +87,37 @@ class Worker:
 
     def stats(self) -> EngineStats:
         """What the engine is doing and has done. Nothing is waited for."""
-        return self._loop.stats(self._engine_thread.inbox.qsize())
+        thread = self._engine_thread
+        return self._loop.stats(thread.inbox.qsize() + max(thread.n_evaluations - self._n_slots, 0))
 
     def do(self, step: Callable[[Loop], Any]) -> Any:
-        """Do something on the engine's thread, between two rounds, and wait for its result, which is not None."""
-        return self.answer(lambda loop: (step(loop) for _ in range(1)))
+        """Do something on the engine's thread, after the round, and wait for its result, which is not None."""
+        return self._wait_for(lambda loop: (step(loop) for _ in range(1)), waits_its_turn=False)
 
     def answer(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
-        """Take steps on the engine's thread, one after each round, and wait for the first result that is not None."""
+        """Take steps on the engine's thread, after rounds, and wait for the first result that is not None.
+
+        As many evaluations as there are slots take turns, in the order in which they came; the others wait.
+
+        Raises:
+            AuguryError: As `submit` does.
+            QueueFullError: The same.
+        """
+        self.check_queue()
+        return self._wait_for(steps)
+
+    def _wait_for(self, steps: Callable[[Loop], Generator[Any, None, None]], *, waits_its_turn: bool = True) -> Any:
         channel = Channel()
         try:
-            self._begin(steps, channel)
+            self._begin(steps, channel, waits_its_turn=waits_its_turn)
             return self.wait(channel)
         except BaseException:  # Ctrl-C while waiting: nobody will ask again
             channel.cancel()
             raise
 
     async def answer_async(self, steps: Callable[[Loop], Generator[Any, None, None]]) -> Any:
-        """The same for a task of an event loop: where it is cancelled, so are the steps that are left."""
+        """`answer` for a task of an event loop: where it is cancelled, so are the steps that are left."""
+        self.check_queue()
         channel = Channel()
         try:
             self._begin(steps, channel)
@@ -111,10 +128,12 @@ class Worker:
             channel.cancel()
             raise
 
-    def _begin(self, steps: Callable[[Loop], Generator[Any, None, None]], channel: Channel) -> None:
+    def _begin(
+        self, steps: Callable[[Loop], Generator[Any, None, None]], channel: Channel, *, waits_its_turn: bool = True
+    ) -> None:
         self.check_may_wait()
         self.check()
-        self._engine_thread.put(_Evaluation(steps(self._loop), channel))
+        self._engine_thread.put(_Evaluation(steps(self._loop), channel, waits_its_turn))
 
     def wait(self, channel: Channel) -> Any:
         """Wait for the outcome and return it, or raise what went wrong."""
@@ -166,12 +185,18 @@ class Worker:
 class _EngineThread:
     """What the thread holds. Whatever others have for it comes through the inbox, which takes no lock of theirs."""
 
-    def __init__(self, loop: Loop, give_back: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, give_back: Callable[[], None], n_slots: int) -> None:
         self.inbox: queue.SimpleQueue[Sequence | _Evaluation | None] = queue.SimpleQueue()  # None: end
         self.end: AuguryError | None = None  # why nothing is taken in any more
         self._loop = loop
-        self._evaluations: deque[_Evaluation] = deque()
+        self._evaluations: deque[_Evaluation] = deque()  # the first `n_slots` take turns
+        self._n_slots = n_slots
         self._give_back = give_back
+
+    @property
+    def n_evaluations(self) -> int:
+        """How many go on or wait. Any thread may ask."""
+        return len(self._evaluations)
 
     def put(self, work: Sequence | _Evaluation) -> None:
         """Have something done, or ended at once if the thread has just ended."""
@@ -192,10 +217,8 @@ class _EngineThread:
         self.end = end
         self._loop.abandon(error)
         for work in self._arrived():  # too late, but observers hear of every request
-            if isinstance(work, _Evaluation):
-                self._evaluations.append(work)
-            else:
-                self._loop.add(work)
+            with suppress(BaseException):
+                self._add(work)
         self._loop.abandon(end)
         while self._evaluations:
             self._settle(self._evaluations[0], end)
@@ -209,12 +232,20 @@ class _EngineThread:
             work = self.inbox.get()
             if work is None:
                 return False
-            if isinstance(work, _Evaluation):
-                self._evaluations.append(work)
-            else:
-                self._loop.add(work)
+            self._add(work)
             may_wait = False
         return True
+
+    def _add(self, work: Sequence | _Evaluation) -> None:
+        """Let the loop have a request, or put an evaluation in line."""
+        if isinstance(work, _Evaluation):
+            (self._evaluations.append if work.waits_its_turn else self._evaluations.appendleft)(work)
+            return
+        try:
+            self._loop.add(work)
+        except BaseException as error:  # nobody else knows of it
+            work.channel.finish(error)
+            raise
 
     def _arrived(self) -> Iterator[Sequence | _Evaluation]:
         """What is in the inbox."""
@@ -229,11 +260,11 @@ class _EngineThread:
             work.channel.finish(self.end)
 
     def _evaluate(self) -> None:
-        """Go a step on with the first evaluation in line, and put it last: one that waits for a slot holds up no other."""
+        """Go a step on with the first evaluation, and put it after those it takes turns with."""
         if not self._evaluations:
             return
-        first = self._evaluations[0]
-        self._evaluations.rotate(-1)
+        first = self._evaluations.popleft()
+        self._evaluations.insert(self._n_slots - 1, first)
         outcome: Any
         try:
             outcome = AuguryError("the evaluation was cancelled") if first.channel.cancels else next(first.steps)

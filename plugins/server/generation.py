@@ -226,7 +226,7 @@ def check_texts(texts: Sequence[Any]) -> None:
 
 
 async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], **how: Any) -> list[np.ndarray]:
-    """Embed token ids, as many texts at once as there are slots: in between others have their turn.
+    """Embed token ids, as many texts at once as slots are free.
 
     Args:
         server: Whose engine is to embed.
@@ -238,21 +238,16 @@ async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], *
         AuguryError: As `Engine.embed` does.
         RequestError: There are too many, or the time is up.
     """
-    n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
     check_texts(texts)
+    n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
     if how.get("pooling") == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
         raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
-
-    async def work() -> list[np.ndarray]:
-        groups = [texts[i : i + n_slots] for i in range(0, len(texts), n_slots)]
-        return [each for group in groups for each in await server.engine.aembed(group, **how)]
-
-    working, leaving = asyncio.create_task(work()), asyncio.create_task(_disconnect(http))
+    working, leaving = asyncio.create_task(server.engine.aembed(texts, **how)), asyncio.create_task(_disconnect(http))
     try:
         await asyncio.wait((working, leaving), timeout=server.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise _too_long(server.options.timeout_s)  # or nobody reads this
-        return working.result()
+        return list(working.result())
     finally:
         leaving.cancel()
         working.cancel()

@@ -1,5 +1,6 @@
 """No request is lost: whatever fails, and wherever, everyone who waits hears of the end, and the engine serves the next."""
 
+import asyncio
 import gc
 import io
 import logging
@@ -7,14 +8,16 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from toys import Gate, ScriptedDrafter, ToyModel, toy_engine
 
 from augury.engine.engine import Engine
-from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError
+from augury.errors import AuguryError, CapacityError, ModelFileError, OptionError, QueueFullError
 from augury.interfaces import MemoryManager
 
 GREEDY = {"temperature": 0.0}
@@ -39,6 +42,14 @@ def outcomes(waits):
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads), "a request was lost"
     return [found[i] for i in range(len(waits))]
+
+
+def soon(condition):
+    """Whether something that threads are about to do is done."""
+    end = time.monotonic() + SECONDS
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.001)
+    return found
 
 
 class Fault:
@@ -268,6 +279,56 @@ def test_a_full_queue_refuses_with_how_many_wait():
         assert [each.finish_reason for each in outcomes([running.result for running in runnings])] == ["length"] * 5
         for _ in range(9):  # what has ended counts no more
             engine.generate([[1]] * 5, max_tokens=1, **GREEDY)
+
+
+def test_evaluations_wait_in_the_queue_that_requests_wait_in_and_a_full_one_refuses_them():
+    with toy_engine(slots=2, max_queue=3) as engine, ThreadPoolExecutor(9) as threads:
+        gate = Gate(engine)
+        runnings = [engine.submit([1], max_tokens=3, **GREEDY) for _ in range(2)]
+        assert gate.has_begun.wait(SECONDS)
+        evaluating = [threads.submit(engine.embed, [[1, 2]] * 9), *(threads.submit(engine.evaluate, [1, 2]) for _ in range(2))]
+        inbox = engine._worker._engine_thread.inbox
+        assert soon(lambda: inbox.qsize() == 3)
+        assert engine.stats().n_waiting == 3
+        for call in (engine.submit, engine.evaluate, engine.embed, lambda ids: asyncio.run(engine.aembed(ids))):
+            with pytest.raises(QueueFullError, match="3 requests wait for a slot already"):
+                call([1])
+        gate.open()
+        assert [len(each.result(SECONDS)) for each in evaluating] == [9, 2, 2]
+        assert [each.finish_reason for each in outcomes([running.result for running in runnings])] == ["length"] * 2
+
+
+def test_as_many_evaluations_as_there_are_slots_take_turns_and_the_others_follow_in_order():
+    with toy_engine(slots=2) as engine, ThreadPoolExecutor(9) as threads:
+        worker, turns = engine._worker, []
+        gate = Gate(engine)
+        running = engine.submit([1], max_tokens=1, **GREEDY)
+        assert gate.has_begun.wait(SECONDS)
+
+        def steps(name, n):
+            for _ in range(n):
+                turns.append(name)
+                yield None
+            yield name
+
+        found = []
+        for i, name in enumerate("abcd"):
+            found.append(threads.submit(worker.answer, lambda _, name=name: steps(name, 3)))
+            assert soon(lambda n=i + 1: worker._engine_thread.inbox.qsize() == n)
+        found.append(threads.submit(worker.do, lambda _: turns.append("now") or "now"))
+        assert soon(lambda: worker._engine_thread.inbox.qsize() == 5)
+        gate.open()
+        assert [each.result(SECONDS) for each in found] == ["a", "b", "c", "d", "now"]
+        assert "".join(turns).removeprefix("now") == "abababcdcdcd"
+        assert turns[0] == "now", "what is no evaluation waits for none"
+        running.result()
+
+
+def test_a_request_that_cannot_be_taken_in_learns_of_it(monkeypatch):
+    with toy_engine() as engine:
+        monkeypatch.setattr(engine._worker._loop, "add", lambda _: (_ for _ in ()).throw(MemoryError("planted")))
+        (found,) = outcomes([engine.submit([1], **GREEDY).result])
+    assert isinstance(found, MemoryError | AuguryError)
 
 
 def test_those_wait_too_whose_slot_is_taken_while_another_is_free():

@@ -155,9 +155,10 @@ def test_requests_beyond_the_queue_are_told_to_come_later(strict_server):
     body = {**ENDLESS, "stream": True}
     with httpx.Client(base_url=strict_server.url, headers=KEY) as client:
         with client.stream("POST", "/v1/completions", json=body), client.stream("POST", "/v1/completions", json=body):
-            refused = client.post("/v1/completions", json=SHORT)
-            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
-            assert refused.json()["error"]["type"] == "rate_limit_error"
+            for path, asked in (("completions", SHORT), ("embeddings", {"input": [[1], [2, 3]]})):
+                refused = client.post(f"/v1/{path}", json=asked)
+                assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+                assert refused.json()["error"]["type"] == "rate_limit_error"
         while (answer := client.post("/v1/completions", json=SHORT)).status_code == 429:
             pass
         assert answer.status_code == 200
