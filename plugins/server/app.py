@@ -37,6 +37,7 @@ _ROUTERS = (
     *(completion.router, embedding.router, infill.router, props.router, slots.router, tokenize.router),
 )
 _OPEN = ("/health", "/v1/health", "/")  # without a key, and while the model loads; so is what lies below /static/
+_MAX_HEAD = 64 << 10  # bytes; h11 limits one that comes in parts
 _ASLEEP = (*_OPEN, "/props", "/models", "/v1/models", "/metrics")  # which do not wake a server that sleeps
 _ERROR: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 _ERRORS: dict[int | str, str] = {"4XX": "What is wrong with the request.", "5XX": "Why there is no answer."}
@@ -107,17 +108,23 @@ class _Gate:
             await self._app(scope, self._patient(receive), send)
 
     def _patient(self, receive: Receive) -> Receive:
-        """Receive a body as long as it comes on."""
-        is_whole, patience_s = False, self._server.options.patience_s
+        """Receive a body as long as it comes on, and until it has taken too long."""
+        is_whole, options, time = False, self._server.options, asyncio.get_running_loop().time
+        deadline = time() + options.body_s
 
         async def patient() -> Message:
             nonlocal is_whole
             if is_whole:
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), patience_s)
+                message = await asyncio.wait_for(receive(), min(options.patience_s, max(deadline - time(), 0.0)))
             except TimeoutError:
-                raise RequestError(408, f"the body is not complete, and nothing has arrived for {patience_s:g} s") from None
+                late = (
+                    f"after {options.body_s:g} s"
+                    if time() >= deadline
+                    else f"and nothing has arrived for {options.patience_s:g} s"
+                )
+                raise RequestError(408, f"the body is not complete {late}") from None
             is_whole = not message.get("more_body", False)
             return message
 
@@ -125,12 +132,11 @@ class _Gate:
 
     def _refusal(self, request: Request) -> RequestError | None:
         path = request.url.path
+        if (error := _head_refusal(request)) is not None:
+            return error
         if path in _OPEN or path.startswith("/static/"):
             return None
-        if self._keys and not self._is_known(request):
-            told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
-            return RequestError(401, told, code="invalid_api_key")
-        if (error := self._page_refusal(request)) is not None:
+        if (error := self._client_refusal(request)) is not None:
             return error
         limit, length = self._server.options.max_body_bytes, request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:  # one that does not say it is counted as it comes
@@ -141,8 +147,11 @@ class _Gate:
             return error
         return None
 
-    def _page_refusal(self, request: Request) -> RequestError | None:
-        """Why a web page may not ask this."""
+    def _client_refusal(self, request: Request) -> RequestError | None:
+        """Why a client without a key, or a web page, may not ask this."""
+        if self._keys and not self._is_known(request):
+            told = "the API key is missing or unknown; send it as Authorization: Bearer KEY"
+            return RequestError(401, told, code="invalid_api_key")
         if not (self._keys or self._names_this_machine(request)):
             told = f"the request is for host {request.headers['host']!r}, which is not known as a name of this machine"
             more = "use localhost or an address, or start the server with an API key, or with --cors-origins http://HOST"
@@ -180,6 +189,18 @@ class _Gate:
         given = token.strip(" ") if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         # every key is compared whole, so that the time tells nothing
         return any([hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys])  # noqa: C419
+
+
+def _head_refusal(request: Request) -> RequestError | None:
+    """Why the head of a request is read no further."""
+    if (n_bytes := len(request.url.path) + sum(len(name) + len(value) for name, value in request.headers.raw)) > _MAX_HEAD:
+        told = f"the head of the request has {n_bytes} bytes, expected {_MAX_HEAD} at most"
+        return RequestError(431, told, closes=True)
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        # programs in between may take either for the body's end, and what follows for a request (RFC 9112, 6.1)
+        told = "the request has both Content-Length and Transfer-Encoding, expected one of them"
+        return RequestError(400, told, closes=True)
+    return None
 
 
 def _is_address(name: str) -> bool:

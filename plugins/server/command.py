@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import socket
@@ -30,6 +31,8 @@ from augury.options import option, options_of
 from augury.registry import Registry
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from augury.engine.engine import Engine
     from augury.interfaces import Progress
     from augury.plugins.server.server import Server, ServerOptions
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 _N_SLOTS = 4
+_BACKLOG = 1024  # clients that the system lets wait
+_N_ACCEPTED = 4  # of them at once: asyncio accepts as many as wait before the first is told that there are too many
+_LAST_WORDS_S = 2.0  # for telling a client that its time is over
 _LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -241,7 +247,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         raise AuguryError(f"cannot listen on {host} port {port}: {error}; choose another with --host and --port") from None
 
@@ -255,6 +261,34 @@ def _log_requests(verbosity: int) -> None:
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
 
+def _process(server: Server, config: uvicorn.Config) -> uvicorn.Server:
+    """uvicorn's, which would cut off what runs at the end of the shutdown's time without a word to clients."""
+    import uvicorn
+
+    class Process(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for listener in sockets or ():
+                listener.listen(_BACKLOG)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            loop, timeout_s = asyncio.get_running_loop(), server.options.shutdown_timeout_s
+
+            def hang_up() -> None:
+                for connection in list(self.server_state.connections):
+                    connection.transport.abort()
+
+            timers = [
+                loop.call_later(timeout_s, lambda: loop.run_in_executor(None, server.end_requests)),
+                loop.call_later(timeout_s + _LAST_WORDS_S, hang_up),
+            ]
+            await super().shutdown(sockets)
+            for timer in timers:
+                timer.cancel()
+
+    return Process(config)
+
+
 def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) -> None:
     """Serve until a signal says to end."""
     import uvicorn
@@ -265,7 +299,13 @@ def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) 
     options = server.options
     config = uvicorn.Config(
         make_app(server),
-        http=partial(Connection, head_s=options.patience_s, read_s=options.timeout_s),  # type: ignore[arg-type] # of h11
+        http=partial(  # type: ignore[arg-type] # of h11
+            # the app answers what comes too late while it reads; a client that goes on after an answer is cut off
+            Connection,
+            head_s=options.patience_s,
+            body_s=options.body_s + _LAST_WORDS_S,
+            read_s=options.timeout_s,
+        ),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -273,9 +313,9 @@ def _serve(server: Server, listeners: list[socket.socket], *, is_verbose: bool) 
         server_header=False,
         ssl_keyfile=options.ssl_key_file,
         ssl_certfile=options.ssl_cert_file,
-        timeout_graceful_shutdown=options.shutdown_timeout_s,
+        backlog=_N_ACCEPTED,
     )
-    process = uvicorn.Server(config)
+    process = _process(server, config)
     scheme = "https" if config.is_ssl else "http"
     addresses = [listener.getsockname()[:2] for listener in listeners]
     server.url = " and ".join(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses)

@@ -18,6 +18,7 @@ _KINDS = {  # by status, as OpenAI's, llama.cpp's and Anthropic's servers call t
     403: ("permission_error", "permission_error", "permission_error"),
     404: ("not_found_error", "not_found_error", "not_found_error"),
     408: ("timeout_error", "invalid_request_error", "timeout_error"),
+    431: ("invalid_request_error", "invalid_request_error", "request_too_large"),
     413: ("invalid_request_error", "invalid_request_error", "request_too_large"),
     429: ("rate_limit_error", "unavailable_error", "rate_limit_error"),
     500: ("server_error", "server_error", "api_error"),
@@ -36,6 +37,7 @@ class RequestError(HTTPException):
         param: The field that is wrong.
         code: For programs, such as `context_length_exceeded`.
         retry_after: Seconds after which the client may try again.
+        closes: Whether the connection ends with the answer; always true of 408.
         more: What else the body says.
     """
 
@@ -47,13 +49,14 @@ class RequestError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        closes: bool = False,
         more: Mapping[str, Any] | None = None,
     ) -> None:
         # a client that tries again by itself would only repeat what cannot succeed, or takes too long
         headers = {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
         if status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if status == 408:
+        if closes or status == 408:
             headers["Connection"] = "close"
         super().__init__(status, message, headers)
         self.param, self.code, self.more = param, code, dict(more or {})

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadingProgress", "Server", "ServerOptions", "Serving"]
 
 _PATIENCE_S = 30.0
+_BODY_S = 60.0
 
 
 @frozen
@@ -54,6 +55,11 @@ class ServerOptions:
     def patience_s(self) -> float:
         """Seconds that a client may take for the head of a request, and for each further part of its body."""
         return min(self.timeout_s, _PATIENCE_S)
+
+    @property
+    def body_s(self) -> float:
+        """Seconds that a client may take for a whole body."""
+        return min(self.timeout_s, _BODY_S)
 
 
 class LoadingProgress(ProgressDisplay):
@@ -124,9 +130,11 @@ class Server:
         self._loader.start()
 
     def sleep(self) -> None:
-        """Close the engine, to which nobody has a request."""
-        self.engine.close()
-        self.is_sleeping = True
+        """Close the engine, to which nobody has a request. Where that fails, it is not used again either."""
+        try:
+            self.engine.close()
+        finally:
+            self.is_sleeping = True
         say(f"{self.options.names[0]} sleeps: nobody has asked for {self.options.sleep_idle_s:g} s")
 
     def wake(self) -> None:
@@ -142,6 +150,11 @@ class Server:
         if self.failure is not None:
             raise RequestError(500, "the model cannot be loaded again")
         self.is_sleeping = False
+
+    def end_requests(self) -> None:
+        """Cancel what still runs: each client is told that the server ends."""
+        if self._engine is not None:
+            self._engine.close()
 
     def close(self) -> None:
         """Stop loading, or close the engine, which cancels what still runs."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from anyio import to_thread
 
+from augury.log import get_logger
 from augury.plugins.server.server import Server
 
 __all__ = ["Sleep"]
@@ -43,6 +44,9 @@ class Sleep:
             if idle_s < self._idle_s or self._server.is_sleeping or not self._server.is_ready:
                 await asyncio.sleep(max(self._idle_s - idle_s, 0.05))
                 continue
-            async with self._changing:
-                if not self._n_requests:
+            async with self._changing:  # which nobody holds while there is no request
+                try:
                     await to_thread.run_sync(self._server.sleep)
+                except Exception as error:  # noqa: BLE001 - of a plugin; what it leaves behind, the next request does without
+                    told = f"{type(error).__name__}: {error}"
+                    get_logger("augury.server").error("the model could not be unloaded cleanly", error=told)

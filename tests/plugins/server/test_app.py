@@ -298,7 +298,7 @@ def test_keys_in_a_file_are_lines_that_are_no_comments(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("seconds", "number", "n_tokens", "last"),
-    [(60, signal.SIGTERM, 80, ["data: [DONE]"]), (0, signal.SIGINT, 4000, [])],
+    [(60, signal.SIGTERM, 80, "data: [DONE]"), (0, signal.SIGINT, 4000, "the server ends, and with it the answer")],
     ids=["finish", "cancel"],
 )
 def test_a_signal_finishes_what_runs_or_cancels_it(seconds, number, n_tokens, last):
@@ -308,11 +308,7 @@ def test_a_signal_finishes_what_runs_or_cancels_it(seconds, number, n_tokens, la
             lines = running.iter_lines()
             next(lines)
             server.process.send_signal(number)
-            try:
-                rest = [line for line in lines if line]
-            except httpx.RemoteProtocolError:  # it was cut off
-                rest = []
-        if rest and "the server ends" in rest[-1]:  # or there was time to say so
-            rest = []
+            rest = [line for line in lines if line]
         assert server.process.wait(60) == 0
-        assert rest[-1:] == last
+        assert last in rest[-1]
+        assert "Traceback" not in server.output

@@ -115,6 +115,7 @@ def test_every_origin_may_ask_without_credentials():
         ({"Origin": "http://evil.example"}, True),
         ({"Origin": "null"}, True),
         ({"Origin": "http://["}, True),
+        ({"Origin": "http://localhost.evil.example"}, True),
         ({"Sec-Fetch-Site": "cross-site"}, True),
         ({"Sec-Fetch-Site": "same-site", "Origin": "http://server:3000"}, True),
         ({"Origin": "http://server"}, False),

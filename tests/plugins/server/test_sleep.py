@@ -158,6 +158,45 @@ def test_requests_that_come_together_wake_a_server_once_and_keep_it_awake():
     asyncio.run(both())
 
 
+def test_a_server_that_is_asked_all_the_time_does_not_sleep():
+    server = sleeping_server([FakeEngine()])
+
+    async def ask():
+        sleep = Sleep(server, 60.0)
+        async with sleep.awake():
+            pass
+        watching = asyncio.create_task(sleep.watch())
+        await asyncio.sleep(0.2)
+        watching.cancel()
+        return server.is_sleeping
+
+    assert not asyncio.run(ask())
+
+
+def test_a_server_whose_engine_cannot_be_closed_sleeps_and_wakes_with_another(caplog):
+    broken, whole = FakeEngine(), FakeEngine()
+    broken.close = lambda: (_ for _ in ()).throw(RuntimeError("planted"))
+    server = sleeping_server([broken, whole])
+
+    async def ask():
+        sleep = Sleep(server, 0.01)
+        watching = asyncio.create_task(sleep.watch())
+        async with sleep.awake():
+            assert server.engine is broken
+        for _ in range(1000):
+            if server.is_sleeping:
+                break
+            await asyncio.sleep(0.01)
+        async with sleep.awake():
+            assert server.engine is whole
+        assert await asyncio.to_thread(whole.closed.wait, 60)
+        assert not watching.done()
+        watching.cancel()
+
+    asyncio.run(ask())
+    assert "the model could not be unloaded cleanly" in caplog.text
+
+
 @pytest.mark.sample(0)
 def test_a_model_that_cannot_be_loaded_again_ends_the_server():
     server, is_told = sleeping_server([AuguryError("the file has gone")]), []
