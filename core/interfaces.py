@@ -55,10 +55,8 @@ __all__ = [
 class Model(SlotStates, ABC):
     """A loaded model with the memory of its slots. One thread at a time may call it."""
 
-    info: ModelInfo
     state_spec: StateSpec
     n_threads: int = 1  # that compute a pass
-    isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
     pass_sizes: Sequence[int] = ()
     """The numbers of tokens that passes are computed for, rising; a pass of fewer takes as long as the next of these. Where it
     is empty each number has a time of its own."""

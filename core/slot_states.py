@@ -12,18 +12,13 @@ import numpy as np
 from augury.errors import ModelFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from augury.types import ModelInfo
+    from augury.types import ModelInfo, ModelOptions
 
-__all__ = ["SlotStates", "identity_of", "join_parts", "split_parts"]
+__all__ = ["SlotStates", "join_parts", "split_parts"]
 
 _HEAD = struct.Struct("<8s16sQ")  # what it is; a digest of all else, and of whose it is; positions
 _KIND = b"augury 2"
 _LENGTH = struct.Struct("<Q")
-
-
-def identity_of(backend: str, info: ModelInfo, *layout: object) -> str:
-    """`SlotStates.identity` of a model, however its file is called, and of what else its memory's layout depends on."""
-    return ", ".join(map(str, (backend, attrs.evolve(info, name=""), *layout)))
 
 
 class SlotStates:
@@ -32,7 +27,18 @@ class SlotStates:
     A backend states where a slot's memory lies, or overrides `save` and `restore`.
     """
 
-    identity: str = ""  # of the model, and of all that its memory's layout depends on: only the same can restore what was saved
+    info: ModelInfo
+    options: ModelOptions  # how it was loaded
+    isa: str = "generic"  # the instruction set that it was compiled for, as its backend calls them
+    memory_layout: str = ""  # of a slot, where it depends on more than the model and the types of its cache
+
+    @property
+    def identity(self) -> str:
+        """Of the model, however its file is called, and of how it was loaded: only the same restores what was saved."""
+        kind, options = type(self), self.options
+        types = f"keys {options.cache_type_k}, values {options.cache_type_v}"
+        of = f"{kind.__module__}.{kind.__qualname__}", attrs.evolve(self.info, name="")
+        return ", ".join(str(fact) for fact in (*of, self.memory_layout, self.isa, types) if fact)
 
     def slot_memory(self, slot: int, n: int) -> Sequence[np.ndarray]:  # noqa: ARG002 - for models that can save slots
         """Views of what a slot keeps of its first n positions, and of its sequence; or copies, see `slot_written`.

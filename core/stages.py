@@ -81,7 +81,8 @@ class StagedModel(Model):
         self.info, self.features, self.state_spec = info, plan.features, _joined([model.state_spec for model in models])
         self.n_threads = max(model.n_threads for model in models)
         self.isa = "+".join(dict.fromkeys(model.isa for model in models))
-        self.identity = "; ".join(f"{stage.first}: {model.identity}" for stage, model in zip(stages, models, strict=True))
+        self.options, parts = models[0].options, zip(stages, models, strict=True)
+        self.memory_layout = "; ".join(f"{stage.first}: {model.identity}" for stage, model in parts)
         self.is_asynchronous = models[-1].is_asynchronous  # the others are over when the last one begins
         self._plan, self._stages = plan, list(zip(stages, models, strict=True))
 

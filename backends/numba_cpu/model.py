@@ -21,7 +21,6 @@ from augury.backends.numba_cpu.weights import Weights
 from augury.batch import Tree, check_batch
 from augury.errors import AuguryError, CapacityError, UnsupportedError
 from augury.interfaces import Model
-from augury.slot_states import identity_of
 from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class NumbaCpuModel(Model):
         self.info = ModelInfo.of(file, plan)
         self.state_spec = lowering.state_spec
         self._lowering = lowering
-        self.identity = identity_of("numba-cpu", self.info, lowering.options.cache_type_k, lowering.options.cache_type_v)
+        self.options = lowering.options
         self.features = plan.features
         self._plan = plan
         self._known = (plan.embedding.n_vocab, self.info, self.state_spec, self.features)

@@ -11,7 +11,6 @@ from augury.blocks import Linear, Matrices
 from augury.errors import CapacityError
 from augury.interfaces import Backend
 from augury.options import option
-from augury.slot_states import identity_of
 from augury.types import Allocation, ModelInfo
 
 if TYPE_CHECKING:
@@ -84,8 +83,7 @@ class NumbaCuda(Backend):
         try:
             lowering.place(device, Weights(file, device, total, options.threads, progress))
             device.prepare(lowering.kernels(), progress)
-            identity = identity_of("numba-cuda", ModelInfo.of(file, plan), f"{options.n_ctx} positions")
-            return CudaModel(ModelInfo.of(file, plan), lowering, device, identity)
+            return CudaModel(ModelInfo.of(file, plan), lowering, device)
         except MemoryError as error:
             device.close()
             wanted = f"{file.path.name} with {options.n_slots} slots of {options.n_ctx} positions"

@@ -79,6 +79,7 @@ class Lowering:
     """
 
     def __init__(self, plan: ModelPlan, options: ModelOptions) -> None:
+        self.options = options
         self.plan = plan = plan.for_context(options.n_ctx)
         plan.check_blocks(KNOWN)
         self._embedding, self._output = (EMITTERS[type(each)](each, options) for each in (plan.embedding, plan.output))

@@ -40,9 +40,9 @@ class CudaModel(Model):
     pass_sizes = PASS_SIZES
     is_asynchronous = True
 
-    def __init__(self, info: ModelInfo, lowering: Lowering, device: Device, identity: str) -> None:
+    def __init__(self, info: ModelInfo, lowering: Lowering, device: Device) -> None:
         self.info, self.state_spec, self.features = info, lowering.state_spec, lowering.plan.features
-        self.identity = identity
+        self.options, self.memory_layout = lowering.options, f"{lowering.options.n_ctx} positions"
         self._lowering, self._device = lowering, device
         self._inputs, self._told = device.staging(inputs.SIZE), device.staging(2 * MAX_TOKENS)
         self._n_rows = device.staging(1)  # of a chain

@@ -17,7 +17,6 @@ from augury.blocks import Attention, LayerInput, MixtureOfExperts, Turn
 from augury.errors import AuguryError
 from augury.interfaces import Model
 from augury.passes import ArrayPass
-from augury.slot_states import identity_of
 from augury.types import Allocation
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class ReferenceModel(Model):
             if isinstance(mixer, Attention) and mixer.source is not None:
                 self._caches[i, mixer] = SharedCache(self._caches[mixer.source, plan.layers[mixer.source].mixers[0]])
         share_choices(self._caches.values())
-        self.identity = identity_of("reference", info, options.cache_type_k, options.cache_type_v)
+        self.options = options
 
     def forward(self, batch: Batch) -> Pass:
         """Compute one pass."""

@@ -12,8 +12,7 @@ from augury.batch import Batch, check_batch
 from augury.errors import AuguryError, UnsupportedError
 from augury.interfaces import Model
 from augury.passes import ArrayPass, Pass
-from augury.slot_states import identity_of
-from augury.types import Allocation, ModelInfo, StateSpec
+from augury.types import Allocation, ModelInfo, ModelOptions, StateSpec
 
 __all__ = ["ToyModel"]
 
@@ -56,7 +55,7 @@ class ToyModel(Model):
         """
         self.info = info or ModelInfo("toy", "toy", n_vocab, 4, 1, n_ctx, 0)
         self.state_spec = StateSpec(n_slots, n_ctx, 8)
-        self.identity = identity_of(type(self).__name__, self.info)
+        self.options = ModelOptions(n_slots=n_slots, n_ctx=n_ctx)
         self.features = dict.fromkeys(["output", *(f"layer.{i}" for i in range(self.info.n_layers))], self.info.n_embd)
         self.cells = np.full((n_slots, n_ctx), _NOTHING, np.int64)
         self.batches: list[Batch] = []

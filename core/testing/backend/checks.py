@@ -6,6 +6,7 @@ import itertools
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -236,14 +237,19 @@ def saved_slots(subject: BackendSubject) -> None:
             each.restore(slot, saved)
             found = each.forward(Batch.chain(tokens[37:], slot=slot, start=37)).rows()
             subject.same(contract.SAVED, found, right, f"after 37 positions that were restored into slot {slot}")
-        for wrong in (b"", saved[:20], saved[:-1], saved + b"x", saved[:60] + bytes([saved[60] ^ 1]) + saved[61:]):
+        damaged = (b"", saved[:20], saved[:-1], saved + b"x", saved[:60] + bytes([saved[60] ^ 1]) + saved[61:])
+        wrongs = [(wrong, f"{len(wrong)} bytes, where {len(saved)} were saved") for wrong in damaged]
+        kinds: dict[str, dict[str, Any]] = {f"{option}=bf16": {option: "bf16"} for option in ("cache_type_k", "cache_type_v")}
+        for kind, given in kinds.items():
+            with suppress(UnsupportedError), _closing(subject.load(n_slots=3, **given)) as typed:
+                typed.forward(Batch.chain(tokens, slot=1))
+                wrongs.append((typed.save(1, 37), f"what a model with {kind} saved, by one with f16,"))
+        for wrong, told in wrongs:
             try:
                 other.restore(1, wrong)
             except ModelFileError:
                 continue
-            raise contract.SAVED.broken(
-                subject.backend.name, f"{len(wrong)} bytes, where {len(saved)} were saved, taken for a slot"
-            )
+            raise contract.SAVED.broken(subject.backend.name, f"{told} taken for a slot")
 
 
 def handle(subject: BackendSubject) -> None:

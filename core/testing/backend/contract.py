@@ -19,7 +19,7 @@ CHAINS = Contract(
 )
 LAYERS = Contract("A pass through all layers is a pass, one through fewer is the reference's.", "augury.batch.Batch")
 SAVED = Contract(
-    "A restored slot goes on, to the bit, as the saved one; bytes that are damaged are a ModelFileError.",
+    "A restored slot goes on, to the bit, as the saved one; what is damaged, or was loaded otherwise, is a ModelFileError.",
     "augury.slot_states.SlotStates",
 )
 FEATURES = Contract(

@@ -14,6 +14,7 @@ from augury.interfaces import Backend, Model
 from augury.passes import ArrayPass
 from augury.testing import ContractError, check_backend
 from augury.testing.backend.suite import BACKEND_CHECKS, backend_subject
+from augury.types import ModelOptions
 
 
 class Altered(Model):
@@ -35,6 +36,8 @@ class Altered(Model):
         return self.wrong.get("chain", Model.forward_chain)(self, batch, n_passes)
 
     def save(self, slot, n):
+        if "cache types" in self.wrong:  # they are left out of what identifies a slot
+            self.model.options = ModelOptions()
         return self.model.save(slot, n)
 
     def restore(self, slot, data):
@@ -121,6 +124,7 @@ MUTANTS = {
     "other logits after a chain": {"chain": forgetting},
     "that were restored into slot 2": {"restore": lambda *_: None},
     "taken for a slot": {"restore": trusting},
+    "what a model with cache_type_k=bf16 saved, by one with f16, taken for a slot": {"cache types": True},
     "argmax of row": {"logits": NoArgmax},
     "top_k of row": {"logits": NoOrder},
     "a best token where F32 weights give no numbers": {"logits": NoRefusal},
@@ -138,7 +142,7 @@ CHECKS = (
     + ["in parts"] * 3
     + ["trees"] * 2
     + ["chooses itself"] * 2
-    + ["saved"] * 2
+    + ["saved"] * 3
     + ["truth"] * 2
     + ["no numbers"]
 )

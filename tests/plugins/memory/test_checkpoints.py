@@ -313,6 +313,5 @@ def test_a_text_that_is_too_long_for_the_slot_is_refused():
     held = context()
     answer(held, PROMPT)
     small = context(n_ctx=64)
-    small.model.identity = held.model.identity
     with pytest.raises(CapacityError, match="100 tokens is to be restored to slot 0, which has 64 positions; load"):
         small.restore(0, held.save(0))
