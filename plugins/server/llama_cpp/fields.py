@@ -19,6 +19,7 @@ _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length
 class CompletionFields(EngineFields):
     """What a completion can be asked for, beside its prompt."""
 
+    temperature: float | None = Field(None, le=1e6, description="0 and all below is greedy, as in llama.cpp")
     model: str | None = Field(None, description="any: the server has one model")
     stream: bool = False
     n_predict: int | None = Field(
@@ -43,6 +44,8 @@ class CompletionFields(EngineFields):
             OptionError: A field is wrong in a way that is only known now.
         """
         params = self.engine_params() | {"id": name, "echo": True}
+        if self.temperature is not None:
+            params["temperature"] = max(self.temperature, 0.0)
         if not self.grammar:  # an empty one is none
             params.pop("grammar", None)
         if self.n_predict is not None:  # none at all: one is asked for, so that the prompt is processed, and not told

@@ -277,7 +277,7 @@ class AnswerParser:
                 yield Delta(call=self._n_calls, arguments=piece)
             if not is_over:
                 yield None
-        self.is_cut |= depth > 0 or is_string
+        self.is_cut |= depth > 0  # a text ends within an object, whose end is missed, too
         if is_text and is_told:
             yield Delta(call=self._n_calls, arguments=_decoded(held, 0)[0])
 

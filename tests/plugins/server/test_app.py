@@ -43,6 +43,7 @@ def test_each_family_has_its_own_form_of_errors(client, path, body):
         ({"prompt": "a", "max_tokns": 5}, "there is no field 'max_tokns' here", "max_tokns"),
         ({"prompt": "a", "temperature": "hot"}, "temperature: Input should be a valid number", "temperature"),
         ({"prompt": "a", "top_p": 2}, "top_p: Input should be less than or equal to 1", "top_p"),
+        ({"prompt": "a", "temperature": -1}, "temperature: Input should be greater than or equal to 0", "temperature"),
         ({"prompt": "a", "seed": True}, "seed: Input should be a valid integer", "seed"),
         ({"prompt": "a", "speculative": {"type": "nobody"}}, "nobody", None),
         ({"prompt": "a", "speculative": False, "speculative.n_max": 2}, "speculative.n_max is given as well", None),

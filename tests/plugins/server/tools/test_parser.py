@@ -130,6 +130,24 @@ def test_whether_an_answer_ends_within_a_call_is_told(text, is_cut):
     assert parser.is_cut == is_cut
 
 
+@pytest.mark.parametrize(
+    ("form", "arguments"),
+    [
+        (form, arguments)
+        for form in FORMATS.values()
+        for arguments in ("{}", '"{}"')
+        if form.name != "harmony" and (form.is_object or arguments == "{}")
+    ],
+    ids=lambda each: getattr(each, "name", None),
+)
+def test_of_every_format_arguments_that_end_too_early_are_told_as_cut(form, arguments):
+    parsers = [AnswerParser(form, THINK) for _ in range(2)]
+    for parser, text in zip(parsers, (arguments, arguments[:-1]), strict=True):
+        parser.push(written(form, [("f", text)]) if text == arguments else written(form, [("f", "@")]).partition("@")[0] + text)
+        parser.flush()
+    assert [parser.is_cut for parser in parsers] == [False, True]
+
+
 def test_arguments_that_are_no_json_end_where_their_braces_do():
     text = """<tool_call>{"name": "f", "arguments": {'a': [1, None]}}</tool_call> Done."""
     answer = both(text, FORMATS["hermes"], THINK)
