@@ -33,13 +33,13 @@ class PromptTooLongError(CapacityError):
     """A prompt has more tokens than a sequence can use.
 
     Attributes:
-        n_prompt: Tokens of the prompt.
+        n_prompt: Tokens of the prompt, or how many it has at least.
         n_ctx: Tokens that a sequence can use.
     """
 
-    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, *, is_least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {n_prompt} tokens, a sequence can use {n_ctx}; "
+            f"the prompt has {'at least ' if is_least else ''}{n_prompt} tokens, a sequence can use {n_ctx}; "
             "shorten it or load the model with a larger context (-c, n_ctx)"
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx

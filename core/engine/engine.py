@@ -264,7 +264,7 @@ class Engine:
 
     def _tokens(self, prompt: Any, messages: Any, *, tools: Any = None, kwargs: Any = None) -> np.ndarray:
         why = self._loader.no_tokenizer.get(self.config.get("model", ""))
-        how: dict[str, Any] = {"tools": tools, "kwargs": kwargs, "why": why}
+        how: dict[str, Any] = {"tools": tools, "kwargs": kwargs, "why": why, "n_ctx": self._n_ctx}
         ids = prompt_ids(prompt, messages, self.tokenizer, self.chat_template, **how)
         return checked_tokens(ids, n_vocab=self._n_vocab, n_ctx=self._n_ctx)
 

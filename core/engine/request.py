@@ -43,6 +43,7 @@ _OTHERS = (
         "on_prompt",
     ),
 )
+_MOST_PREDICTED = 1 << 20  # tokens of a prediction, which need not fit into the context
 _NUMBERS = itertools.count(1)  # of requests without an id, in this process
 
 
@@ -258,7 +259,7 @@ def _prediction(value: Any, tokenizer: Tokenizer | None, n_vocab: int) -> np.nda
     if isinstance(value, str):
         if tokenizer is None:
             raise UnsupportedError("prediction is a text, but this model has no tokenizer that augury can read; give token ids")
-        value = tokenizer.encode(value, add_special=False, parse_special=True)
+        value = tokenizer.encode(value, add_special=False, parse_special=True, n_most=_MOST_PREDICTED)
     return None if value is None else _ids(value, "prediction", n_vocab)
 
 

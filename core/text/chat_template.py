@@ -143,12 +143,13 @@ class ChatTemplate:
         """End the process that renders; the next rendering starts another. May be called twice."""
         self._renderer.close()
 
-    def encode(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode(self, messages: Sequence[Mapping[str, Any]], *, n_most: int | None = None, **options: Any) -> list[int]:
         """Write a conversation and encode it: control tokens are read as such, and there is one bos where the model wants one.
 
-        Arguments are those of `render`.
+        Arguments are those of `render`, and the `n_most` of `Tokenizer.encode`.
 
         Raises:
+            PromptTooLongError: as `Tokenizer.encode`.
             OptionError: as `render`.
             ModelFileError, CapacityError: as `render`.
             UnsupportedError: the model has no tokenizer.
@@ -157,7 +158,7 @@ class ChatTemplate:
         if tokenizer is None:
             raise UnsupportedError("this model has no tokenizer, so a conversation cannot be encoded; give token ids instead")
         text = self.render(messages, **options)
-        ids = tokenizer.encode(text, add_special=False, parse_special=True)
+        ids = tokenizer.encode(text, add_special=False, parse_special=True, n_most=n_most)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
         return ids
@@ -224,15 +225,18 @@ def prompt_ids(
     *,
     tools: Any,
     kwargs: Any,
+    n_ctx: int | None = None,
     why: str | None = None,
 ) -> Any:
     """The token ids of what a request gives: a text, ids as they are, or messages for a chat template.
 
+    A text that has more than `n_ctx` tokens for certain is not encoded.
     `why` says why there is no tokenizer, if the model's file has one.
 
     Raises:
         OptionError: as `ChatTemplate.render`; or both a prompt and messages are given, or none, or tools without messages.
         ModelFileError, CapacityError: as `ChatTemplate.render`.
+        PromptTooLongError: as `Tokenizer.encode`.
         UnsupportedError: the model lacks what it takes.
     """
     if (prompt is None) == (messages is None):
@@ -245,7 +249,7 @@ def prompt_ids(
         reason = f": {why}" if why else "; give token ids instead of text"
         raise UnsupportedError(f"this model has no tokenizer that augury can read{reason}")
     if messages is None:
-        return tokenizer.encode(prompt, add_special=True, parse_special=True)
+        return tokenizer.encode(prompt, add_special=True, parse_special=True, n_most=n_ctx)
     if template is None:
         raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-    return template.encode(messages, tools=tools, kwargs=kwargs)
+    return template.encode(messages, n_most=n_ctx, tools=tools, kwargs=kwargs)

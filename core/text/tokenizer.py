@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from augury.errors import OptionError
+from augury.errors import OptionError, PromptTooLongError
 from augury.memory_limit import require_address_space
 from augury.text.bpe import BytePairCodec, DnaCodec, WhitespaceCodec
 from augury.text.partition import Partition
@@ -25,6 +27,9 @@ __all__ = ["StreamDecoder", "Tokenizer", "load_tokenizer"]
 
 _NOT_TEXT = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
+_LARGE = 1 << 18  # characters
+_SWALLOWS_WORDS = ("bert", "t5", "whitespace", "hybriddna")  # kinds of which a word may be one unknown token
+_WORD = 1024  # bytes that one is taken to have
 _ALL_SPELLED = ("rwkv", "plamo2")  # kinds whose tokens are written alike, whatever their type
 
 
@@ -102,10 +107,13 @@ class Tokenizer:
         self.add_eos = self._last is not None and (codec.adds_eos if adds_eos is None else adds_eos)
         self.add_space_prefix = codec.adds_space_prefix if vocabulary.add_space_prefix is None else vocabulary.add_space_prefix
         self._prefix = " " if self.add_space_prefix and self.kind == "llama" else ""
+        self._large = threading.Lock()  # held while a large text is encoded: the memory of one at a time has to be there
         self._user_defined = self._partition(TokenType.USER_DEFINED)
         self._special = self._partition(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, n_most: int | None = None
+    ) -> list[int]:
         """Encode text.
 
         Args:
@@ -113,10 +121,15 @@ class Tokenizer:
             add_special: begin with bos and end with eos, where the model wants them (`add_bos`, `add_eos`).
             parse_special: read the texts of control tokens, such as `<|im_end|>`, as these tokens. Leave it off for text that
                 others wrote.
+            n_most: tokens that there is room for. A text that is too long for them by the longest token's bytes is refused
+                before it is encoded, which takes 230 bytes of memory for each of its own.
 
         Raises:
+            PromptTooLongError: the text has more than `n_most` tokens for certain. A shorter one may have more, too.
             OptionError: the text holds half of a surrogate pair, which no encoding of text can hold.
         """
+        if n_most is not None and (n_least := self.least_tokens(text)) > n_most:
+            raise PromptTooLongError(n_least, n_most, is_least=True)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -124,6 +137,12 @@ class Tokenizer:
                 f"the text holds {text[error.start]!r}, half of a surrogate pair, at position {error.start}; expected Unicode "
                 "text (read files as UTF-8, with errors='replace' if need be)"
             ) from error
+        if len(text) > _LARGE:
+            with self._large:
+                return self._encoded(text, add_special=add_special, parse_special=parse_special)
+        return self._encoded(text, add_special=add_special, parse_special=parse_special)
+
+    def _encoded(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
         is_after_special = True
         for part in (self._special if parse_special else self._user_defined).cut(text):
@@ -135,6 +154,28 @@ class Tokenizer:
         if add_special and self.add_eos and self._last is not None:
             ids.append(self._last)
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """How many tokens a text has at least: its bytes, divided by those of the longest token.
+
+        White space is not counted where special tokens swallow it. Where words that the vocabulary lacks are one token, a token
+        counts as having 1024 bytes.
+        """
+        if self._vocabulary.strips_left or self._vocabulary.strips_right:
+            text = "".join(text.split())
+        return -(-len(text.encode("utf-8", "surrogatepass")) // self._n_longest)
+
+    @cached_property
+    def _n_longest(self) -> int:
+        """Bytes of the longest token."""
+        if self.kind in _SWALLOWS_WORDS:
+            return _WORD
+        texts, longest = self._vocabulary.tokens, 1
+        for token in sorted(range(self.n_vocab), key=lambda token: -len(texts[token])):
+            if 4 * len(texts[token]) <= longest:  # bytes of a character
+                break
+            longest = max(longest, len(self.piece(token)))
+        return longest
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
         """Decode token ids; bytes that are not UTF-8 become U+FFFD.

@@ -43,7 +43,7 @@ class CompletionRequest(CompletionFields):
 @router.post("/completions", include_in_schema=False)
 async def completion(body: CompletionRequest, http: Request, server: Serving) -> Any:
     """Continue one prompt, or several: then the answer is a list."""
-    prompts = await to_thread.run_sync(prompt_tokens, body.prompt, server.engine.tokenizer)
+    prompts = await to_thread.run_sync(prompt_tokens, body.prompt, server.engine.tokenizer, server.engine.config["n_ctx"])
     is_list = isinstance(body.prompt, list) and len(prompts) * body.n_cmpl > 1
     return await answer(body, prompts, http, server, is_list=is_list or body.n_cmpl > 1)
 

@@ -39,7 +39,7 @@ class EmbeddingRequest(RequestFields):
 @router.post("/embeddings", include_in_schema=False)
 async def embedding(body: EmbeddingRequest, http: Request, server: Serving) -> Response:
     """Embed texts; without pooling every token, as it is."""
-    prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer)
+    prompts = await to_thread.run_sync(prompt_tokens, body.content, server.engine.tokenizer, server.engine.config["n_ctx"])
     pooling = body.pooling or server.options.pooling or server.engine.info.pooling or "none"
     found = await embed(server, http, prompts, pooling=pooling, normalize=False)
     return long_answer(_pieces(found, body.embd_normalize))

@@ -13,6 +13,7 @@ from augury.text.tokenizer import Tokenizer
 
 __all__ = ["CompletionFields", "biases"]
 
+_MOST_OF_BIAS = 1000  # characters of a text whose tokens have a bias
 _Bias = Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]
 
 
@@ -79,6 +80,8 @@ def biases(given: list[Any] | dict[str, Any], tokenizer: Tokenizer | None) -> di
         elif tokenizer is None:
             raise OptionError("logit_bias names a text, but this model has no tokenizer that augury can read; give token ids")
         else:
+            if len(token) > _MOST_OF_BIAS:
+                raise OptionError(f"logit_bias names a text of {len(token)} characters, expected {_MOST_OF_BIAS} at most")
             tokens = tokenizer.encode(token, add_special=False)
         found |= dict.fromkeys(tokens, float("-inf") if bias is False else float(bias))
     return found

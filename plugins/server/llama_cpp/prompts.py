@@ -8,7 +8,7 @@ from augury.errors import OptionError, UnsupportedError
 from augury.plugins.server.fields import Fields
 from augury.text.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "PromptObject", "mixed_tokens", "needed", "prompt_tokens"]
+__all__ = ["MOST_TEXT", "Prompt", "PromptObject", "mixed_tokens", "needed", "prompt_tokens"]
 
 
 class PromptObject(Fields):
@@ -17,14 +17,18 @@ class PromptObject(Fields):
     prompt_string: str
 
 
+MOST_TEXT = 1 << 20
+"""Characters of text that is encoded and is no prompt: to encode takes some 230 bytes of memory for each."""
+
 Prompt = str | PromptObject | list[int | str | PromptObject | list[int | str]]
 """A text; an object with one; tokens, or tokens and texts in one sequence; or several of all these."""
 
 
-def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[list[int]]:
+def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None, n_ctx: int) -> list[list[int]]:
     """The tokens of every prompt; a list without a number is several prompts.
 
     Raises:
+        PromptTooLongError: A text has more than `n_ctx` tokens for certain; it is not encoded.
         OptionError: There is no prompt, or a list holds tokens and whole prompts.
         UnsupportedError: There is a text, but no tokenizer.
     """
@@ -32,17 +36,23 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[list[int]
     prompts: list[Any] = prompt if is_several else [prompt]  # type: ignore[assignment]
     if not prompts:
         raise OptionError("prompt is an empty list, expected at least one prompt")
-    return [mixed_tokens(each, tokenizer, add_special=True) for each in prompts]
+    return [mixed_tokens(each, tokenizer, add_special=True, n_most=n_ctx) for each in prompts]
 
 
-def mixed_tokens(prompt: Any, tokenizer: Tokenizer | None, *, add_special: bool, parse_special: bool = True) -> list[int]:
+def mixed_tokens(
+    prompt: Any, tokenizer: Tokenizer | None, *, add_special: bool, parse_special: bool = True, n_most: int | None = None
+) -> list[int]:
     """The tokens of one prompt; what the model begins a text with is added where the prompt begins with a text.
 
     Raises:
-        OptionError: A list holds tokens and whole prompts.
+        OptionError: A list holds tokens and whole prompts, or its texts are longer than `MOST_TEXT`.
+        PromptTooLongError: As `Tokenizer.encode` does.
         UnsupportedError: There is a text, but no tokenizer.
     """
     parts = prompt if isinstance(prompt, list) else [prompt]
+    texts = (part.prompt_string if isinstance(part, PromptObject) else part for part in parts)
+    if n_most is None and (n := sum(len(text) for text in texts if isinstance(text, str))) > MOST_TEXT:
+        raise OptionError(f"there are {n} characters of text, expected {MOST_TEXT} at most; send them in parts")
     found: list[int] = []
     for i, part in enumerate(parts):
         text = part.prompt_string if isinstance(part, PromptObject) else part
@@ -51,7 +61,9 @@ def mixed_tokens(prompt: Any, tokenizer: Tokenizer | None, *, add_special: bool,
         elif not isinstance(text, str):
             raise OptionError("prompt holds tokens beside whole prompts; put the tokens into a list of their own")
         else:
-            found += needed(tokenizer).encode(text, add_special=add_special and i == 0, parse_special=parse_special)
+            found += needed(tokenizer).encode(
+                text, add_special=add_special and i == 0, parse_special=parse_special, n_most=n_most
+            )
     return found
 
 

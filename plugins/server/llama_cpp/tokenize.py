@@ -92,10 +92,11 @@ async def _input_tokens(body: ChatRequest | ResponsesRequest, server: Server) ->
 
 async def n_prompt_tokens(server: Server, params: Mapping[str, Any]) -> int:
     """How many tokens the messages have that `Engine.submit` is to be told."""
-    return len(await to_thread.run_sync(_with_template(server, ChatTemplate.encode), params))
+    encode = _with_template(server, ChatTemplate.encode, n_most=server.engine.config["n_ctx"])
+    return len(await to_thread.run_sync(encode, params))
 
 
-def _with_template(server: Server, method: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+def _with_template(server: Server, method: Callable[..., Any], **more: Any) -> Callable[[Mapping[str, Any]], Any]:
     """A method of the model's chat template, of what `Engine.submit` is to be told.
 
     Raises:
@@ -105,7 +106,7 @@ def _with_template(server: Server, method: Callable[..., Any]) -> Callable[[Mapp
     if template is None:
         raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
     return lambda params: method(
-        template, params["messages"], tools=params.get("tools"), kwargs=params.get("chat_template_kwargs")
+        template, params["messages"], tools=params.get("tools"), kwargs=params.get("chat_template_kwargs"), **more
     )
 
 

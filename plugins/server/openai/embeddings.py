@@ -67,7 +67,8 @@ def _pieces(found: Sequence[np.ndarray], encoding: str, rest: dict[str, Any]) ->
 
 def _tokens(server: Server, inputs: Sequence[Any]) -> list[list[int]]:
     """The token ids of texts, or token ids as they are."""
-    return [mixed_tokens(each, server.engine.tokenizer, add_special=True) for each in inputs]
+    n_ctx = server.engine.config["n_ctx"]
+    return [mixed_tokens(each, server.engine.tokenizer, add_special=True, n_most=n_ctx) for each in inputs]
 
 
 def _encoded(vector: np.ndarray, encoding: str) -> list[float] | str:

@@ -6,7 +6,7 @@ import pytest
 import vocabularies
 from hypothesis import given, settings, strategies as st
 
-from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.errors import CapacityError, ModelFileError, OptionError, PromptTooLongError, UnsupportedError
 from augury.text.tokenizer import StreamDecoder, load_tokenizer
 
 CASES = vocabularies.read("cases")
@@ -31,6 +31,30 @@ def test_random_texts_get_the_ids_of_llama_cpp(name):
     tokenizer = vocabularies.tokenizer(name)
     for text, add_special, parse_special, ids in CASES[name]:
         assert tokenizer.encode(text, add_special=add_special, parse_special=parse_special) == ids
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_text_has_fewer_tokens_than_is_said_beforehand(name):
+    tokenizer = vocabularies.tokenizer(name)
+    for text, add_special, parse_special, ids in CASES[name]:
+        assert tokenizer.least_tokens(text) <= len(ids), text
+        tokenizer.encode(text, add_special=add_special, parse_special=parse_special, n_most=len(ids))
+    longest = max((tokenizer.decode([token], skip_special=False) for token in range(tokenizer.n_vocab)), key=len)
+    ids = tokenizer.encode(longest * 3, parse_special=True)
+    assert tokenizer.least_tokens(longest * 3) <= len(ids)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch):
+    tokenizer = vocabularies.tokenizer("qwen2")
+    text = "a word " * 100_000
+    n_least = tokenizer.least_tokens(text)
+    assert 1000 < n_least < 100_000
+    monkeypatch.setattr(tokenizer, "_codec", None)
+    for n_most in (10, n_least - 1):
+        with pytest.raises(PromptTooLongError, match=f"the prompt has at least {n_least} tokens, a sequence can use {n_most}"):
+            tokenizer.encode(text, n_most=n_most)
+    with pytest.raises(AttributeError):
+        tokenizer.encode(text, n_most=n_least)
 
 
 def test_every_name_of_llama_cpp_is_known():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import resource
 import socket
 import struct
@@ -187,6 +188,26 @@ def test_of_connections_one_too_many_is_refused_where_all_others_are_being_answe
     assert [wire.is_aborted for wire in wires] == [False, True, False, False]
     assert [wire.written[:12] for wire in wires] == [b"", b"", b"", b"HTTP/1.1 503"]
     assert wires[3].is_closed
+
+
+def test_a_text_that_cannot_fit_costs_next_to_nothing(server):
+    text = "The quick brown fox jumps. " * 300_000  # 8 MB, encoded in 2 GB and 20 s
+    before, started = server.n_resident_bytes, time.monotonic()
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/embeddings", {"input": [text]}),
+        ("/completion", {"prompt": text}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": text}]}),
+        ("/infill", {"input_prefix": text, "input_suffix": ""}),
+        ("/tokenize", {"content": text}),
+    ):
+        answer = server.client.post(path, json=body)
+        assert answer.status_code == 400
+        assert re.search("at least 1[0-9]+ tokens, a sequence can use 512|characters of text, expected 1048576", answer.text)
+    assert server.n_resident_bytes < before + (300 << 20)
+    assert time.monotonic() - started < 30
+    assert server.client.post("/tokenize", json={"content": "a " * 1000}).status_code == 200
 
 
 def test_answers_on_one_connection_follow_each_other_at_once(server):

@@ -28,7 +28,7 @@ class Words:
     def __init__(self, **more_fim):
         self.fim = {"pre": 90, "suf": 91, "mid": 92} | more_fim
 
-    def encode(self, text, *, add_special=True, parse_special=False):
+    def encode(self, text, *, add_special=True, parse_special=False, n_most=None):
         assert parse_special or not add_special
         return [1] * add_special + [len(word) for word in text.split()]
 
@@ -129,17 +129,17 @@ def test_every_prompt_has_as_many_answers():
     ],
 )
 def test_a_prompt_has_many_shapes(prompt, tokens):
-    assert prompt_tokens(prompt, Words()) == tokens
+    assert prompt_tokens(prompt, Words(), 64) == tokens
     assert CompletionRequest(prompt=prompt).prompt == prompt
 
 
 def test_prompts_that_are_none_are_refused():
     with pytest.raises(OptionError, match="empty list"):
-        prompt_tokens([], Words())
+        prompt_tokens([], Words(), 64)
     with pytest.raises(OptionError, match="tokens beside whole prompts"):
-        prompt_tokens([1, [2]], Words())
+        prompt_tokens([1, [2]], Words(), 64)
     with pytest.raises(UnsupportedError, match="no tokenizer"):
-        prompt_tokens("one", None)
+        prompt_tokens("one", None, 64)
 
 
 @pytest.mark.parametrize(
