@@ -49,11 +49,7 @@ def tokens_array(tokens: Any) -> np.ndarray:
 
 
 def floats_array(values: Any) -> np.ndarray:
-    """A read-only float32 view of `values`, or a copy where they are another sequence of numbers.
-
-    Raises:
-        ValueError: They are something else.
-    """
+    """A read-only float32 view of numbers, or a copy where they have another type. Raises ValueError for anything else."""
     given = np.asarray(values)
     if given.dtype.kind not in "fiu":
         raise ValueError(f"probabilities are {given.dtype} of shape {given.shape}, expected float32")

@@ -72,6 +72,11 @@ def add_model_flags(parser: Parser, registry: Registry, argv: Sequence[str], *, 
             *flags, default="f16", choices=CACHE_TYPES, metavar="TYPE", help=f"type of the {what} in the KV cache: {types}"
         )
     add_override_flag(group)
+    group.add_argument(
+        "--parse-special",
+        action="store_true",
+        help="read the names of control tokens in messages as these tokens; by default they are text",
+    )
     group.add_argument("--backend", default="auto", metavar="NAME", help="what computes, see augury plugins (default: auto)")
     add_placement_flags(group)
     group.add_argument(
@@ -202,6 +207,7 @@ def load_engine(
             max_queue=args.max_queue,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
+            parse_special=args.parse_special,
             override_kv=overrides_of(args),
             placement=placement_of(args),
             progress=shown,

@@ -120,6 +120,7 @@ class Engine:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         override_kv: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
         placement: Placement | None = None,
         progress: Progress | None = None,
         registry: Registry | None = None,
@@ -154,6 +155,7 @@ class Engine:
             max_queue: Requests that may wait for a slot; one more is a `QueueFullError`. None for any number.
             cache_type_k: Type of the keys in the KV cache: `f16`, `f32`, `bf16`, `q8_0` or `q4_0`.
             cache_type_v: Type of the values.
+            parse_special: Whether messages may name control tokens; such names are text otherwise.
             override_kv: Metadata that takes the place of the file's own: `{"tokenizer.ggml.pre": "qwen2"}`.
             placement: Which layers GPUs compute; None: the backend computes all.
             progress: Told how far downloading, compiling and loading have come.
@@ -184,7 +186,7 @@ class Engine:
             options = ModelOptions(slots, n_ctx, threads, cache_type_k, cache_type_v, draft_max, placement)
             of_drafters = attrs.evolve(options, placement=options.placement.of_others)
             tokenizer = loader.load_tokenizer(model)
-            template = ChatTemplate.from_metadata(file.metadata, tokenizer)
+            template = ChatTemplate.from_metadata(file.metadata, tokenizer, parse_special=parse_special)
             implied = {key: value for drafter, _ in chosen for key, value in drafter.memory_options.items()}
             how: dict[str, Any] = {"memory": memory, "memory_options": memory_options or {}, "implied": implied}
             context = loader.load(model, options, purpose="target", **how)
@@ -231,8 +233,7 @@ class Engine:
         Args:
             prompt: A text or token ids.
             messages: Instead of a prompt: a conversation of mappings with `role` and `content`, for the model's chat template.
-                A last message with the role `assistant` is the beginning of the answer, which is continued. `content` may be
-                missing beside `tool_calls`.
+                A last one of the role `assistant` is the answer's beginning. `content` may be missing beside `tool_calls`.
             tools: With messages: descriptions of tools for the chat template, in the form that the model knows, as OpenAI's.
             chat_template_kwargs: With messages: variables for the chat template, such as `{"enable_thinking": False}`.
             n: So many answers, as a list, with the seeds `seed`, `seed + 1`, ...; the prompt is processed once.
@@ -306,7 +307,7 @@ class Engine:
     def astream(self, prompt: Prompt | None = None, *, messages: Items[Message] | None = None, **params: Any) -> Stream:
         """`stream` for `async for`: the event loop goes on meanwhile. For whole results: `await engine.submit(...)`.
 
-        A slow reader holds up nobody; what it has not read waits. A task that is cancelled cancels its request.
+        A slow reader holds up nobody. A task that is cancelled cancels its request.
         """
         return self.stream(prompt, messages=messages, **params)
 
@@ -324,8 +325,7 @@ class Engine:
             OptionError: A token or row is out of range, or there are none.
             CapacityError: The tokens do not fit into the context.
         """
-        tokens = self._tokens(prompt, None)
-        wanted = checked_rows(rows, len(tokens))
+        wanted = checked_rows(rows, len(tokens := self._tokens(prompt, None)))
         rising, back = np.unique(wanted, return_inverse=True)
         logits: np.ndarray = self._worker.answer(lambda loop: loop.evaluate(tokens, rising))
         return logits if np.array_equal(rising, wanted) else logits[back]

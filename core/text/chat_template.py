@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from augury.errors import CapacityError, ModelFileError, OptionError, UnsupportedError
+from augury.text.literal import LiteralTexts
 from augury.text.renderer import Failure, Refusal, Renderer
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class ChatTemplate:
     Args:
         source: the Jinja2 template.
         tokenizer: of the same model; its texts of bos and eos are known to the template as `bos_token` and `eos_token`.
+        parse_special: read the texts of control tokens in what messages say as these tokens; by default they are text, so that
+            nobody can write a turn into a message.
         now: tells the time to templates that write the date.
 
     >>> template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
@@ -42,15 +45,19 @@ class ChatTemplate:
         source: str,
         tokenizer: Tokenizer | None = None,
         *,
+        parse_special: bool = False,
         now: Callable[[], dt.datetime] = lambda: dt.datetime.now().astimezone(),
     ) -> None:
         self.source = source
         self._tokenizer = tokenizer
+        self._literal = None if parse_special or tokenizer is None else LiteralTexts(tokenizer.control_texts)
         self._now = now
         self._renderer = Renderer()
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, object], tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    def from_metadata(
+        cls, metadata: Mapping[str, object], tokenizer: Tokenizer | None, *, parse_special: bool = False
+    ) -> ChatTemplate | None:
         """The chat template of a model file, or None if it has none.
 
         Raises:
@@ -61,7 +68,7 @@ class ChatTemplate:
             return None
         if not isinstance(source, str):
             raise ModelFileError(f"{_KEY} is of type {type(source).__name__}, expected a string")
-        return cls(source, tokenizer)
+        return cls(source, tokenizer, parse_special=parse_special)
 
     def render(
         self,
@@ -144,9 +151,10 @@ class ChatTemplate:
         self._renderer.close()
 
     def encode(self, messages: Sequence[Mapping[str, Any]], *, n_most: int | None = None, **options: Any) -> list[int]:
-        """Write a conversation and encode it: control tokens are read as such, and there is one bos where the model wants one.
+        """Write a conversation and encode it, with one bos where the model wants one.
 
-        Arguments are those of `render`, and the `n_most` of `Tokenizer.encode`.
+        The template's control tokens are read as such; those in what messages, tools and variables say are text. Arguments are
+        those of `render`, and the `n_most` of `Tokenizer.encode`.
 
         Raises:
             PromptTooLongError: as `Tokenizer.encode`.
@@ -157,8 +165,13 @@ class ChatTemplate:
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise UnsupportedError("this model has no tokenizer, so a conversation cannot be encoded; give token ids instead")
+        separator = None
+        if self._literal is not None:
+            _checked(messages), _names(options.get("tools"), options.get("kwargs"))
+            given = [list(messages), options.get("tools"), options.get("kwargs")]
+            (messages, options["tools"], options["kwargs"]), separator = self._literal.marked(given, self.source)
         text = self.render(messages, **options)
-        ids = tokenizer.encode(text, add_special=False, parse_special=True, n_most=n_most)
+        ids = tokenizer.encode(text, add_special=False, parse_special=True, n_most=n_most, separator=separator)
         if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
             ids.insert(0, tokenizer.bos)
         return ids

@@ -112,7 +112,13 @@ class Tokenizer:
         self._special = self._partition(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = False, n_most: int | None = None
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = False,
+        n_most: int | None = None,
+        separator: str | None = None,
     ) -> list[int]:
         """Encode text.
 
@@ -121,6 +127,7 @@ class Tokenizer:
             add_special: begin with bos and end with eos, where the model wants them (`add_bos`, `add_eos`).
             parse_special: read the texts of control tokens, such as `<|im_end|>`, as these tokens. Leave it off for text that
                 others wrote.
+            separator: a character that is left out of the text once special tokens are found in it.
             n_most: tokens that there is room for. A text that is too long for them by the longest token's bytes is refused
                 before it is encoded, which takes 230 bytes of memory for each of its own.
 
@@ -139,21 +146,30 @@ class Tokenizer:
             ) from error
         if len(text) > _LARGE:
             with self._large:
-                return self._encoded(text, add_special=add_special, parse_special=parse_special)
-        return self._encoded(text, add_special=add_special, parse_special=parse_special)
+                return self._encoded(text, separator, add_special=add_special, parse_special=parse_special)
+        return self._encoded(text, separator, add_special=add_special, parse_special=parse_special)
 
-    def _encoded(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+    def _encoded(self, text: str, separator: str | None, *, add_special: bool, parse_special: bool) -> list[int]:
         ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
         is_after_special = True
         for part in (self._special if parse_special else self._user_defined).cut(text):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._codec.encode(self._prefix + part if is_after_special else part)
+                pieces = part.split(separator) if separator is not None else [part]
+                for literal in (
+                    pieces if self.kind in _ALL_SPELLED else ["".join(pieces)]
+                ):  # those find control tokens in any text
+                    ids += self._codec.encode(self._prefix + literal if is_after_special else literal) if literal else ()
             is_after_special = isinstance(part, int)
         if add_special and self.add_eos and self._last is not None:
             ids.append(self._last)
         return ids
+
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts of control tokens and of the unknown token: those that plain text cannot stand for."""
+        return [self._vocabulary.tokens[token] for token in self._vocabulary.of_type(*_NOT_TEXT)]
 
     def least_tokens(self, text: str) -> int:
         """How many tokens a text has at least: its bytes, divided by those of the longest token.

@@ -161,7 +161,7 @@ def _load(args: argparse.Namespace, template: str | None, progress: Progress) ->
 
     engine = load_engine(args, args.spec_type, args.model_draft, progress)
     if template is not None:
-        engine.chat_template = ChatTemplate(template, engine.tokenizer)
+        engine.chat_template = ChatTemplate(template, engine.tokenizer, parse_special=args.parse_special)
     return engine
 
 
