@@ -10,6 +10,7 @@ from oracles.models import altered, tiny_file
 from oracles.passes import joined, run_of
 
 from augury import Registry
+from augury.files.gguf import ModelFile, Tensor, TensorType
 from augury.interfaces import Progress
 from augury.loader import plan_of
 from augury.types import ModelOptions
@@ -57,3 +58,42 @@ def test_a_token_that_is_no_number_reaches_neither_its_neighbours_nor_who_follow
         assert np.array_equal(found, right)
     finally:
         model.close()
+
+
+def with_odd_number(file, name, odd):
+    """A model one number of whose tensor is odd: of a quantised one the factor of a block."""
+    tensor = file.tensors[name]
+    data = tensor.data.view(np.uint8).copy()
+    if tensor.type == TensorType.F32:
+        data.view(np.float32)[data.size // 12] = odd
+    else:
+        blocks = data.reshape(-1, {TensorType.Q8_0: 34, TensorType.Q4_0: 18}[tensor.type])
+        blocks[len(blocks) // 3, :2] = np.array([odd], np.float16).view(np.uint8)
+    tensors = {**file.tensors, name: Tensor(name, tensor.shape, tensor.type, data)}
+    return ModelFile(file.path, file.paths, file.n_bytes, file.metadata, tensors)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "name", ["llama-dense", "llama-dense-q8_0", "llama-dense-q4_0", "gemma2-dense", "minicpm3-dense", "jamba-dense"]
+)
+@pytest.mark.parametrize("backend", cpu_backends(REGISTRY))
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_weight_that_is_no_number_is_told_whatever_tensor_it_is_in(backend, name):
+    whole, finite = tiny_file(name), []
+    for tensor in whole.tensors:
+        if tensor.startswith(("token_embd", "rope_")) or tensor.endswith("scale"):  # of one token; refused or not used
+            continue
+        for odd in (np.nan, np.inf) if "attn_q." in tensor or "attn_k." in tensor else (np.nan,):
+            file = with_odd_number(whole, tensor, odd)
+            kind = REGISTRY.backends[backend]
+            options = ModelOptions(n_slots=1, n_ctx=64, threads=1)
+            model = kind(kind.options_class()).load(file, plan_of(file, REGISTRY), options, Progress())
+            try:
+                # a score that is -inf weighs nothing, so that a short text may not show an infinite weight
+                found = model.forward(run_of(TEXT)).argmax()[-8:]
+            finally:
+                model.close()
+            if (found >= 0).any():
+                finite.append((tensor, odd))
+    assert finite == []

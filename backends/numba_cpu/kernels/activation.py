@@ -29,12 +29,12 @@ LOWEST, HIGHEST = f32(-87.0), f32(88.0)  # where the exponential leaves float32'
 
 @helper
 def exponential(x):
-    """Exp of 16 lanes; below -87 exactly 0, above 88 as at 88.
+    """Exp of 16 lanes; below -87 exactly 0, above 88 as at 88; of NaN NaN.
 
     Numerics: relative error below 2e-7. x = n ln 2 + r, exp(r) by a polynomial of degree 7.
     Source: the polynomial of Cephes' expf.
     """
-    y = minimum(maximum(x, splat_f32(LOWEST)), splat_f32(HIGHEST))
+    y = minimum(splat_f32(HIGHEST), maximum(splat_f32(LOWEST), x))  # in this order, which keeps NaN
     n = round_even(mul(y, splat_f32(f32(1.4426950408889634))))
     r = fnma(n, splat_f32(f32(0.693359375)), y)  # ln 2 in two parts, the first exact in a product with n
     r = fnma(n, splat_f32(f32(-2.12194440e-4)), r)

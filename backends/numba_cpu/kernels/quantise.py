@@ -46,8 +46,9 @@ def _reduce_both(b: ir.IRBuilder, vectors: Sequence[ir.Value], combine: Callable
 def _emit_round(b: ir.IRBuilder, x: ir.Value, to: ir.Value) -> None:
     pair = ir.VectorType(F32, 2)
     values = [simd.load(b, at(b, x, 4 * _LANES * half), F32X16) for half in range(2)]
-    magnitudes = [simd.call(b, "llvm.fabs.v16f32", F32X16, value) for value in values]
-    largest = _reduce_both(b, magnitudes, lambda p, q: b.select(b.fcmp_ordered(">", p, q), p, q))
+    # as whole numbers, which are in the order of the magnitudes, and NaN above all
+    magnitudes = [b.bitcast(simd.call(b, "llvm.fabs.v16f32", F32X16, value), I32X16) for value in values]
+    largest = b.bitcast(_reduce_both(b, magnitudes, lambda p, q: b.select(b.icmp_signed(">", p, q), p, q)), pair)
     limit = simd.constant(pair, _LARGEST)
     ratios = b.fdiv(_lanes(b, limit, largest, range(4)), _lanes(b, largest, limit, range(4)))  # two inverses, two scales
     is_large = b.fcmp_ordered(">=", largest, simd.constant(pair, _SMALLEST))
@@ -70,7 +71,7 @@ _round = simd.operation("round_block", void, (i64, i64), _emit_round)  # 32 acti
 
 @kernel
 def quantize_q8_16(x: int, out: int, n: int, k: int, i0: int, i1: int) -> None:
-    """Round activations to signed bytes with one scale per 16, in 1/127 of the largest magnitude; NaN where all are NaN.
+    """Round activations to signed bytes with one scale per 16, in 1/127 of the largest magnitude; NaN where one is NaN.
 
     Args:
         x: address of (n, k) float32; k is a multiple of 32.
