@@ -66,8 +66,7 @@ def of_file(
             `rope_factors_long` and `rope_factors_short` for contexts that are longer than the original one, or not.
         sections: How the family deals pairs out to the axes of an image, in blocks or in turns. In a text all axes but the
             last are the position; pairs of the last stay as they are.
-        yarn_keys: Which of the keys `rope.scaling.yarn_*` the family reads: `beta_fast`, `beta_slow`, `log_multiplier`,
-            `ext_factor`.
+        yarn_keys: Which of the keys `rope.scaling.yarn_*` the family reads: `beta_fast`, `beta_slow`, `log_multiplier`.
 
     Source: the keys `rope.scaling.*` as llama.cpp reads them; 0 stands for "not set".
     """
@@ -86,7 +85,6 @@ def of_file(
     n_ctx_original = keys.count("rope.scaling.original_context_length", 0, least=0, most=MAX_POSITIONS) or decoder.n_ctx_train
     yarn = None
     if kind == "yarn":
-        strength = keys.file.get(keys.full("rope.scaling.yarn_ext_factor"), float, -1.0) if "ext_factor" in yarn_keys else -1.0
 
         def number(name: str, default: float, least: float = _LEAST) -> float:
             return keys.number(f"rope.scaling.yarn_{name}", default, least=least) if name in yarn_keys else default
@@ -96,7 +94,6 @@ def of_file(
             n_ctx_original=n_ctx_original,
             beta_fast=number("beta_fast", 32.0),
             beta_slow=number("beta_slow", 1.0),
-            strength=strength if 0.0 <= strength <= 1.0 else 1.0,  # negative where not set
             log_multiplier=number("log_multiplier", 0.0, 0.0),
         )
         magnitude *= yarn.magnitude if is_scaled else yarn.magnitude / (1.0 + 0.1 * math.log(factor))
@@ -201,7 +198,6 @@ class Yarn:
     n_ctx_original: int  # positions that the model was trained on before
     beta_fast: float = 32.0  # turns within n_ctx_original, from which on a pair is left alone
     beta_slow: float = 1.0  # turns up to which a pair is interpolated fully
-    strength: float = 1.0  # share of the original frequency that the fast pairs keep (ggml's ext_factor)
     log_multiplier: float = 0.0  # of the magnitude's own correction; 0 where the model has none
 
     def frequencies(self, frequencies: np.ndarray, base: float) -> np.ndarray:
@@ -211,7 +207,7 @@ class Yarn:
         high = min(2 * n_pairs - 1.0, math.ceil(self._pair(self.beta_slow, n_pairs, base)))
         # 0.001: ggml's own guard for boundaries that coincide
         share: np.ndarray = np.clip((np.arange(n_pairs) - low) / max(0.001, high - low), 0.0, 1.0)
-        kept: np.ndarray = (1.0 - share) * self.strength
+        kept: np.ndarray = 1.0 - share
         scaled: np.ndarray = frequencies * kept + linear(frequencies, self.factor) * (1.0 - kept)
         return scaled
 

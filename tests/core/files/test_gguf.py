@@ -353,6 +353,10 @@ MALFORMED = {
         whole([entry("k", ARRAY, array(STRING, 2, text("abcdefgh") + b"\1"))], alignment=1),
         "of 'k', string 1 of 2, needs 8 bytes",
     ),
+    "arrays five deep": (
+        whole([entry("k", ARRAY, array(ARRAY, 1, b"") * 4 + array(U32, 0, b""))]),
+        "'k' nests arrays more than 4 deep",
+    ),
     "arrays in arrays in arrays": (
         whole([entry("k", ARRAY, b"".join(array(ARRAY, 1, b"") for _ in range(5000)))]),
         "'k' nests arrays more than 4 deep",
@@ -397,6 +401,10 @@ MALFORMED = {
     "offset that overflows": (whole([], [row("w", offset=2**64 - 32)], bytes(128)), "but the file ends at"),
     "tensor ends outside the file": (whole([], [row("w")], bytes(127)), "is it truncated?"),
     "tensors overlap": (whole([], [row("v"), row("w", offset=96)], bytes(256)), "tensors 'v' and 'w' overlap"),
+    "tensors overlap by less than the alignment": (
+        whole([], [row("v", dims=(33,)), row("w", offset=128)], bytes(512)),
+        "tensors 'v' and 'w' overlap at byte",
+    ),
     "same tensor twice under two names": (whole([], [row("v"), row("w")], bytes(256)), "tensors 'v' and 'w' overlap"),
     "parts without part names": (whole([entry("split.count", 2, struct.pack("<H", 3))]), "one of 3 parts, so the file name"),
     "split count a string": (
@@ -581,3 +589,8 @@ def test_a_whole_model_may_have_the_name_of_a_part(tmp_path):
     path = tmp_path / "m-00001-of-00003.gguf"
     write_model(path, tensors_of(1))
     assert ModelFile.open(path).paths == (path,)
+
+
+def test_arrays_may_be_nested_four_deep(open_bytes):
+    file = open_bytes(whole([entry("k", ARRAY, array(ARRAY, 1, b"") * 3 + array(U32, 1, struct.pack("<I", 7)))]))
+    assert [int(each) for each in file.metadata["k"][0][0][0]] == [7]

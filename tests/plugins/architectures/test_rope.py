@@ -61,14 +61,6 @@ def test_yarn_leaves_fast_pairs_alone_and_interpolates_slow_ones_fully():
     np.testing.assert_array_equal(scaled[-10:], plain[-10:] / 8.0)
 
 
-def test_yarn_of_strength_zero_is_linear_scaling():
-    plain = rope.plain(128, 10000.0)
-
-    scaled = rope.Yarn(8.0, 4096, strength=0.0).frequencies(plain, 10000.0)
-
-    np.testing.assert_array_equal(scaled, rope.linear(plain, 8.0))
-
-
 def test_the_magnitude_grows_with_the_logarithm_of_the_factor():
     assert rope.Yarn(4.0, 4096).magnitude == pytest.approx(1.0 + 0.1 * math.log(4.0))
     assert rope.Yarn(1.0, 4096).magnitude == 1.0
