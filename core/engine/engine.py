@@ -18,9 +18,9 @@ import numpy as np
 from augury.devices import Placement
 from augury.engine.channel import Channel
 from augury.engine.context import EngineContext, EngineTarget
-from augury.engine.evaluation import Steps, checked_pooling
+from augury.engine.evaluations import Evaluations
 from augury.engine.loop import Loop
-from augury.engine.request import Request, checked_rows, checked_tokens, is_several, make_requests
+from augury.engine.request import Request, checked_tokens, is_several, make_requests
 from augury.engine.running import Running, Stream
 from augury.engine.sequence import Sequence
 from augury.engine.session import EngineSession
@@ -46,7 +46,7 @@ Message = Mapping[str, Any]
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(Evaluations):
     """A target model with its drafters, slots and memory. Made by `Engine.load`; close it, or use it in a `with` statement.
 
     Attributes:
@@ -310,53 +310,6 @@ class Engine:
         A slow reader holds up nobody. A task that is cancelled cancels its request.
         """
         return self.stream(prompt, messages=messages, **params)
-
-    def evaluate(self, prompt: Prompt, rows: Items[int] | np.ndarray | None = None) -> np.ndarray:
-        """The logits after every token of a text, without generating, in a slot that is free; what it held is forgotten.
-
-        Args:
-            prompt: A text or T token ids.
-            rows: R positions whose logits are wanted, in any order; None for all T.
-
-        Returns:
-            (R, V) float32.
-
-        Raises:
-            OptionError: A token or row is out of range, or there are none.
-            CapacityError: The tokens do not fit into the context.
-        """
-        wanted = checked_rows(rows, len(tokens := self._tokens(prompt, None)))
-        rising, back = np.unique(wanted, return_inverse=True)
-        logits: np.ndarray = self._worker.answer(lambda loop: loop.evaluate(tokens, rising))
-        return logits if np.array_equal(rising, wanted) else logits[back]
-
-    def embed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """Embeddings: the hidden states that the output's matrix is multiplied with. The slots used forget what they held.
-
-        Args:
-            texts: A text or token ids, or a list of such.
-            pooling: `mean` of the tokens, the `last` or the first (`cls`) of them, or `none`: all. By default what the model's
-                file says, or else `last`.
-            normalize: Whether to scale them to length 1.
-
-        Returns:
-            (E,) float32 of one text, (n, E) of several; with `none` (T, E), or a list of such.
-
-        Raises:
-            AuguryError: By its kind: no such pooling, no embeddings, a text that has no tokens, or too many for the context.
-        """
-        embeddings = self._worker.answer(self._embedding(texts, pooling, normalize=normalize))
-        return embeddings if is_several(texts) else embeddings[0]
-
-    async def aembed(self, texts: Any, *, pooling: str | None = None, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """`embed` for asyncio: the event loop goes on meanwhile, and a task that is cancelled frees its slots."""
-        embeddings = await self._worker.answer_async(self._embedding(texts, pooling, normalize=normalize))
-        return embeddings if is_several(texts) else embeddings[0]
-
-    def _embedding(self, texts: Any, pooling: str | None, *, normalize: bool) -> Callable[[Loop], Steps]:
-        how: dict[str, Any] = {"pooling": checked_pooling(pooling, self.info), "normalize": normalize}
-        tokens = [self._tokens(text, None) for text in (texts if is_several(texts) else [texts])]
-        return lambda loop: loop.embed(tokens, **how)
 
     def save_slot(self, slot: int, path: str | Path) -> SavedSlot:
         """Save all that a slot holds to a file: its text, KV cache and recurrent states, and how it was sampled.

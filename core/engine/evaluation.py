@@ -1,4 +1,4 @@
-"""Texts that are computed and not continued: for their logits, or for their embeddings."""
+"""Texts that are computed and not continued: for their logits, log-probabilities or embeddings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from augury.engine.context import EngineContext
-from augury.errors import OptionError, UnsupportedError
+from augury.engine.stats import PromptToken
+from augury.errors import ModelFileError, OptionError, UnsupportedError
 from augury.passes import Pass
-from augury.types import ModelInfo
+from augury.types import ModelInfo, TokenLogprob
 
-__all__ = ["Slots", "Steps", "checked_pooling", "embed", "evaluate"]
+__all__ = ["Slots", "Steps", "checked_pooling", "embed", "evaluate", "score"]
 
 Steps = Generator[Any, None, None]
 """Yields None where rounds may go on in between, at last what it comes to. Closing it frees the slots."""
@@ -56,6 +57,41 @@ def evaluate(slots: Slots, context: EngineContext, tokens: np.ndarray, rows: np.
 
     yield from _read(slots, context, [tokens], rows, (), read)
     yield logits
+
+
+def score(
+    slots: Slots, context: EngineContext, texts: Items[np.ndarray], n_top: int, n_vocab: int, spell: Callable[[int], Any]
+) -> Steps:
+    """How probable the tokens of texts are, as many texts at once as slots are free. Of each pass only that is kept.
+
+    Args:
+        slots: Of the loop.
+        context: Of the model.
+        texts: (T,) int32 each.
+        n_top: How many alternatives to each token.
+        n_vocab: How many tokens there are to choose from.
+        spell: Gives the bytes of a token, or None.
+
+    Yields:
+        None, at last a list of T `PromptToken` for each text.
+    """
+    scored = [[PromptToken(int(text[0]), spell(int(text[0])))] for text in texts]
+
+    def read(text: int, start: int, stop: int, passed: Pass, first: int) -> None:
+        if n_vocab < context.info.n_vocab:
+            passed = passed.first(n_vocab)
+        following = texts[text][start + 1 : stop + 1].tolist()  # none after the last
+        rows = np.arange(first, first + len(following), dtype=np.int32)
+        for token, row, ids, values in zip(following, rows.tolist(), *passed.top_k(rows, n_top), strict=True):
+            logit, normalizer = float(passed.gather(row, np.array([token], np.int32))[0]), passed.log_normalizer(row)
+            if not np.isfinite(normalizer):
+                raise ModelFileError("the model's logits are not finite numbers; its weights are probably damaged")
+            top = (TokenLogprob(i, x - normalizer, spell(i)) for i, x in zip(ids.tolist(), values.tolist(), strict=True))
+            rank = 1 + int(np.count_nonzero(passed.row(row) > logit))
+            scored[text].append(PromptToken(token, spell(token), logit - normalizer, rank, tuple(top)))
+
+    yield from _read(slots, context, texts, np.arange(max(map(len, texts))), (), read)
+    yield scored
 
 
 def embed(slots: Slots, context: EngineContext, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:

@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from augury.engine.context import EngineContext
-from augury.engine.evaluation import Steps, embed, evaluate
+from augury.engine.evaluation import Steps, embed, evaluate, score
 from augury.engine.guard import attempt, guarded
 from augury.engine.round_pass import RoundPass, Share
 from augury.engine.sequence import Sequence
@@ -150,6 +150,10 @@ class Loop:
     def evaluate(self, tokens: np.ndarray, rows: np.ndarray) -> Steps:
         """See `augury.engine.evaluation.evaluate`."""
         return evaluate(self, self._context, tokens, rows)
+
+    def score(self, texts: Items[np.ndarray], n_top: int, spell: Callable[[int], Any]) -> Steps:
+        """See `augury.engine.evaluation.score`."""
+        return score(self, self._context, texts, n_top, self._n_vocab, spell)
 
     def embed(self, texts: Items[np.ndarray], pooling: str, *, normalize: bool) -> Steps:
         """See `augury.engine.evaluation.embed`."""

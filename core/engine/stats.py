@@ -14,9 +14,18 @@ from attrs import frozen
 from augury.engine.guard import guarded
 from augury.engine.request import Request
 from augury.log import get_logger
-from augury.types import DrafterStats, Round, Summary, Timings, Verdict
+from augury.types import DrafterStats, Round, Summary, Timings, TokenLogprob, Verdict
 
-__all__ = ["Counts", "EngineCounter", "EngineStats", "PromptProgress", "RequestCounter", "SlotStats", "log_request"]
+__all__ = [
+    "Counts",
+    "EngineCounter",
+    "EngineStats",
+    "PromptProgress",
+    "PromptToken",
+    "RequestCounter",
+    "SlotStats",
+    "log_request",
+]
 
 _LOGGER = logging.getLogger("augury.engine.loop")  # where structlog's events go; asked first, for they cost something to make
 
@@ -28,6 +37,17 @@ Drafted = tuple[str | None, int, int, list[int], int]
 _Running = tuple[int, Request, int, int, Drafted]
 
 # One request
+
+
+@frozen
+class PromptToken:
+    """A token of a text that was given, and how probable it was after those before it, under the model's own distribution."""
+
+    token: int
+    bytes: bytes | None = None  # what it stands for by itself; None: no tokenizer
+    logprob: float | None = None  # natural logarithm; None of the first token, which follows nothing
+    rank: int | None = None  # 1: no token was more probable
+    top_logprobs: tuple[TokenLogprob, ...] = ()  # the n most probable tokens in its place, best first
 
 
 @frozen

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 from anyio import to_thread
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress
+from augury.engine.stats import PromptProgress, PromptToken
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.server import Server
 from augury.types import Result, Token
@@ -25,7 +25,7 @@ from augury.types import Result, Token
 if TYPE_CHECKING:
     from augury.engine.running import Running
 
-__all__ = ["Generation", "Pieces", "Until", "check_texts", "do_nothing", "embed", "generate"]
+__all__ = ["Generation", "Pieces", "Until", "check_texts", "do_nothing", "embed", "generate", "score"]
 
 _N_TEXTS = 2048  # of one request, as OpenAI's server takes them for embeddings
 
@@ -242,12 +242,22 @@ async def embed(server: Server, http: Request, texts: Sequence[Sequence[int]], *
     n_slots, n_ctx = server.engine.config["n_slots"], server.engine.config["n_ctx"]
     if how.get("pooling") == "none" and (n := sum(map(len, texts))) > n_slots * n_ctx:
         raise RequestError(400, f"there are {n} tokens, expected at most {n_slots * n_ctx} where each has an embedding")
-    working, leaving = asyncio.create_task(server.engine.aembed(texts, **how)), asyncio.create_task(_disconnect(http))
+    return list(await _unless_left(server, http, server.engine.aembed(texts, **how)))
+
+
+async def score(server: Server, http: Request, texts: Sequence[Any], n_top: int) -> list[list[PromptToken]]:
+    """Log-probabilities of texts' own tokens; see `Engine.score` and `embed`."""
+    return list(await _unless_left(server, http, server.engine.ascore(list(texts), logprobs=n_top)))
+
+
+async def _unless_left(server: Server, http: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What work comes to; it is cancelled where the client leaves or the time is up."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnect(http))
     try:
         await asyncio.wait((working, leaving), timeout=server.options.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise _too_long(server.options.timeout_s)  # or nobody reads this
-        return list(working.result())
+        return working.result()
     finally:
         leaving.cancel()
         working.cancel()

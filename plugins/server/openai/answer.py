@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pydantic import AliasChoices, Field
 
+from augury.engine.stats import PromptToken
 from augury.plugins.server.fields import EngineFields, Fields
 from augury.plugins.server.server import Server
 from augury.plugins.server.timings import timings
@@ -98,7 +99,7 @@ def is_end(server: Server, token: Token) -> bool:
     return tokenizer is not None and token.token in tokenizer.eog
 
 
-def logprob_entry(each: Token | TokenLogprob, top: Iterable[TokenLogprob] | None = None) -> dict[str, Any]:
+def logprob_entry(each: Token | TokenLogprob | PromptToken, top: Iterable[TokenLogprob] | None = None) -> dict[str, Any]:
     """A token's log-probability in the form of chat."""
     found = each.bytes or b""
     entry: dict[str, Any] = {

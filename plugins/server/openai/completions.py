@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from pydantic import Field
 from starlette.requests import Request
 
-from augury.engine.stats import PromptProgress
+from augury.engine.stats import PromptProgress, PromptToken
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
-from augury.plugins.server.generation import Pieces, check_texts, generate
+from augury.plugins.server.generation import Pieces, check_texts, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
 from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
-from augury.plugins.server.server import Serving
+from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
-from augury.types import Result, Token
+from augury.types import Result, Summary, Token
 
 __all__ = ["CompletionRequest", "router"]
 
@@ -33,6 +34,12 @@ class CompletionRequest(OpenAIFields):
     echo: bool = False
     best_of: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20, description="of the prompt's tokens, in vLLM's form")
+
+    @property
+    def n_scored(self) -> int | None:
+        """How many alternatives to the prompt's tokens are wanted; None: their log-probabilities are not."""
+        return max((n for n in (self.logprobs if self.echo else None, self.prompt_logprobs) if n is not None), default=None)
 
     @property
     def prompts(self) -> list[Any]:
@@ -48,6 +55,11 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
         raise RequestError(
             400, f"best_of is {body.best_of}, expected n, which is {body.n}: all answers are sent", param="best_of"
         )
+    if body.n_scored is None and body.max_tokens == 0:
+        raise RequestError(400, "max_tokens is 0, which needs prompt_logprobs, or echo with logprobs", param="max_tokens")
+    if body.n_scored is not None and body.stream:
+        told = "the prompt's log-probabilities (prompt_logprobs, or echo with logprobs) cannot be streamed; leave out stream"
+        raise RequestError(400, told, param="stream")
     check_texts(body.prompts)
     begun = head(server, "text_completion", "cmpl")
     params = {"echo": body.echo, "max_tokens": body.max_tokens, "logprobs": body.logprobs}
@@ -55,32 +67,77 @@ async def completions(body: CompletionRequest, http: Request, server: Serving) -
     asked = [body.asked(begun["id"], prompt=prompt, **params) for prompt in body.prompts]
     if body.stream:
         return await stream(server, http, body, asked, partial(_events, body, begun))
-    results = await generate(server, http, asked)
-    choices = [_choice(body, i, result) for i, result in enumerate(results)]
+    scored = [] if body.n_scored is None else await score(server, http, body.prompts, body.n_scored)
+    if body.max_tokens == 0:
+        results = [_nothing(server, *each) for each in zip(body.prompts, scored, strict=True) for _ in range(body.n)]
+    else:
+        results = await generate(server, http, asked)
+    choices = [_choice(body, i, each, scored[i // body.n] if scored else []) for i, each in enumerate(results)]
     found = begun | {"choices": choices, "usage": _usage(body, results), "timings": timings_of(results)}
-    return found if body.logprobs is None else long_answer(pieces_of(found))
+    return found if body.logprobs is None and body.n_scored is None else long_answer(pieces_of(found))
 
 
-def _choice(body: CompletionRequest, index: int, result: Result) -> dict[str, Any]:
+def _nothing(server: Server, given: str | list[int], prompt: list[PromptToken]) -> Result:
+    """The result of a request for no tokens."""
+    tokenizer, text = server.engine.tokenizer, given if isinstance(given, str) else ""
+    if tokenizer is not None and not isinstance(given, str):
+        text = tokenizer.decode(given, skip_special=False)
+    return Result((), "", "length", Summary(n_prompt=len(prompt)), prompt_text=text)
+
+
+def _choice(body: CompletionRequest, index: int, result: Result, prompt: list[PromptToken]) -> dict[str, Any]:
     echoed = result.prompt_text or "" if body.echo else ""
-    return {
+    choice: dict[str, Any] = {
         "index": index,
         "text": echoed + result.text,
-        "logprobs": None if body.logprobs is None else _logprobs(result.pieces, len(echoed)),
+        "logprobs": None,
         "finish_reason": finish_reason(result),
+    }
+    if body.logprobs is not None:
+        before = prompt if body.echo else []
+        offsets = [*_offsets(before, echoed), *_starts((token.text for token in result.pieces), len(echoed))]
+        choice["logprobs"] = _logprobs((*before, *result.pieces), offsets, body.logprobs)
+    if body.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = (_ranked(token, body.prompt_logprobs) for token in prompt)
+    return choice
+
+
+def _logprobs(tokens: Sequence[Token | PromptToken], offsets: Iterable[int], n_top: int) -> dict[str, Iterator[Any]]:
+    """Tokens' log-probabilities, in the form of this endpoint; `offsets` are where their texts begin."""
+    return {
+        "tokens": (logprob_entry(token)["token"] for token in tokens),
+        "token_logprobs": (None if token.logprob is None else logprob_entry(token)["logprob"] for token in tokens),
+        "top_logprobs": (
+            None
+            if token.logprob is None
+            else {each["token"]: each["logprob"] for each in map(logprob_entry, token.top_logprobs[:n_top])}
+            for token in tokens
+        ),
+        "text_offset": islice(offsets, len(tokens)),
     }
 
 
-def _logprobs(tokens: tuple[Token, ...], offset: int) -> dict[str, Iterator[Any]]:
-    """Tokens' log-probabilities, in the form of this endpoint; `offset` is where the first token's text begins."""
-    offsets = accumulate((len(token.text) for token in tokens), initial=offset)
+def _starts(texts: Iterable[str], offset: int) -> Iterator[int]:
+    """Where texts that follow each other begin, and where the last ends."""
+    return accumulate(map(len, texts), initial=offset)
+
+
+def _offsets(tokens: Sequence[PromptToken], text: str) -> list[int]:
+    """Where tokens begin in the prompt's text. One that goes on with a character begins before it, as that does."""
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    pieces = [decoder.decode(token.bytes or b"") for token in tokens]
+    begin = max("".join(pieces).rfind(text), 0)  # after what the tokenizer puts before it: control tokens, a space
+    return [min(max(at - begin, 0), len(text)) for at, _ in zip(_starts(pieces, 0), tokens, strict=False)]
+
+
+def _ranked(token: PromptToken, n_top: int) -> dict[int, Any] | None:
+    """A token of the prompt, then the `n_top` most probable in its place, in vLLM's form."""
+    if token.logprob is None:
+        return None
+    entries = {token.token: (token.rank, logprob_entry(token))}
+    entries |= {each.token: (rank, logprob_entry(each)) for rank, each in enumerate(token.top_logprobs[:n_top], start=1)}
     return {
-        "tokens": (logprob_entry(token)["token"] for token in tokens),
-        "token_logprobs": (logprob_entry(token)["logprob"] for token in tokens),
-        "top_logprobs": (
-            {each["token"]: each["logprob"] for each in map(logprob_entry, token.top_logprobs)} for token in tokens
-        ),
-        "text_offset": (at for at, _ in zip(offsets, tokens, strict=False)),
+        i: {"logprob": each["logprob"], "rank": rank, "decoded_token": each["token"]} for i, (rank, each) in entries.items()
     }
 
 
@@ -122,7 +179,9 @@ async def _events(body: CompletionRequest, begun: dict[str, Any], pieces: Pieces
             if body.timings_per_token:
                 found["timings"] = counts[index].timings()
             if body.logprobs is not None:
-                choice["logprobs"] = {name: list(told) for name, told in _logprobs((piece,), offsets[index]).items()}
+                choice["logprobs"] = {
+                    name: list(told) for name, told in _logprobs((piece,), [offsets[index]], body.logprobs).items()
+                }
                 offsets[index] += len(piece.text)
             if body.return_draft_origin:
                 choice["draft_origin"] = draft_origin(piece)

@@ -15,6 +15,7 @@ from augury.engine.loop import CHUNK
 from augury.errors import AuguryError, OptionError, UnsupportedError
 from augury.files.gguf import ModelFile
 from augury.loader import plan_of
+from augury.passes import ArrayPass
 from augury.registry import Registry
 from augury.types import ModelInfo
 
@@ -45,6 +46,38 @@ def test_embeddings_are_those_of_llama_cpp(backend, name):
             assert nmse(found, oracle[pooling]) < (1e-9 if backend == "reference" else 1e-3)
             lengths = np.linalg.norm(oracle[pooling], axis=-1, keepdims=True)
             assert np.allclose(engine.embed(tokens, pooling=pooling), found / lengths, rtol=0.05, atol=0.02)
+
+
+def test_scores_are_those_of_the_logits_alone_and_among_others(engine):
+    long = [i * 7 % 128 for i in range(CHUNK + 90)]  # more than a pass takes
+    texts = [*TEXTS, long]
+    together = engine.score(texts, logprobs=3)
+    for text, found in zip(texts, together, strict=True):
+        assert found == engine.score(text, logprobs=3)
+        assert [each.token for each in found] == text
+        assert (found[0].logprob, found[0].rank, found[0].top_logprobs) == (None, None, ())
+        passed, rows = ArrayPass(engine.evaluate(text)[:-1]), np.arange(len(text) - 1, dtype=np.int32)
+        normalizers = np.array([passed.log_normalizer(row) for row in rows])
+        logits = passed.rows()[rows, text[1:]]
+        assert np.allclose([each.logprob for each in found[1:]], logits - normalizers, rtol=0, atol=1e-12)
+        assert [each.rank for each in found[1:]] == (1 + (passed.rows() > logits[:, None]).sum(axis=1)).tolist()
+        ids, values = passed.top_k(rows, 3)
+        assert [[top.token for top in each.top_logprobs] for each in found[1:]] == ids.tolist()
+        told = [[top.logprob for top in each.top_logprobs] for each in found[1:]]
+        assert np.allclose(np.reshape(told, values.shape), values - normalizers[:, None], rtol=0, atol=1e-12)
+
+
+def test_a_score_is_the_log_probability_that_a_request_reports_of_the_same_token(engine):
+    result = engine.generate([4, 5, 6], max_tokens=20, ignore_eos=True, temperature=0.0, logprobs=2)
+    scored = engine.score([4, 5, 6, *result.tokens], logprobs=2)[3:]
+    assert [each.logprob for each in scored] == [piece.logprob for piece in result.pieces]
+    assert [each.top_logprobs for each in scored] == [piece.top_logprobs for piece in result.pieces]
+
+
+def test_scores_for_asyncio_are_the_same(engine):
+    assert asyncio.run(engine.ascore(TEXTS[0], logprobs=1)) == engine.score(TEXTS[0], logprobs=1)
+    with pytest.raises(OptionError, match="logprobs is -1"):
+        engine.score(TEXTS[0], logprobs=-1)
 
 
 @pytest.mark.sample(3)

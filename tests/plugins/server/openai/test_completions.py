@@ -40,13 +40,44 @@ def test_prompts_may_be_token_ids(ai):
     assert [choice.text for choice in two.choices] == [one.choices[0].text] * 2
 
 
-def test_an_echo_begins_with_the_prompt(ai, answer):
+def test_an_echo_begins_with_the_prompt_and_its_log_probabilities(ai, answer):
     found = ai.completions.create(**ASKED, echo=True, logprobs=2).choices[0]
     assert found.text == ASKED["prompt"] + answer.choices[0].text
-    assert len(found.logprobs.tokens) == len(found.logprobs.top_logprobs) == 8
-    assert [
-        found.text[i : i + len(token)] for i, token in zip(found.logprobs.text_offset, found.logprobs.tokens, strict=False)
-    ] == (found.logprobs.tokens)
+    told = found.logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 3 + 8
+    assert [found.text[i : i + len(token)] for i, token in zip(told.text_offset, told.tokens, strict=True)] == told.tokens
+    assert told.token_logprobs[0] is told.top_logprobs[0] is None
+    assert all(value < 0 and len(top) == 2 for value, top in zip(told.token_logprobs[1:], told.top_logprobs[1:], strict=True))
+
+
+def test_a_prompt_is_scored_without_going_on(ai):
+    prompt = [504, 3726, 314, 1234]
+    whole = ai.completions.create(**ASKED | {"prompt": prompt}, echo=True, logprobs=1).choices[0].logprobs
+    asked = ASKED | {"prompt": [prompt, prompt[:2]], "max_tokens": 0}
+    found = ai.completions.create(**asked, echo=True, logprobs=1, extra_body={"prompt_logprobs": 2})
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (6, 0)
+    one, other = found.choices
+    assert (one.text, one.finish_reason) == ("".join(one.logprobs.tokens), "length")
+    assert one.logprobs.token_logprobs == whole.token_logprobs[:4]
+    assert one.logprobs.top_logprobs == whole.top_logprobs[:4]
+    assert one.logprobs.token_logprobs[:2] == other.logprobs.token_logprobs
+    assert one.prompt_logprobs[0] is None
+    for i in range(1, 4):
+        token, ranked = str(prompt[i]), one.prompt_logprobs[i]
+        assert next(iter(ranked)) == token  # then the best two, among which it may be
+        assert ranked[token]["logprob"] == one.logprobs.token_logprobs[i]
+        best = min(ranked.values(), key=lambda each: each["rank"])
+        assert {best["decoded_token"]: best["logprob"]} == one.logprobs.top_logprobs[i]
+        assert {each["rank"] for each in ranked.values()} == {1, 2, ranked[token]["rank"]}
+
+
+def test_offsets_count_characters_where_tokens_are_parts_of_them(ai):
+    text = "é🌊 海"
+    told = ai.completions.create(**ASKED | {"prompt": text, "max_tokens": 0}, echo=True, logprobs=0).choices[0].logprobs
+    assert len(told.tokens) > len(text)
+    assert told.text_offset == sorted(told.text_offset)
+    assert {0, 1, 2} <= set(told.text_offset) <= {0, 1, 2, 3}
+    assert told.top_logprobs[1:] == [{}] * (len(told.tokens) - 1)
 
 
 def test_log_probabilities_are_streamed(ai):
@@ -58,7 +89,14 @@ def test_log_probabilities_are_streamed(ai):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"), [({"best_of": 3}, "best_of is 3"), ({"suffix": "x"}, "suffix"), ({"prompt": ""}, "prompt is empty")]
+    ("more", "told"),
+    [
+        ({"best_of": 3}, "best_of is 3"),
+        ({"suffix": "x"}, "suffix"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"max_tokens": 0, "echo": True}, "max_tokens is 0, which needs"),
+        ({"stream": True, "echo": True, "logprobs": 1}, "cannot be streamed"),
+    ],
 )
 def test_what_cannot_be_done_is_a_bad_request(ai, more, told):
     import openai
