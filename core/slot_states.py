@@ -34,7 +34,7 @@ class SlotStates:
 
     @property
     def identity(self) -> str:
-        """Of the model, however its file is called, and of how it was loaded: only the same restores what was saved."""
+        """What the model is, however its file is called, and how it was loaded; only the same restores what was saved."""
         kind, options = type(self), self.options
         types = f"keys {options.cache_type_k}, values {options.cache_type_v}"
         of = f"{kind.__module__}.{kind.__qualname__}", attrs.evolve(self.info, name="")

@@ -168,7 +168,7 @@ class Tokenizer:
 
     @property
     def control_texts(self) -> list[str]:
-        """The texts of control tokens and of the unknown token: those that plain text cannot stand for."""
+        """The texts of control tokens and of the unknown token, which plain text cannot stand for."""
         return [self._vocabulary.tokens[token] for token in self._vocabulary.of_type(*_NOT_TEXT)]
 
     def least_tokens(self, text: str) -> int:

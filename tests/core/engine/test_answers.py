@@ -76,6 +76,19 @@ def test_where_the_first_is_cancelled_before_its_first_token_the_others_go_on():
         assert first.result().finish_reason == "cancelled"
 
 
+def test_where_the_first_is_cancelled_before_it_has_a_slot_the_others_go_on():
+    with toy_engine() as engine:
+        gate = Gate(engine)
+        before = engine.submit([9], max_tokens=1)
+        assert gate.has_begun.wait(60)
+        first, *others = engine.submit([1, 2, 3], n=3, max_tokens=4, temperature=0.0)
+        first.cancel()
+        gate.open()
+        engine.generate([7], max_tokens=1)  # waits behind them
+        assert before.is_done
+        assert all(other.is_done for other in others)
+
+
 def test_a_running_requests_prompt_is_copied_for_any_that_begins_like_it():
     with toy_engine(slots=3) as engine:
         gate = Gate(engine)

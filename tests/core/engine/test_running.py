@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,25 @@ def test_a_reader_that_waits_again_at_once_is_woken_by_the_next_token_alone():
     for n in (1, 2):
         channel.deliver([Token(n, "")])
         assert [token.token for token in woken] == [1, 2][:n]
+
+
+def test_tokens_that_come_with_the_end_while_a_reader_looks_are_read_before_it():
+    class Unread(deque):
+        def popleft(self):
+            if self or channel.outcome is not None:
+                return super().popleft()
+            try:
+                return super().popleft()
+            finally:  # the engine's thread, after it was seen that there is nothing
+                channel.deliver([Token(1, "")])
+                channel.finish("stop")
+
+    channel = Channel()
+    channel.unread = Unread()
+    assert channel.take() is None
+    assert channel.take().token == 1
+    with pytest.raises(StopIteration):
+        channel.take()
 
 
 @pytest.mark.parametrize("how", ["stream", "result"])

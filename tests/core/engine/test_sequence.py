@@ -5,6 +5,7 @@ import pytest
 import vocabularies
 from toys import ScriptedDrafter, toy_engine
 
+from augury.engine.sampler import Sampler
 from augury.errors import ModelFileError, OptionError
 from augury.interfaces import Drafter
 from augury.text.tokenizer import load_tokenizer
@@ -170,3 +171,18 @@ def test_the_first_token_of_each_round_says_how_many_were_drafted(drafter):
     assert [n for n in told if n is not None] == [0, *result.stats.draft_lengths]
     followed = [piece.drafter is not None for piece in result.pieces[:-1]]  # a round goes on after a drafted token
     assert [n is None for n in told] == [False, *followed]
+
+
+@pytest.mark.parametrize("drafter", [None, DRAFTERS["chains"]])
+def test_rejection_draws_each_token_by_its_own_numbers(drafter, monkeypatch):
+    places, uniforms = [], Sampler.uniforms
+
+    def noted(self, index):
+        places.append(index)
+        return uniforms(self, index)
+
+    monkeypatch.setattr(Sampler, "uniforms", noted)
+    with toy_engine(drafter=drafter, verify="rejection") as engine:
+        result = engine.generate([1, 2], max_tokens=40, **WAYS["sampled"])
+    assert places == list(range(40))
+    assert drafter is None or result.stats.n_accepted > 2

@@ -144,7 +144,8 @@ def test_requests_say_that_acceptance_was_synthetic_and_others_do_not():
 
 
 @pytest.mark.parametrize(("script", "rate"), [((0, 4), 1.0), ((4, 0), 0.0)])
-def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, monkeypatch):
+@pytest.mark.parametrize("n_verified", [1, 4])
+def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, rate, n_verified, monkeypatch):
     seen, learn = [], Acceptance.see
 
     def see(self, proposed, emitted):
@@ -153,7 +154,7 @@ def test_the_planner_learns_what_chance_accepts_and_not_what_is_right(script, ra
         return n_right
 
     monkeypatch.setattr(Acceptance, "see", see)
-    costs = PassCosts([PassTime(1, 0, 1.0), PassTime(5, 0, 1.2)], 8)
+    costs = PassCosts([PassTime(n, 0, 1.2 if n <= 1 + n_verified else 9.0) for n in (1, 2, 3, 5)], 8)
     drafter = [lambda model: ScriptedDrafter(model, (script,))]
     with toy_engine(n_ctx=320, drafter=drafter, n_max=4, synthetic=(rate,), planner=DraftPlanner(costs, [False])) as engine:
         engine.generate(PROMPT, max_tokens=300, temperature=0.0, seed=3)

@@ -7,6 +7,7 @@ from oracles.planner_scenarios import DEPTH, Scenario, Source, chosen, slot_of, 
 
 from augury.speculation.costs import PassCosts, PassTime
 from augury.speculation.planner import DraftPlanner
+from augury.types import Draft
 
 # milliseconds of passes of 0 to 17 tokens: Qwen2.5-Coder 1.5B on two cores, with fast memory and with slow
 FAST = [18.2, 18.2, 18.2, 18.2, 18.3, 21.8, 24.2, 26.2, 28.3, 32.5, 34.3, 36.2, 38.0, 42.5, 44.8, 47.1, 49.5, 54.0]
@@ -244,6 +245,20 @@ def test_a_drafter_drafts_up_to_its_last_allowed_second_and_not_beyond(is_costly
     planner.observe_draft(0, drafters, 4, 0.0)
     drafters.budgets[0].seconds = seconds
     assert chosen(planner, slot_of(drafters, {0: 7})) == [(0, 7, False) if is_used else (None, 0, False)]
+
+
+def test_a_draft_that_was_made_ahead_may_make_a_pass_dearer_than_one_that_is_yet_to_be_made():
+    def dearest(**how):
+        taken = []
+        for pass_s in np.arange(0.04, 0.16, 0.0004):
+            planner = DraftPlanner(costs_of({1: 0.04, 2: pass_s}, 2), [True])
+            (drafters,) = sure(planner)
+            planner.observe_draft(0, drafters, 4, 0.0)  # takes no time either way
+            if chosen(planner, slot_of(drafters, {0: 1}, **how)) == [(0, 1, False)]:
+                taken.append(pass_s)
+        return max(taken)
+
+    assert dearest(proposals={0: Draft([5])}) / dearest() == pytest.approx(1.03, abs=0.01)
 
 
 def test_beside_a_long_prompt_drafts_cost_what_its_tokens_cost():

@@ -221,6 +221,17 @@ def test_a_state_that_a_pass_saved_is_forgotten_with_its_text_or_with_a_failed_p
     assert held.truncate(0, 15) == 0
 
 
+@pytest.mark.parametrize("n_more", [1, 3])
+def test_a_text_goes_back_to_the_very_state_that_a_pass_saved(n_more):
+    held, text = context(kind="restored"), [*PROMPT[:10], 5]
+    held.open(tokens(*text), may_reuse=True)
+    prefill(held, text[:10], 0)
+    reject(held)  # the state after 11 tokens is saved
+    prefill(held, [*text, *range(50, 50 + n_more)], 11)
+    assert held.truncate(0, 11) == 11
+    assert state_of(held) == fresh("restored", text)
+
+
 @pytest.mark.parametrize(("n", "n_kept", "accepted"), [(4, 4, ((3, 3),)), (3, 3, ()), (2, 0, ()), (9, 4, ((3, 3),))])
 def test_a_recurrent_state_is_cut_no_further_than_what_it_has_not_taken_in(n, n_kept, accepted):
     held = context(n_ctx=8)
