@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyio import to_thread
+from pydantic import AliasChoices, Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -25,10 +26,10 @@ router = api_router()
 
 
 class TokenizeRequest(Fields):
-    """A text, or tokens and texts."""
+    """A text, or tokens and texts; with vLLM's names, too."""
 
-    content: str | list[int | str]
-    add_special: bool = False
+    content: str | list[int | str] = Field(validation_alias=AliasChoices("content", "prompt"))
+    add_special: bool = Field(default=False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     parse_special: bool = True
     with_pieces: bool = False
 
@@ -61,7 +62,17 @@ def _told(tokens: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str]:
 @router.post("/detokenize")
 def detokenize(body: DetokenizeRequest, server: Serving) -> dict[str, str]:
     """Give the text of tokens, special ones included."""
-    return {"content": needed(server.engine.tokenizer).decode(body.tokens, skip_special=False)}
+    text = needed(server.engine.tokenizer).decode(body.tokens, skip_special=False)
+    return {"content": text, "prompt": text}
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(server: Serving) -> dict[str, str | None]:
+    """Describe the tokenizer in vLLM's form, of which evaluation harnesses ask."""
+    tokenizer, template = needed(server.engine.tokenizer), server.engine.chat_template
+    ends = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos}
+    found = {name: None if token is None else tokenizer.text(token) for name, token in ends.items()}
+    return {"tokenizer_class": tokenizer.kind, **found, "chat_template": None if template is None else template.source}
 
 
 @router.post("/apply-template")

@@ -117,3 +117,23 @@ def test_the_model_is_listed_by_all_its_names(ai):
 
     with pytest.raises(openai.NotFoundError, match="this server has smollm2, small"):
         ai.models.retrieve("gpt-4o")
+
+
+def test_an_evaluation_harness_finds_the_tokenizer_and_scores_a_choice_by_its_tokens(client):
+    # what lm-evaluation-harness sends with tokenizer_backend=remote
+    told = client.get("/tokenizer_info").json()
+    assert (told["bos_token"], told["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert "messages" in told["chat_template"]
+    asked = {"prompt": "The capital of France is Paris", "add_special_tokens": False}
+    ids = client.post("/tokenize", json=asked).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": ids}).json()["prompt"] == asked["prompt"]
+    body = {"prompt": [ids], "max_tokens": 1, "logprobs": 1, "echo": True, "temperature": 0, "seed": 1234, "model": "small"}
+    found = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    scored = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 0, "prompt_logprobs": 1}).json()
+    expected = [
+        None if each is None else each[str(token)]["logprob"]
+        for each, token in zip(scored["choices"][0]["prompt_logprobs"], ids, strict=True)
+    ]
+    assert found["token_logprobs"][: len(ids)] == expected
+    assert found["token_logprobs"][len(ids) - 1] == max(found["top_logprobs"][len(ids) - 1].values())  # Paris is the likeliest
+    assert len(found["token_logprobs"]) == len(ids) + 1
