@@ -101,8 +101,7 @@ class EngineContext(Context):
         return self.memory.save(slot)
 
     def restore(self, slot: int, data: bytes) -> int:
-        """See `MemoryManager.restore`."""
-        self._last_drafts.pop(slot, None)
+        """See `MemoryManager.restore`; a request that goes on with it opens the slot first."""
         return self.memory.restore(slot, data)
 
     def feed(
