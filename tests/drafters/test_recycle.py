@@ -88,6 +88,8 @@ def test_slots_learn_together_and_rows_that_are_not_finite_teach_nothing():
     told(first, [0, 1], [[-1, -1], [5, 6]])
     assert second.draft(np.array([0], np.int32), 2).tokens.tolist() == [3, 4]
     assert second.draft(np.array([1], np.int32), 2).tokens.tolist() == [5, 6]
+    told(first, [1], [[7, -1]])  # of which one token alone can be chosen
+    assert second.draft(np.array([1], np.int32), 2).tokens.tolist() == [7]
 
 
 def test_a_vocabulary_smaller_than_the_row_is_kept_whole():
