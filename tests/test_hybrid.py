@@ -63,7 +63,7 @@ def plain(target, backend, n):
         return answers(engine, n, *WAYS)[1]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(18)
 @pytest.mark.parametrize(("target", "backend", "drafter", "slots", "memory"), CASES)
 def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memory):
     n = 40 if backend == "numba-cpu" else 16
@@ -79,7 +79,7 @@ def test_output_is_that_of_plain_decoding(target, backend, drafter, slots, memor
         assert accepted > 0
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("target", RECURRENT)
 def test_a_pure_target_takes_a_hybrid_draft_model(target, slots):
