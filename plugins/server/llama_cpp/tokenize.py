@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -14,10 +15,9 @@ from augury.errors import UnsupportedError
 from augury.plugins.server.fields import Fields
 from augury.plugins.server.json_route import api_router, long_answer
 from augury.plugins.server.llama_cpp.prompts import mixed_tokens, needed
-from augury.plugins.server.openai.chat import ChatRequest
+from augury.plugins.server.openai.chat import ChatRequest, prompt_of
 from augury.plugins.server.openai.responses import ResponsesRequest
 from augury.plugins.server.server import Server, Serving
-from augury.text.chat_template import ChatTemplate
 from augury.text.tokenizer import Tokenizer
 
 __all__ = ["n_prompt_tokens", "router"]
@@ -79,7 +79,10 @@ async def tokenizer_info(server: Serving) -> dict[str, str | None]:
 async def apply_template(body: ChatRequest, server: Serving) -> dict[str, str]:
     """Give the prompt that a conversation is to the model."""
     _, params = await body.plan(server)
-    return {"prompt": await to_thread.run_sync(_with_template(server, ChatTemplate.render), params)}
+    if (template := server.engine.chat_template) is None:
+        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+    more: dict[str, Any] = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs")}
+    return {"prompt": await to_thread.run_sync(partial(template.render, params["messages"], **more))}
 
 
 @router.post("/v1/chat/completions/input_tokens")
@@ -103,22 +106,7 @@ async def _input_tokens(body: ChatRequest | ResponsesRequest, server: Server) ->
 
 async def n_prompt_tokens(server: Server, params: Mapping[str, Any]) -> int:
     """How many tokens the messages have that `Engine.submit` is to be told."""
-    encode = _with_template(server, ChatTemplate.encode, n_most=server.engine.config["n_ctx"])
-    return len(await to_thread.run_sync(encode, params))
-
-
-def _with_template(server: Server, method: Callable[..., Any], **more: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """A method of the model's chat template, of what `Engine.submit` is to be told.
-
-    Raises:
-        UnsupportedError: It has none.
-    """
-    template = server.engine.chat_template
-    if template is None:
-        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
-    return lambda params: method(
-        template, params["messages"], tools=params.get("tools"), kwargs=params.get("chat_template_kwargs"), **more
-    )
+    return len(await prompt_of(server, params))
 
 
 def _piece(found: bytes) -> str | list[int]:

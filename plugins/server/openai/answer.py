@@ -16,7 +16,7 @@ from augury.plugins.server.server import Server
 from augury.plugins.server.timings import timings
 from augury.types import Result, Token, TokenLogprob
 
-__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "is_end", "logprob_entry", "timings_of", "usage"]
+__all__ = ["OpenAIFields", "StreamOptions", "finish_reason", "head", "is_end", "logprob_entry", "ranked", "timings_of", "usage"]
 
 _LEAST_LOGPROB = -9999.0  # OpenAI's word for minus infinity, which JSON has none for
 _FINGERPRINT = f"augury-{metadata.version('augury')}"
@@ -36,6 +36,7 @@ class OpenAIFields(EngineFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20, description="of the prompt's tokens, in vLLM's form")
     max_tokens: int | None = Field(
         None, ge=-1, validation_alias=AliasChoices("max_tokens", "n_predict"), description="-1: no limit, as in llama.cpp"
     )
@@ -109,3 +110,14 @@ def logprob_entry(each: Token | TokenLogprob | PromptToken, top: Iterable[TokenL
         "bytes": list(found),
     }
     return entry if top is None else entry | {"top_logprobs": [logprob_entry(other) for other in top]}
+
+
+def ranked(token: PromptToken, n_top: int) -> dict[int, Any] | None:
+    """A token of the prompt, then the `n_top` most probable in its place, in vLLM's form."""
+    if token.logprob is None:
+        return None
+    entries = {token.token: (token.rank, logprob_entry(token))}
+    entries |= {each.token: (rank, logprob_entry(each)) for rank, each in enumerate(token.top_logprobs[:n_top], start=1)}
+    return {
+        i: {"logprob": each["logprob"], "rank": rank, "decoded_token": each["token"]} for i, (rank, each) in entries.items()
+    }

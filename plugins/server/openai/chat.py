@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
+from anyio import to_thread
 from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 
 from augury.engine.stats import PromptProgress
+from augury.errors import UnsupportedError
 from augury.plugins.server.conversation import AnswerReader, plan_chat
 from augury.plugins.server.errors import RequestError
 from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import N_MESSAGES, Fields, draft_origin
-from augury.plugins.server.generation import Pieces, generate
+from augury.plugins.server.generation import Pieces, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, is_end, logprob_entry, timings_of, usage
+from augury.plugins.server.openai.answer import (
+    OpenAIFields,
+    finish_reason,
+    head,
+    is_end,
+    logprob_entry,
+    ranked,
+    timings_of,
+    usage,
+)
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.plugins.server.tools import ChatPlan, Delta
 from augury.plugins.server.tools.parser import collect
 from augury.types import Result, Token
 
-__all__ = ["ChatRequest", "Message", "ResponseFormat", "router", "text_of"]
+__all__ = ["ChatRequest", "Message", "ResponseFormat", "prompt_of", "router", "text_of"]
 
 router = api_router()
 
@@ -168,15 +179,35 @@ async def chat(body: ChatRequest, http: Request, server: Serving) -> Any:
     plan, params = await body.plan(server)
     begun = head(server, "chat.completion", "chatcmpl")
     asked = [body.asked(begun["id"], **params)]
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError(400, "prompt_logprobs cannot be streamed; leave out stream", param="stream")
     if body.stream:
         begun["object"] = "chat.completion.chunk"
         return await stream(server, http, body, asked, partial(_events, body, server, plan, begun))
+    scored = []
+    if body.prompt_logprobs is not None:
+        scored = await score(server, http, [await prompt_of(server, params)], body.prompt_logprobs)
     results = await generate(server, http, asked)
     readers = [AnswerReader(plan) for _ in results]
     choices = [_choice(body, server, *each) for each in enumerate(zip(readers, results, strict=True))]
     used = usage(results, sum(reader.n_reasoning for reader in readers))
     found = begun | {"choices": choices, "usage": used, "timings": timings_of(results)}
-    return long_answer(pieces_of(found)) if body.logprobs else found
+    for prompt in scored:
+        found["prompt_logprobs"] = (ranked(token, body.prompt_logprobs or 0) for token in prompt)
+    return long_answer(pieces_of(found)) if body.logprobs or scored else found
+
+
+async def prompt_of(server: Server, params: Mapping[str, Any]) -> list[int]:
+    """The tokens of a conversation, given what `Engine.submit` is to be told.
+
+    Raises:
+        AuguryError: As `ChatTemplate.encode` does, or the model has no template.
+    """
+    engine = server.engine
+    if engine.chat_template is None:
+        raise UnsupportedError("this model has no chat template; give a prompt instead of messages")
+    more = {"tools": params.get("tools"), "kwargs": params.get("chat_template_kwargs"), "n_most": engine.config["n_ctx"]}
+    return await to_thread.run_sync(partial(engine.chat_template.encode, params["messages"], **more))
 
 
 def _choice(body: ChatRequest, server: Server, index: int, read: tuple[AnswerReader, Result]) -> dict[str, Any]:

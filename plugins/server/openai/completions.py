@@ -17,7 +17,7 @@ from augury.plugins.server.event_stream import STREAMED, event, stream
 from augury.plugins.server.fields import draft_origin
 from augury.plugins.server.generation import Pieces, check_texts, generate, score
 from augury.plugins.server.json_route import api_router, long_answer, pieces_of
-from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, timings_of, usage
+from augury.plugins.server.openai.answer import OpenAIFields, finish_reason, head, logprob_entry, ranked, timings_of, usage
 from augury.plugins.server.server import Server, Serving
 from augury.plugins.server.timings import StreamTimings, prompt_progress, timings
 from augury.types import Result, Summary, Token
@@ -34,7 +34,6 @@ class CompletionRequest(OpenAIFields):
     echo: bool = False
     best_of: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0, le=20)
-    prompt_logprobs: int | None = Field(None, ge=0, le=20, description="of the prompt's tokens, in vLLM's form")
 
     @property
     def n_scored(self) -> int | None:
@@ -98,7 +97,7 @@ def _choice(body: CompletionRequest, index: int, result: Result, prompt: list[Pr
         offsets = [*_offsets(before, echoed), *_starts((token.text for token in result.pieces), len(echoed))]
         choice["logprobs"] = _logprobs((*before, *result.pieces), offsets, body.logprobs)
     if body.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = (_ranked(token, body.prompt_logprobs) for token in prompt)
+        choice["prompt_logprobs"] = (ranked(token, body.prompt_logprobs) for token in prompt)
     return choice
 
 
@@ -128,17 +127,6 @@ def _offsets(tokens: Sequence[PromptToken], text: str) -> list[int]:
     pieces = [decoder.decode(token.bytes or b"") for token in tokens]
     begin = max("".join(pieces).rfind(text), 0)  # after what the tokenizer puts before it: control tokens, a space
     return [min(max(at - begin, 0), len(text)) for at, _ in zip(_starts(pieces, 0), tokens, strict=False)]
-
-
-def _ranked(token: PromptToken, n_top: int) -> dict[int, Any] | None:
-    """A token of the prompt, then the `n_top` most probable in its place, in vLLM's form."""
-    if token.logprob is None:
-        return None
-    entries = {token.token: (token.rank, logprob_entry(token))}
-    entries |= {each.token: (rank, logprob_entry(each)) for rank, each in enumerate(token.top_logprobs[:n_top], start=1)}
-    return {
-        i: {"logprob": each["logprob"], "rank": rank, "decoded_token": each["token"]} for i, (rank, each) in entries.items()
-    }
 
 
 def _usage(body: CompletionRequest, results: list[Result]) -> dict[str, Any]:

@@ -223,3 +223,17 @@ def test_a_prompt_that_is_too_long_has_openais_code(ai):
     with pytest.raises(openai.BadRequestError) as caught:
         ai.chat.completions.create(**ASKED | {"messages": [{"role": "user", "content": "a b " * 600}]})
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_conversation_s_own_tokens_are_scored_in_vllms_form(client):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "prompt_logprobs": 1}
+    found = client.post("/v1/chat/completions", json=body).json()
+    scored = found["prompt_logprobs"]
+    assert scored[0] is None
+    assert len(scored) == found["usage"]["prompt_tokens"]
+    prompt = client.post("/apply-template", json={"messages": body["messages"]}).json()["prompt"]
+    ids = client.post("/tokenize", json={"content": prompt}).json()["tokens"]
+    same = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 0, "prompt_logprobs": 1}).json()
+    assert scored == same["choices"][0]["prompt_logprobs"]
+    refused = client.post("/v1/chat/completions", json=body | {"stream": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
